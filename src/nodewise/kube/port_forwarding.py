@@ -69,6 +69,9 @@ class _ForwardedStream(httpcore2.AsyncNetworkStream):
 
     def _receive(self, message: bytes) -> None:
         channel, content = message[0] if message else _DATA, message[1:]
+        if channel not in self._headers_left:
+            problem = Problem("", f"a message on channel {channel}", f"channel {_DATA} or {_ERROR}")
+            raise Unavailable("port-forward", [problem])
         header, content = content[: self._headers_left[channel]], content[self._headers_left[channel] :]
         self._headers_left[channel] -= len(header)
         if channel == _ERROR and content:

@@ -12,6 +12,7 @@ from nodewise.kube import port_forwarding
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.port_forwarding import PodPort
 from tests.cluster import child_processes
+from tests.cluster.asgi_server_thread import Receive, Send
 from tests.cluster.fake_port_forward import FakePortForward
 from tests.unit.kube import port_forward_suite
 from tests.unit.kube.port_forward_suite import TIMEOUT_S, PortForwardSuite
@@ -78,6 +79,18 @@ async def test_a_pod_that_closes_the_connection_is_unavailable(api: HttpApi, fak
         fake.ports[tuple(PORT)] = server.sockets[0].getsockname()[1]
         with pytest.raises(Unavailable, match="disconnected without sending a response"):
             await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+
+
+async def test_a_message_on_another_channel_is_an_error(
+    api: HttpApi, fake: FakePortForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forward(_target: int, _port: int, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.send", "bytes": b"\x07"})
+        await receive()
+
+    monkeypatch.setattr(fake, "_forward", forward)
+    with pytest.raises(Unavailable, match="a message on channel 7; expected channel 0 or 1"):
+        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
 async def test_a_large_response_is_limited(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
