@@ -233,10 +233,7 @@ def _merge(run: Run) -> None:
         return
     figures = {key: run["figures"][key] for key, figure in FIGURES.items() if figure.part == part}
     measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
-    place = results.where(measured, run["machine"]["others_share"])
-    merged = results.merged(results.read(), part, measured, place)
-    results.write(merged)
-    report.write(merged)
+    report.update(part, measured, run["machine"]["others_share"])
 
 
 def _block(run: Run) -> str:

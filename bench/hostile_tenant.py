@@ -106,9 +106,7 @@ def main() -> None:
         run = {"alone": [row._asdict() for row in alone], "beside": [row._asdict() for row in beside]}
         PATH.write_text(json.dumps({"nodes": options.nodes, **figures, **run}, indent=2) + "\n")
         measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
-        merged = results.merged(results.read(), TENANTS, measured, results.where(measured, share))
-        results.write(merged)
-        report.write(merged)
+        report.update(TENANTS, measured, share)
     for key, value in figures.items():
         print(f"{FIGURES[key].meaning:<78}{value:g} s")
     print(f"other programs' share of the machine: {share:.0%}")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tests.cluster import debian_packages
 from tests.cluster.prometheus_process import PrometheusProcess
 
-from bench import benchmark_servers, report, results
+from bench import benchmark_servers, report
 from bench.results import BACKTEST, BACKTEST_REAL, MachineLoad, Measurement
 from nodewise.clock import format_rfc3339
 
@@ -183,10 +183,7 @@ def main() -> None:
     part, measured = (BACKTEST_REAL, measure_real()) if options.real else (BACKTEST, measure())
     print(json.dumps(measured.figures))
     if options.write:
-        place = results.where(measured, machine_load.others_share())
-        known = results.merged(results.read(), part, measured, place)
-        results.write(known)
-        report.write(known)
+        report.update(part, measured, machine_load.others_share())
 
 
 if __name__ == "__main__":

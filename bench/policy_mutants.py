@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests import shipped_policy_suites
 
-from bench import report, results
+from bench import report
 from bench.results import MUTANTS, MachineLoad, Measurement
 
 
@@ -37,10 +37,7 @@ def main() -> None:
     measured = measure()
     print(json.dumps(measured.figures))
     if options.write:
-        place = results.where(measured, machine_load.others_share())
-        known = results.merged(results.read(), MUTANTS, measured, place)
-        results.write(known)
-        report.write(known)
+        report.update(MUTANTS, measured, machine_load.others_share())
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import node_count_scaling, node_overload, plots
-from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Results
+from bench import node_count_scaling, node_overload, plots, results
+from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
 LOAD_AWARE: Final = Path(__file__).parents[1] / "docs" / "load-aware.md"
@@ -161,6 +161,13 @@ def replace_figures(text: str, shown: str) -> str:
 
 PAGES: Final[Mapping[Path, Callable[[Results], str]]] = {README: block, LOAD_AWARE: bursts_block}
 """Pages with figures, and the functions that format these."""
+
+
+def update(part: str, measured: Measurement, others_share: float) -> None:
+    """Replace a part of the results, and write all of them with their pages. `others_share` is as in `MachineLoad`."""
+    merged = results.merged(results.read(), part, measured, results.where(measured, others_share))
+    results.write(merged)
+    write(merged)
 
 
 def write(results_: Results) -> None:
