@@ -102,7 +102,8 @@ def _evaluation_times(test: PolicyTest, interval_s: float) -> list[float]:
     """The times of evaluations since the beginning of the test, in order."""
     expected = {expectation.eval_time_s for expectation in test.expectations}
     last = max(expected, default=0.0)
-    steps = (number * interval_s for number in range(int(last // interval_s) + 1))
+    # rounded, so that a step is equal to the time of an expectation that a suite writes: 3 * 1.2 is not 3.6
+    steps = (round(number * interval_s, 6) for number in range(int(last // interval_s) + 1))
     return sorted({*steps, *expected})
 
 

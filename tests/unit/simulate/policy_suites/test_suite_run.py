@@ -11,7 +11,7 @@ from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.simulate.policy_suites import policy_mutants
 from nodewise.simulate.policy_suites.suite_run import SuiteRunner
 from nodewise.simulate.policy_timeline import TimelineSettings
-from tests.unit.simulate.policy_suites.suite_texts import read, run
+from tests.unit.simulate.policy_suites.suite_texts import POLICY, read, run
 
 _WEB = "pod: web/web-1"
 
@@ -122,6 +122,11 @@ tests:
   - {eval_time: 3m, pod: default/web-1, rejected: {}}
 """
     assert run(tmp_path, "", policy=policy, test=test) == []
+
+
+def test_an_expectation_at_a_multiple_of_an_interval_with_a_fraction(tmp_path: Path) -> None:
+    expect = f"  - {{eval_time: 3600ms, {_WEB}, rejected: [a]}}\n"
+    assert run(tmp_path, expect, policy=f"{POLICY}evaluation_interval: 1200ms\n") == []
 
 
 _AVOID = {"avoid": [{"metric": "temp", "above": 80}]}
