@@ -51,8 +51,13 @@ def read_suite(path: str) -> Suite:
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadInput("policy test", [Problem(path, reason, "a file that can be read")]) from error
-    documents = safe_yaml_loader.compose_all(text, path)
-    values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
+    try:
+        documents = safe_yaml_loader.compose_all(text, path)
+        values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
+    except BadInput as error:
+        # of several suites, the field has to name the file
+        problems = (problem._replace(field=f"{path}, {problem.field}") for problem in error.problems)
+        raise BadInput("policy test", problems) from error
     if len(values) != 1 or len(documents) != 1:
         raise BadInput("policy test", [Problem(path, f"{len(values)} documents", "one with a suite")])
     if isinstance(values[0], dict) and "apiVersion" in values[0]:

@@ -85,7 +85,7 @@ def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
     [
         ("", "0 documents; expected one with a suite"),
         ("[]", "an object with policy_files"),
-        ("tests: [}", "YAML"),
+        ("tests: [}", "suite.yaml, document 1: "),
         ("tests: []\n", ":1: tests: []; expected a list with at least one entry"),
         ("---\na: 1\n---\nb: 2", "2 documents"),
     ],
