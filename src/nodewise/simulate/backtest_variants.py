@@ -74,6 +74,8 @@ def single_rules(policy: Policy) -> list[Variant]:
 def alternatives(policy: Policy, samples: Mapping[str, NodeMatrix]) -> list[Variant]:
     """The policy with one part of a rule changed, without duplicates. `samples` are values of the past."""
     variants: list[Variant] = []
+    if any(part.unusable for part in policy.avoided()):
+        return variants  # it rejects every node, whatever else changes
     for position, rule in enumerate(policy.avoid):
         if len(policy.avoid) > 1:
             rest = policy.avoid[:position] + policy.avoid[position + 1 :]

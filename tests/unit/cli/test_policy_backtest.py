@@ -210,6 +210,18 @@ def test_what_the_history_lacks_is_noted(run, monkeypatch: pytest.MonkeyPatch) -
         assert any(note in text for text in notes), (note, notes)
 
 
+def test_a_policy_whose_query_needs_trust_rejects_all_nodes(run) -> None:
+    """Its Namespace is not in FILE."""
+    policy = TAS_POLICY.replace(
+        "rules: [", "rules: [{metricname: q, query: x, operator: Equals, target: 1}, "
+    )
+    result = run(prometheus(a=hot(30, 20)), "--since=1h", policy=policy)
+    assert result.exit_code == 0, result.exception
+    assert "all nodes rejected for 1h: telemetry policy web/named: namespace web is not trusted" in " ".join(
+        result.stdout.split()
+    )
+
+
 def test_modes_and_guards_are_not_considered_and_noted(run) -> None:
     canary = POLICY + "  mode: Shadow\n  guard: {maxRejectedShare: '0.5'}\n"
     document = json.loads(run(prometheus(a=hot(30, 20)), "--since=1h", "--output=json", policy=canary).stdout)
@@ -229,6 +241,7 @@ def test_modes_and_guards_are_not_considered_and_noted(run) -> None:
          BadInput,
          "no rules that reject nodes"),
         ([], "", BadInput, "no policy"),
+        ([], POLICY.replace("above", "abuve"), BadInput, "web/cool: spec.avoid[0].abuve: an unknown field"),
     ],
 )  # fmt: skip
 def test_settings_and_policies_that_cannot_be_used(

@@ -71,12 +71,22 @@ async def backtest(
     prometheus: PrometheusOptions,
     history_range: HistoryRange,
 ) -> BacktestReport:
-    """The report of all policies that reject nodes. `BadInput` if the history has no values of these nodes."""
+    """The report of all policies that reject nodes.
+
+    `BadInput` if a policy has problems, or the history has no values of these nodes.
+    """
     timeline = PolicyTimeline(objects, settings)
     if not any(policy.avoid for policy in timeline.policies.values()):
         names = ", ".join(key.path for key in timeline.policies)
         problem = Problem(names, "no rules that reject nodes", "a policy with avoid")
         raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one")])
+    problems = [
+        problem._replace(field=f"{key.path}: {problem.field}")
+        for key, policy in timeline.policies.items()
+        for problem in policy.problems
+    ]
+    if problems:
+        raise BadInput(_WHAT, problems)
     history, nodes = open_history(inputs, prometheus)
     setup = _Setup(history, nodes, history_range.recording, list(_mode_notes(timeline)))
     try:
