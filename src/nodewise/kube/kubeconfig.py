@@ -89,7 +89,7 @@ def _require_file(path: str, field: str) -> Path:
         return full
     actual = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"
     raise BadSettings(
-        "no way to an API server", [Problem(field, actual, "a kubeconfig file")], remedy=_REMEDY
+        "cannot connect to an API server", [Problem(field, actual, "a kubeconfig file")], remedy=_REMEDY
     )
 
 

@@ -106,8 +106,8 @@ def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> No
     with pytest.raises(BadSettings) as raised:
         load_context(tmp_path / "none")
     assert str(raised.value) == (
-        f"no way to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; expected a kubeconfig file "
-        "(give a kubeconfig with --kubeconfig, or set KUBECONFIG)"
+        f"cannot connect to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; "
+        "expected a kubeconfig file (give a kubeconfig with --kubeconfig, or set KUBECONFIG)"
     )
     with pytest.raises(BadSettings, match="is a folder"):
         load_context(tmp_path)
