@@ -463,6 +463,23 @@ class TestSettings:
         assert done.returncode == 2
         assert "--sync-period" in done.stderr
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["extender", "--header-timeout=0s"],
+            ["extender", "--keep-alive=-1s"],
+            ["doctor", "--timeout=0s"],
+            ["explain", "web", "--timeout=-5s"],
+            ["certs", "--lifetime=0d"],
+        ],
+        ids=lambda words: words[-1],
+    )
+    def test_a_duration_without_length(self, words: list[str]) -> None:
+        option, _, value = words[-1].partition("=")
+        done = run(*words)
+        assert done.returncode == 2
+        assert f"Invalid value for '{option}': {value} is not more than 0" in done.stderr
+
     def test_an_invalid_variable_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NODEWISE_SYNC_PERIOD", "5")
         done = run("extender", "--objects-from", EXAMPLE)

@@ -73,7 +73,7 @@ _PATHS: Final = re.compile(r"\[?(FILE|DIR|FOLDER|OLD|NEW)\b")
 def click_type_of_setting(setting: Setting) -> Any:
     """The type with which click reads the setting. The bounds of numbers are those of the struct."""
     if setting.field.endswith("_s"):
-        return Duration()
+        return Duration(is_positive=setting.bounds.gt == 0)
     if setting.field.endswith("_bytes"):
         return Size()
     if setting.words:

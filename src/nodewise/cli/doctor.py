@@ -66,7 +66,7 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     skip: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
     """The id of a finding to leave out; repeat it for several."""
 
-    timeout_s: float = 10.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Timeout per request."""
 
     no_color: bool = False

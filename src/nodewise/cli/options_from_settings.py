@@ -174,7 +174,8 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
         place = (places or {}).get(field) or (declarations[field].flag if field in declarations else field)
-        raise BadSettings("settings", [Problem(place, shown(fields.get(field)), text)]) from error
+        expected = text.removeprefix("Expected ").replace("`", "")
+        raise BadSettings("settings", [Problem(place, shown(fields.get(field)), expected)]) from error
 
 
 _ENVIRONMENT: Final = click.core.ParameterSource.ENVIRONMENT

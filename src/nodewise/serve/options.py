@@ -11,6 +11,7 @@ SCHEDULER: Final = "system:kube-scheduler"
 """kube-scheduler's user name, the common name of its certificate in every kubeadm cluster."""
 ISSUED_CLIENT: Final = "nodewise-scheduler-client"
 """The common name in client certificates that `nodewise certs` issues by default."""
+_PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 def is_loopback(address: str) -> bool:
@@ -70,31 +71,31 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 256 * 2**20
     """Limit of a request body in bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
-    handshake_timeout_s: float = 5.0
+    handshake_timeout_s: _PositiveSeconds = 5.0
     """Timeout of the TLS handshake, from the accepted connection. The default is that of Telemetry Aware
     Scheduling."""
 
-    header_timeout_s: float = 5.0
+    header_timeout_s: _PositiveSeconds = 5.0
     """Timeout of a request header, from the open connection or from the first byte of a following
     request."""
 
     header_bytes: int = 8192
     """Limit of request line and header in bytes. kube-scheduler sends less than 300."""
 
-    body_idle_timeout_s: float = 10.0
+    body_idle_timeout_s: _PositiveSeconds = 10.0
     """Timeout between two parts of a request body."""
 
-    body_timeout_s: float = 60.0
+    body_timeout_s: _PositiveSeconds = 60.0
     """Timeout of a whole request body. kube-scheduler's own timeout for a call is 5 s by default."""
 
-    answer_timeout_s: float = 30.0
+    answer_timeout_s: _PositiveSeconds = 30.0
     """Timeout of sending a response, while the client does not read and the buffer is full."""
 
-    keep_alive_s: float = 120.0
+    keep_alive_s: _PositiveSeconds = 120.0
     """Timeout of an idle connection. The default is above the 90 s after which Go's client closes it, so
     that no request uses a closing connection."""
 
-    connection_age_s: float = 300.0
+    connection_age_s: _PositiveSeconds = 300.0
     """Maximum age of a connection: it is closed with the next response, also after each change of the
     certificate files. A client certificate is verified when a connection opens, so an expired one is accepted no longer
     than this."""
@@ -110,7 +111,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_pipelined: int = 16
     """Limit of pipelined requests on a connection. Go's client does not pipeline."""
 
-    reload_period_s: float = 1.0
+    reload_period_s: _PositiveSeconds = 1.0
     """Period of the checks whether certificate files have changed. Mounted Secrets change by a replaced
     symbolic link, which inotify does not report."""
 

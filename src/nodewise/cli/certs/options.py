@@ -2,6 +2,8 @@
 
 from typing import Annotated, Final, Literal
 
+import msgspec
+
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.configure import certificate_renewal, certificate_secrets
 from nodewise.errors import BadSettings, Problem
@@ -63,7 +65,7 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
         ),
     ] = ""
 
-    timeout_s: Annotated[float, Option(section=_SIGNER)] = 300.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0), Option(section=_SIGNER)] = 300.0
     """Timeout for the signer."""
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", section=_CONTENTS)] = "nodewise"
@@ -84,7 +86,9 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
     client_secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
     """Name of kube-scheduler's Secret."""
 
-    lifetime_s: Annotated[float, Option(section=_CONTENTS, default_text="365d")] = 365 * 86400.0
+    lifetime_s: Annotated[float, msgspec.Meta(gt=0), Option(section=_CONTENTS, default_text="365d")] = (
+        365 * 86400.0
+    )
     """Lifetime of a certificate."""
 
     renew_before_s: Annotated[float | None, Option(section=_RENEWAL)] = None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import click
+import msgspec
 
 from nodewise import clock, replicas
 from nodewise.cli import exit_codes, options_from_settings, terminal_output, watching
@@ -79,7 +80,7 @@ class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
 class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
     """The timeout, which the help shows after the options of the cluster."""
 
-    timeout_s: float = 5.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Timeout per call."""
 
 
