@@ -115,6 +115,25 @@ class TestDecide:
         assert done.returncode == 2
         assert "expected files to decide from, or --cluster" in done.stderr
 
+    def test_a_misspelled_kind_is_a_warning(self, tmp_path: Path) -> None:
+        policy = tmp_path / "policy.yaml"
+        policy.write_text("{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolcy, metadata: {name: p}}")
+        other = tmp_path / "other.yaml"
+        other.write_text("{apiVersion: v1, kind: Service, metadata: {name: s}}")
+        done = run("decide", EXAMPLE, str(tmp_path))
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"nodewise: Warning: {policy}, document 1: an object of the unknown kind 'PlacementPolcy' is ignored; "
+            'did you mean "PlacementPolicy"?\n'
+        )
+
+    def test_a_misspelled_metric_is_reported_with_the_similar_name(self, tmp_path: Path) -> None:
+        policy = (ROOT / EXAMPLE / "policy.yaml").read_text().replace("health_metric", "helth_metric")
+        file = tmp_path / "policy.yaml"
+        file.write_text(policy)
+        done = run("decide", EXAMPLE, "--policy", str(file))
+        assert 'metric helth_metric is not in these files; did you mean "health_metric"?' in done.stderr
+
     def test_a_policy_replaces_the_one_of_the_same_name(self, tmp_path: Path) -> None:
         done = run("decide", EXAMPLE, "--policy", str(stricter(tmp_path)), "-o", "json")
         assert done.returncode == 3

@@ -18,7 +18,7 @@ from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import native_coverage, object_and_metric_sources, terminal_output
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.errors import BadSettings, NodewiseError, Problem, closest_name, shown
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
@@ -121,10 +121,12 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
+    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
+    resources = [NODES, PODS, *(watched.resource for watched in all_watched)]
+    for files in (sources.files, sources.policies):
+        _warn_of_misspelled_kinds(files, resources)
     others_watched = [
-        watched
-        for watched in object_and_metric_sources.watched_objects(kinds, selection.options)
-        if watched.resource != PODS and not watched.own_namespace
+        watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace
     ]
     nodes, pods, *others = await _run_queries(
         sources,
@@ -144,6 +146,20 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     return ObjectsAndMetrics(
         kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
     )
+
+
+def _warn_of_misspelled_kinds(files: FileObjects, resources: Iterable[Resource]) -> None:
+    """Warn of objects whose kind is nearly one that is read: without them, the decision would be another one."""
+    kinds: dict[str, set[str]] = {}
+    for resource in resources:
+        kinds.setdefault(resource.group, set()).add(resource.kind)
+    for group, kind in files.kinds():
+        known = kinds.get(group, set())
+        if kind not in known and (similar := closest_name(kind, sorted(known))):
+            where = files.entries(group, kind)[0].where
+            terminal_output.print_message(
+                f'Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; did you mean "{similar}"?'
+            )
 
 
 async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics:
@@ -272,7 +288,7 @@ class LoadedMetrics:
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select_series(self._snapshot, request)
         if series is None:
-            raise metric_files.missing_from_files(request.metric, "these files")
+            raise metric_files.missing_from_files(request.metric, "these files", self._snapshot)
         return series
 
 

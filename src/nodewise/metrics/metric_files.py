@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from nodewise import cooperative_scheduling
-from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.errors import UNREADABLE, BadInput, Problem, did_you_mean
 from nodewise.kube import object_files
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resource_kinds import NODES
@@ -65,14 +65,16 @@ class FileSource:
             self._fingerprint, self._known = current, known
         series = select_series(self._snapshot, request)
         if series is None:
-            raise missing_from_files(request.metric, ", ".join(self._paths))
+            raise missing_from_files(request.metric, ", ".join(self._paths), self._snapshot)
         return msgspec.structs.replace(series, fetched_at=now)
 
 
-def missing_from_files(metric: str, files: str) -> MetricNotFound:
-    """The error for a metric that is not in these files."""
+def missing_from_files(metric: str, files: str, snapshot: MetricsSnapshot) -> MetricNotFound:
+    """The error for a metric that is not in these files, with the most similar name of those that are."""
     cause = missing_values.cause("MetricUnknown", SOURCE, "has no metric of this name")
-    return MetricNotFound(f"metric {metric} is not in {files}", cause=cause)
+    return MetricNotFound(
+        f"metric {metric} is not in {files}{did_you_mean(metric, [*snapshot.series])}", cause=cause
+    )
 
 
 def select_series(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
