@@ -508,6 +508,10 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
         for path, port in zip(paths, ports, strict=True):
             cluster.api.patch(path, {"spec": {"service": {"port": port}}})
         wait("the custom metrics API is available", functools.partial(is_available, wanted="True"))
+        wait(
+            "no rule is suspended any more",
+            lambda: None if _has_condition(cluster, "pol", "Suspended", "True") else True,
+        )
 
 
 def bare_node() -> Object:
