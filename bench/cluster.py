@@ -59,7 +59,7 @@ PARTS: Final = {
     EXTENDERS_RAISED: CLUSTER,
     NATIVE_MODE: NATIVE,
     NATIVE_RAISED: results.NATIVE_RAISED,
-    WAITING: "",
+    WAITING: results.NATIVE_WAITING,
     LABELS: NATIVE_LABELS,
 }
 """The parts of results.json that the comparisons measure; empty for none."""

@@ -56,7 +56,12 @@ class Measurement(NamedTuple):
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
 SCORING, BURSTS, ISOLATE, CLUSTER, TENANTS = "scoring", "bursts", "isolate", "cluster", "tenants"
-NATIVE, NATIVE_RAISED, NATIVE_LABELS = "native", "native_raised", "native_labels"
+NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING = (
+    "native",
+    "native_raised",
+    "native_labels",
+    "native_waiting",
+)
 BACKTEST, BACKTEST_REAL, MUTANTS = "backtest", "backtest_real", "mutants"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
@@ -181,6 +186,21 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "native_raised_cpu_admitting_5000_ms": Figure(
         NATIVE_RAISED, "the same, native mode that rejects no node", "ms"
     ),
+    "native_waiting_bind_rate_none_5000": Figure(
+        NATIVE_WAITING,
+        "pods bound per second, no policy, 5,000 rejected pods wait, 50 labels a second change",
+        "1/s",
+    ),
+    "native_waiting_bind_rate_5000": Figure(
+        NATIVE_WAITING, "the same, native mode rejects the waiting pods and half of the nodes", "1/s"
+    ),
+    "native_waiting_bind_ratio_none_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to no policy", at_least=0.95
+    ),
+    "native_waiting_cpu_none_5000_ms": Figure(
+        NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, no policy", "ms"
+    ),
+    "native_waiting_cpu_5000_ms": Figure(NATIVE_WAITING, "the same, native mode", "ms"),
     "native_label_p50_s": Figure(
         NATIVE_LABELS, "from a change of ten metrics on 100 nodes to a label, period 5 s: median", "s"
     ),
