@@ -78,15 +78,35 @@ def test_a_restarted_container_reads_the_current_annotation(
     assert gpu_cluster.allocation_record(sandbox, node.name)[short_pod["metadata"]["uid"]]["cards"] == "card0"
 
 
-def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
-    """The device numbers that each container of a running pod printed, which are those of its annotations."""
+def test_an_init_container_and_a_sidecar_read_their_devices(
+    sandbox: Sandbox, node: Kubelet, cards: None
+) -> None:
+    """The init container uses a device of a later container, and the sidecar has one in addition."""
+    made = pod("train", main=1)
+    made["spec"]["initContainers"] = [
+        _container("setup", 1, 0),
+        _container("log", 1, FOR_EVER_S) | {"restartPolicy": "Always"},
+    ]
+    sandbox.pods(made)
+    running = _running(sandbox, node, "train")
+    masks = {name: _mask(node, running, name) for name in ("setup", "log", "main")}
+    assert masks == {"setup": "0", "log": "1", "main": "0"}
+
+
+def _running(sandbox: Sandbox, node: Kubelet, name: str) -> Object:
+    """A pod once it runs on the node."""
     assert sandbox.expect_bound(name) == node.name
 
     def running() -> Object | None:
         pod = sandbox.pod(name) or {}
         return pod if pod.get("status", {}).get("phase") == "Running" else None
 
-    pod = wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
+    return wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
+
+
+def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
+    """The device numbers that each container of a running pod printed, which are those of its annotations."""
+    pod = _running(sandbox, node, name)
     annotations = pod["metadata"]["annotations"]
     devices = {}
     for container in (each["name"] for each in pod["spec"]["containers"]):
