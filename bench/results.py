@@ -222,8 +222,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "tenant_requeue_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 5.0),
     "backtest_1000_nodes_7d_s": Figure(BACKTEST, "`policy backtest` with a page, whole command", "s", 60.0),
     "backtest_1000_nodes_7d_mib": Figure(BACKTEST, "the same: peak resident memory", "MiB", 500.0),
-    "backtest_prometheus_cpu_s": Figure(
-        BACKTEST_REAL, "`policy backtest` of a Prometheus: processor time", "s", 60.0
+    "backtest_prometheus_s": Figure(
+        BACKTEST_REAL, "`policy backtest` of a Prometheus with a page, whole command", "s", at_most=60
     ),
     "backtest_prometheus_mib": Figure(
         BACKTEST_REAL, "the same: peak resident memory, without Prometheus", "MiB", 500.0
