@@ -76,6 +76,7 @@ PARTS: Final[Mapping[str, str]] = {
     NATIVE: "native mode, a real kube-scheduler with its default client limits (`make bench-cluster`)",
     NATIVE_RAISED: "native mode, a real kube-scheduler with raised client limits (`make bench-cluster`)",
     NATIVE_LABELS: "labels of native mode (`make bench-cluster`)",
+    NATIVE_WAITING: "native mode while rejected pods wait and labels change (`make bench-cluster`)",
     TENANTS: "a tenant beside a hostile one at every limit (`python -m bench.hostile_tenant`)",
     BACKTEST: "7 days of 1,000 nodes, a step per minute, three rules (`python -m bench.policy_backtest`)",
     BACKTEST_REAL: "the same with a real Prometheus (`python -m bench.policy_backtest --real`)",
