@@ -189,11 +189,13 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "native_waiting_bind_rate_none_5000": Figure(
         NATIVE_WAITING,
-        "pods bound per second, no policy, 5,000 rejected pods wait, 50 labels a second change",
+        "pods bound per second, no policy, 5,000 rejected pods wait, 50 labels change a second",
         "1/s",
     ),
     "native_waiting_bind_rate_5000": Figure(
-        NATIVE_WAITING, "the same, native mode rejects the waiting pods and half of the nodes", "1/s"
+        NATIVE_WAITING,
+        "the same, native mode rejects the waiting pods and half of the nodes",
+        "1/s",
     ),
     "native_waiting_bind_ratio_none_5000": Figure(
         NATIVE_WAITING, "the same, ratio to no policy", at_least=0.95
