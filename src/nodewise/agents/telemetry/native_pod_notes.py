@@ -1,4 +1,4 @@
-"""What a pod of native mode is told when kube-scheduler finds no node for it: the rules that reject nodes. No I/O.
+"""The Event of a pod of native mode that kube-scheduler finds no node for: the rules that reject nodes. No I/O.
 
 kube-scheduler itself only counts nodes that "didn't match Pod's node affinity/selector".
 """

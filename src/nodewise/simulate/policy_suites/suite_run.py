@@ -69,7 +69,7 @@ class SuiteRunner:
         )
 
     def valid_policies(self) -> dict[PolicyKey, SuiteObject]:
-        """The policies without problems: only the rules of these can be told apart."""
+        """The policies without problems: only the rules of these can be distinguished."""
         parsed = PolicyTimeline(self.objects(), self._settings).policies
         return {key: item for key, item in self._suite.policies().items() if not parsed[key].problems}
 
