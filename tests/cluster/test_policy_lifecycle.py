@@ -251,8 +251,8 @@ def test_five_commands_from_the_first_idea_to_enforcement(
     controllers.start()
     sandbox.nodes(*(kubernetes_objects.node(f"worker-{number}") for number in range(1, 5)))
     sandbox.create(kubernetes_objects.namespace("web"))
-    for name in ("web-1", "web-2"):
-        pod = kubernetes_objects.pod(name, labels={"app": "web"})
+    for name, node in (("web-1", "worker-1"), ("web-2", "worker-3")):
+        pod = kubernetes_objects.running_on(node, kubernetes_objects.pod(name, labels={"app": "web"}))
         sandbox.create(pod | {"metadata": pod["metadata"] | {"namespace": "web"}})
     plain = docs_page_runner.plain_environment()
     path = os.pathsep.join(
