@@ -1,7 +1,8 @@
 """The explanation of a pod: its state, the responses of replicas and its last scheduling attempt."""
 
+import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise import clock, quantity
 from nodewise.cli.explain import missing_decision
@@ -19,6 +20,9 @@ from nodewise.extender.scheduling_attempt_explanation import (
     RejectionGroup,
     ScorePart,
 )
+
+_NUMBER: Final = re.compile(r"(?<![\w.-])-?\d(?:[\w.]|,(?=\d)|(?<=e)[+-](?=\d))*")
+"""A number in a text, with its unit: `40s`, `1,200`, `-0.5`, `3G`. The digits of names such as `card0` are none."""
 
 
 class PodExplanation(NamedTuple):
@@ -69,8 +73,14 @@ def comparable_answer(pod_explanation: PodExplanation) -> object:
     """What `--watch` compares: the result, without times, ages and values, which change all the time."""
     lookup, explained = pod_explanation.lookup, pod_explanation.explanation
     failed = {response.replica: response.error for response in pod_explanation.responses if response.error}
+    # only a user who cannot ask the replicas sees the status, which counts nodes
+    policies = (
+        lookup.policies
+        if pod_explanation.visible
+        else tuple(policy._replace(status=()) for policy in lookup.policies)
+    )
     return (
-        lookup._replace(native=None),
+        lookup._replace(native=None, policies=policies),
         failed,
         lookup.native and _comparable_native_state(lookup.native),
         explained and _comparable_attempt(explained),
@@ -92,11 +102,14 @@ def _comparable_attempt(explained: Explanation) -> object:
     return (
         explained.held,
         bound and _bind_result_document(bound),
-        {
-            node.node: (node.score, [reason.text() for _, reason in node.reasons], dict(node.details))
-            for node in explained.findings
-        },
+        {node.node: _comparable_node(node) for node in explained.findings},
     )
+
+
+def _comparable_node(node: NodeExplanation) -> object:
+    """Score, reasons and details. The numbers in details are values, and times such as `broken for 40s of 2m`."""
+    details = {agent: _NUMBER.sub("#", text) for agent, text in node.details}
+    return node.score, [reason.text() for _, reason in node.reasons], details
 
 
 def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
