@@ -63,6 +63,20 @@ def parse_rfc3339(text: str) -> float:
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
 
+LAST_TIME_S: Final = 2**32 - 1
+"""The last time that states of nodes can have, 2106-02-07T06:28:15Z: they are whole seconds since 1970 in 32 bits."""
+INPUT_TIME: Final = "a time from 1970 to 2106, such as 2026-11-21T00:43:47Z"
+"""What `parse_input_time` expects, for messages."""
+
+
+def parse_input_time(text: str) -> float:
+    """Seconds since 1970 of a time that a user chooses; ValueError for other texts, and before 1970 or after 2106."""
+    seconds = parse_rfc3339(text)
+    if not 0 <= seconds <= LAST_TIME_S:
+        raise ValueError(f"found {text}, expected {INPUT_TIME}")
+    return seconds
+
+
 def format_rfc3339(seconds: float) -> str:
     """The Kubernetes form, in UTC and whole seconds."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -115,6 +115,22 @@ class TestDecide:
         assert done.returncode == 2
         assert "expected files to decide from, or --cluster" in done.stderr
 
+    @pytest.mark.parametrize("time", ["1969-12-31T23:59:59Z", "2106-02-07T06:28:16Z", "9999-12-31T00:00:00Z"])
+    def test_a_time_that_states_of_nodes_cannot_have_is_an_error(self, tmp_path: Path, time: str) -> None:
+        policy = (ROOT / EXAMPLE / "policy.yaml").read_text().replace("above: 0", "above: 0, for: 2m")
+        file = tmp_path / "policy.yaml"
+        file.write_text(policy)
+        expected = "expected a time from 1970 to 2106, such as 2026-11-21T00:43:47Z\n"
+        done = run("decide", EXAMPLE, "--policy", str(file), "--now", time)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"nodewise: settings: --now: '{time}'; {expected}"
+        metrics = tmp_path / "metrics.csv"
+        metrics.write_text(f"rack1-a,power,1,{time}\n")
+        dated = run("decide", EXAMPLE, str(metrics), "--policy", str(file))
+        assert (dated.returncode, dated.stdout) == (1, "")
+        field_and_value = f"the timestamp of power of node rack1-a: a time in the year {time[:4]}"
+        assert dated.stderr == f"nodewise: metrics: {field_and_value}; {expected}"
+
     def test_a_misspelled_kind_is_a_warning(self, tmp_path: Path) -> None:
         policy = tmp_path / "policy.yaml"
         policy.write_text("{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolcy, metadata: {name: p}}")

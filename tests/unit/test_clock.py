@@ -41,6 +41,21 @@ def test_rfc3339_round_trip() -> None:
     assert clock.parse_rfc3339("2026-11-21T01:43:47+01:00") == clock.parse_rfc3339("2026-11-21T00:43:47")
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1970-01-01T00:00:00Z", 0), ("2106-02-07T06:28:15Z", clock.LAST_TIME_S)]
+)
+def test_the_first_and_the_last_time_that_users_may_choose(text: str, seconds: float) -> None:
+    assert clock.parse_input_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["1969-12-31T23:59:59Z", "2106-02-07T06:28:16Z", "0001-01-01T00:00:00+05:00", "soon", ""]
+)
+def test_any_other_time_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        clock.parse_input_time(text)
+
+
 def test_a_text_as_long_as_an_object_is_no_duration() -> None:
     with pytest.raises(ValueError, match="1000000 characters"):
         clock.parse_duration("1s" * 500_000)

@@ -7,6 +7,7 @@ read if an agent needs them. Nothing is written.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import native_coverage, object_and_metric_sources, terminal_output
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.errors import BadSettings, NodewiseError, Problem, closest_name, shown
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, closest_name, shown
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
@@ -37,6 +38,7 @@ from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
+_YEAR_S: Final = 365.2425 * 86400
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _WAITING: Final = f"spec.nodeName=,{_NOT_FINISHED}"
 _BOUND: Final = f"spec.nodeName!=,{_NOT_FINISHED}"
@@ -379,12 +381,26 @@ async def _open_sources(
 
 
 def decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
-    """The time of the decision: `text`, else the newest timestamp of files, else now."""
+    """The time of the decision: `text`, else the newest timestamp of files, else now.
+
+    `BadSettings` and `BadInput` for a time before 1970 or after 2106.
+    """
     if text:
         try:
-            return clock.parse_rfc3339(text)
+            return clock.parse_input_time(text)
         except ValueError as error:
-            raise BadSettings("settings", [Problem("--now", repr(text), "2026-11-21T00:43:47Z")]) from error
+            raise BadSettings("settings", [Problem("--now", shown(text), clock.INPUT_TIME)]) from error
     series = metrics.series.values() if metrics else ()
-    times = [sample.at for node_series in series for sample in node_series.samples.values()]
-    return max((at for at in times if at is not None), default=clock.SystemClock().now())
+    times = (
+        (sample.at, node_series.metric, node)
+        for node_series in series
+        for node, sample in node_series.samples.items()
+        if sample.at is not None
+    )
+    newest, metric, node = max(times, default=(clock.SystemClock().now(), "", ""))
+    if not 0 <= newest <= clock.LAST_TIME_S:
+        year = f"a time in the year {math.floor(1970 + newest / _YEAR_S)}"
+        raise BadInput(
+            "metrics", [Problem(f"the timestamp of {metric} of node {node}", year, clock.INPUT_TIME)]
+        )
+    return newest

@@ -27,7 +27,6 @@ _NAMES: Final[dict[int, _Phase]] = {
 }
 """The names of phases. If not all nodes can be listed, those with the first ones are."""
 _PHASES: Final = {name: phase for phase, name in _NAMES.items()}
-_MAX_SINCE: Final = int(np.iinfo(np.uint32).max)
 _RANKS: Final = np.array([len(_NAMES), *(list(_NAMES).index(phase) for phase in sorted(_NAMES))])
 """The place of each phase in `_NAMES`."""
 
@@ -71,9 +70,7 @@ def decode(groups: Sequence[NodeStateGroup], unlisted: int, nodes: NodeIndex) ->
     phases, since = np.full(size, hysteresis.PASSING), np.zeros(size, np.uint32)
     for group in groups:
         numbers = nodes.numbers(group.nodes)
-        begun_at = int(clock.parse_rfc3339(group.since))
-        if not 0 <= begun_at <= _MAX_SINCE:
-            raise ValueError(f"found {group.since}, expected a time from 1970 to 2106")
+        begun_at = int(clock.parse_input_time(group.since))
         phases[numbers], since[numbers] = _PHASES[group.state], begun_at
     # nodes that no longer exist have the number of the unknown node
     phases[-1], since[-1] = hysteresis.PASSING, 0

@@ -136,9 +136,9 @@ def _range(own: BacktestOptions) -> HistoryRange:
     until = None
     if own.until:
         try:
-            until = clock.parse_rfc3339(own.until)
+            until = clock.parse_input_time(own.until)
         except ValueError:
-            problems.append(Problem("--until", shown(own.until), "a time such as 2026-11-20T12:00:00Z"))
+            problems.append(Problem("--until", shown(own.until), clock.INPUT_TIME))
     if problems:
         raise BadSettings("settings", problems)
     return HistoryRange(own.since_s, until, own.step_s, own.recording)
