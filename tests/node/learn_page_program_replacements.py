@@ -24,6 +24,8 @@ from tests.node.host_with_kubelet import KubernetesHost
 REAL: Final = "nodewise-worker2"
 PAUSE: Final = "registry.k8s.io/pause:3.10"
 _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
+_OTHER_ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}-arm64.oci.tar"
+"""An archive of another architecture that the user made before."""
 
 
 @contextlib.contextmanager
@@ -64,7 +66,7 @@ def _kind(kube_host: KubernetesHost, programs: Path) -> str:
     return f"""
 case "$1 $2" in
 "create cluster") test "$(grep -c role: "$6")" = 3 && cp {kubeconfig} "$KUBECONFIG" ;;
-"load image-archive") exec {load} "$(realpath "$3")" ;;
+"load image-archive") test "$4" = --name && exec {load} "$(realpath "$3")" ;;
 "delete cluster") rm "$KUBECONFIG" && {kubectl} delete --wait=false namespace nodewise ;;
 *) echo "kind: $*" >&2; exit 2 ;;
 esac"""
@@ -74,7 +76,7 @@ def _make(archive: Path) -> str:
     return f"""
 for recipe in "$@"; do case "$recipe" in
 venv) ;;
-image) mkdir -p dist && cp {archive} {_ARCHIVE} ;;
+image) mkdir -p dist && cp {archive} {_ARCHIVE} && touch {_OTHER_ARCHIVE} ;;
 *) echo "make: $recipe" >&2; exit 2 ;;
 esac; done"""
 
