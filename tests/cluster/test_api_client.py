@@ -67,6 +67,14 @@ async def api(plane: ControlPlane) -> AsyncIterator[HttpApi]:
     await opened.close()
 
 
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The log events."""
+    names: list[str] = []
+    monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: names.append(event))
+    return names
+
+
 def opened_with(kubeconfig: Path) -> HttpApi:
     return connect(KubeOptions(kubeconfig=str(kubeconfig), **FAST), MetricsRegistry())
 
@@ -198,7 +206,9 @@ class ShortSleepClock(SystemClock):
         await super().sleep(min(seconds, 0.1))
 
 
-async def test_a_kind_without_its_definition_has_no_objects(api: HttpApi, sandbox: Sandbox) -> None:
+async def test_a_kind_without_its_definition_has_no_objects(
+    api: HttpApi, sandbox: Sandbox, events: list[str]
+) -> None:
     things = Resource(f"later.{sandbox.namespace}.example.com", "v1", "things", "Thing")
     target = ReflectorTarget(things, CONFIGMAP)
     reflector = Reflector(api, target, ShortSleepClock(), MetricsRegistry(), random.random)
@@ -211,7 +221,7 @@ async def test_a_kind_without_its_definition_has_no_objects(api: HttpApi, sandbo
         await api.create(things.path("default"), thing)
         await eventually(lambda: len(reflector.store) == 1)
         await api.delete(path)
-        await eventually(lambda: len(reflector.store) == 0 and not reflector.out_of_sync_reason)
+        await eventually(lambda: len(reflector.store) == 0 and events[-1] == "kube_kind_not_served")
         assert reflector.synced
 
 
@@ -264,7 +274,7 @@ async def gated(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Networ
 
 
 async def test_what_happened_in_an_outage_is_caught_up_with(
-    api: HttpApi, space: str, plane: ControlPlane, tmp_path: Path
+    api: HttpApi, space: str, plane: ControlPlane, tmp_path: Path, events: list[str]
 ) -> None:
     await api.create(CONFIGMAPS.path(space), item("goes"))
     async with gated(plane, tmp_path) as (gate, kubeconfig):
@@ -276,11 +286,11 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
             await gate.shut()
             await api.delete(CONFIGMAPS.path(space, "goes"))
             await api.create(CONFIGMAPS.path(space), item("comes"))
-            await eventually(lambda: bool(reflector.out_of_sync_reason))
+            await eventually(lambda: "kube_lost" in events)
             assert reflector.store.get(space, "goes") is not None, "what was known is kept"
             await gate.open()
             await eventually(lambda: list(reflector.store.snapshot()) == [(space, "comes")])
-            await eventually(lambda: not reflector.out_of_sync_reason)
+            await eventually(lambda: events[-1] == "kube_back")
         await through.close()
 
 

@@ -94,11 +94,6 @@ class Reflector(Generic[T]):
     def synced(self) -> bool:
         return self.store.synced
 
-    @property
-    def out_of_sync_reason(self) -> str:
-        """Why the store is not in sync; empty if it is."""
-        return self._problem
-
     def apply_response(self, response: bytes) -> T | None:
         """Apply the server's response to our write. Returns the object in the store afterwards, or None."""
         return self._decoder.apply_response(response)
