@@ -119,26 +119,17 @@ def number(text: str | None) -> float:
     return value if isfinite(value) else np.nan
 
 
-def parse_numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
-    """`number` of each text."""
-    return np.fromiter(map(number, texts), np.float64)
-
-
-def parse_integer(text: str | None, *, saturates: bool = False) -> float:
-    """A whole number to base ten with an optional sign, as Go's ParseInt takes it; NaN for none.
-
-    A number beyond 64 bits is NaN, or with `saturates` the nearest number of 64 bits.
-    """
+def parse_integer(text: str | None) -> float:
+    """A whole number of 64 bits to base ten with an optional sign, as Go's ParseInt takes it; NaN for none."""
     if not text or len(text) > _MAX_LENGTH or not _INTEGER.fullmatch(text):
         return np.nan
     value = int(text)
-    held = min(max(value, -(2**63)), 2**63 - 1)
-    return float(held) if saturates or value == held else np.nan
+    return float(value) if -(2**63) <= value < 2**63 else np.nan
 
 
-def integers(texts: Iterable[str | None], *, saturates: bool = False) -> NDArray[np.float64]:
+def integers(texts: Iterable[str | None]) -> NDArray[np.float64]:
     """`parse_integer` of each text."""
-    return np.fromiter((parse_integer(text, saturates=saturates) for text in texts), np.float64)
+    return np.fromiter(map(parse_integer, texts), np.float64)
 
 
 def time(text: str | None) -> float:
@@ -147,8 +138,3 @@ def time(text: str | None) -> float:
         return clock.parse_rfc3339(text) if text and len(text) <= _MAX_LENGTH else np.nan
     except (ValueError, OverflowError):
         return np.nan
-
-
-def parse_times(texts: Iterable[str | None]) -> NDArray[np.float64]:
-    """`time` of each text."""
-    return np.fromiter(map(time, texts), np.float64)
