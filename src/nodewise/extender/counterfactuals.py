@@ -129,11 +129,6 @@ def _follows(verdict: Verdict, rule_set: RuleSet) -> bool:
     )
 
 
-def follows_from_evidence(verdict: Verdict) -> bool:
-    """Whether the whole verdict follows from its evidence."""
-    return all(_follows(verdict, rule_set) for rule_set in rule_sets(verdict))
-
-
 def is_held(verdict: Verdict) -> bool:
     """Whether rules that decide by their values reject other nodes now, for example while a rule is suspended."""
     return any(
