@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.kube.resource_kinds import NAMESPACES, NODES
 from nodewise.simulate.in_memory_api import FakeApi
 from nodewise.simulate.in_memory_api_http_server import ApiServer, Receive, Scope, Send
 from tests.hostile import three_node_cluster_objects
 
+TASPOLICIES = RESOURCES["TASPolicy"]
 GROUP = "/apis/custom.metrics.k8s.io"
 METRICS = f"{GROUP}/v1beta2/nodes/%2A/"
 _VERSION = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}

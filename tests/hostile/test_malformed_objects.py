@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resource_kinds import NODES
 from tests.hostile import malformed_metrics_api_server, response_checks, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender
 from tests.hostile.hostile_input_corpus import cases
 from tests.hostile.malformed_metrics_api_server import (
     METRICS,
+    TASPOLICIES,
     MalformedApiServer,
     MalformedResponse,
     metric_item,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.kube.resource_kinds import NAMESPACES
 from nodewise.simulate.in_memory_api import FakeApi
@@ -64,7 +63,7 @@ def policy(namespace: str, *queries: str) -> dict[str, Any]:
 def create_trusted_policy(made: dict[str, Any], api: FakeApi) -> None:
     namespace = {"name": made["metadata"]["namespace"], "labels": {"nodewise.io/trusted": "true"}}
     api.put(NAMESPACES, {"metadata": namespace})
-    api.put(TASPOLICIES, made)
+    api.put(malformed_metrics_api_server.TASPOLICIES, made)
 
 
 def test_queries_that_never_end_do_not_delay_the_metric_of_another_namespace(tmp_path: Path) -> None:

@@ -79,8 +79,6 @@ class NodeFields(msgspec.Struct, frozen=True):
     status: NodeStatus = NodeStatus()
 
 
-TASPOLICIES: Final = RESOURCES["TASPolicy"]
-
 _NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 
 
