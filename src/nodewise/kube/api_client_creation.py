@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.clock import Clock, SystemClock
+from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube import client_tls, credentials, kubeconfig, proxy_settings
 from nodewise.kube.connection_renewal import RenewingTransport
@@ -50,17 +50,13 @@ _HEADERS: Final = {
 
 
 def connect(
-    options: KubeOptions,
-    metrics_registry: MetricsRegistry,
-    clock: Clock | None = None,
-    *,
-    small_receive_buffer: bool = False,
+    options: KubeOptions, metrics_registry: MetricsRegistry, *, small_receive_buffer: bool = False
 ) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used.
 
     `small_receive_buffer` is for programs that request many metrics all the time.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
     client_tls.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
     tls_credentials = client_tls.TlsCredentials(kubeconfig_context, metrics_registry, clock)

@@ -23,7 +23,7 @@ T = TypeVar("T", bound=KubernetesObject)
 PAGE_S: Final = 60.0
 """Timeout of a page. An API server that has just started is slow, and a retry would make it slower."""
 
-BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
+_BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
 """All stores must be in sync two periods after the API server came back, so a delay is at most one period. A retry is
 one small call per kind and replica, which a server that has just started can serve; client-go waits up to 30 s."""
 
@@ -63,14 +63,12 @@ class Reflector(Generic[T]):
         clock: Clock,
         metrics_registry: MetricsRegistry,
         random: Callable[[], float],
-        backoff: Backoff = BACKOFF,
     ) -> None:
         self._api = api
         self._target = target
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._random = random
-        self._backoff = backoff
         self._kind = target.resource.kind
         self._path = target.resource.path(target.namespace)
         self._decoder = ObjectDecoder(self._kind, target.type, metrics_registry, target.keep)
@@ -221,11 +219,11 @@ class Reflector(Generic[T]):
         so it resets the delay.
         """
         now_s = self._clock.monotonic()
-        recent = now_s - self._failed_at_s < self._backoff.reset_s
+        recent = now_s - self._failed_at_s < _BACKOFF.reset_s
         self._failures = self._failures + 1 if recent and type(error) is self._failed_by else 1
         self._failed_by = type(error)
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-        delay_s = self._backoff.delay_s(self._failures, self._random, retry_after_s)
+        delay_s = _BACKOFF.delay_s(self._failures, self._random, retry_after_s)
         delay_s = max(delay_s, min(retry_after_s, MOST_RETRY_AFTER_S))
         if str(error) != self._problem and not isinstance(error, Expired):
             self._problem = str(error)

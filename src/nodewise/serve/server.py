@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from nodewise.clock import Clock, SystemClock
+from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -21,7 +21,6 @@ from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.server_tls_context import ServerCertificates, end_s
 
-_SYSTEM: Final = SystemClock()
 _NO_FLAGS: Final[Mapping[str, str]] = MappingProxyType({})
 _LOOK_S: Final = 0.01
 """Poll interval of a stopping server for the end of its connections."""
@@ -45,7 +44,6 @@ class HttpServer:
         application: Application,
         options: ServeOptions,
         metrics_registry: MetricsRegistry,
-        clock: Clock = _SYSTEM,
         *,
         verify_clients: bool = True,
         flags: Mapping[str, str] = _NO_FLAGS,
@@ -56,8 +54,8 @@ class HttpServer:
         self._verify_clients = verify_clients
         self._options = options
         self._metrics_registry = metrics_registry
-        self._clock = clock
-        self._close_reasons = CloseReasons(metrics_registry, clock)
+        self._clock = SystemClock()
+        self._close_reasons = CloseReasons(metrics_registry, self._clock)
         self._connections = OpenConnections()
         self._application = application
         self._tls: ServerCertificates | None = None

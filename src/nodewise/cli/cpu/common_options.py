@@ -208,9 +208,9 @@ def click_parameters(*names: str) -> list[click.Parameter]:
     return [_OPTIONS[name]() for name in names]
 
 
-def start_cmk_logging(environ: Mapping[str, str] = os.environ) -> None:
+def start_cmk_logging() -> None:
     """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
-    word = environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
+    word = os.environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
         logs.emit_later("variable_ignored", variable=cmk_names.LOG_LEVEL, seen=word)
     logs.configure(_LEVELS.get(word.lower(), "info"))

@@ -39,6 +39,7 @@ from nodewise.simulate.simulated_cluster import Cluster
 
 _SCALE: Final = 5000
 _CALLS: Final = 200
+_PATIENCE_S: Final = 15.0
 
 _console = Console(highlight=False, soft_wrap=True)
 
@@ -104,11 +105,11 @@ def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
     return failed
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
-    end = time.monotonic() + within_s
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE_S
     while not condition():
         if time.monotonic() > end:
-            raise Unavailable(f"the demo: expected state not reached within {within_s:g} s")
+            raise Unavailable(f"the demo: expected state not reached within {_PATIENCE_S:g} s")
         time.sleep(0.005)
 
 

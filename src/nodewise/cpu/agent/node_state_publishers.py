@@ -59,10 +59,10 @@ class NodeAdvertiser:
 
     name = "advertise"
 
-    def __init__(self, cluster: ClusterNode, *, taint: bool, every_s: float = ADVERTISE_EVERY_S) -> None:
+    def __init__(self, cluster: ClusterNode, *, taint: bool) -> None:
         self._cluster = cluster
         self._taint = taint
-        self._schedule = PublishSchedule(every_s)
+        self._schedule = PublishSchedule(ADVERTISE_EVERY_S)
         self._advertised: Mapping[str, int] | None = None
 
     def publish(self, collection: CollectionRound) -> None:

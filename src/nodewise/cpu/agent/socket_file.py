@@ -17,10 +17,12 @@ _BACKLOG: Final = 4096
 _MODE: Final = 0o666
 """Every process may connect: requests are authorized by the peer's credentials."""
 _POLL_S: Final = 0.1
+_PATIENCE_S: Final = 10.0
+"""How long an agent that ends may still serve the path."""
 
 
 @contextlib.contextmanager
-def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
+def opened(path: Path, patience_s: float = _PATIENCE_S) -> Iterator[socket.socket]:
     """A socket that listens at `path`; the file is removed at the end. A file that a killed agent left is replaced.
 
     BadSettings if there can be no socket, or others may write to the folder; Unavailable if another agent still serves
@@ -42,16 +44,16 @@ def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
-def remove_socket_files(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
+def remove_socket_files(path: Path, *others: Path) -> bool:
     """Remove the files of agents at `path`, and these `others`. Returns whether there were any.
 
-    Unavailable if an agent still serves the path after `patience_s`: then nothing is removed.
+    Unavailable if an agent still serves the path after some seconds: then nothing is removed.
     """
     trusted_files.check_folder(path.parent)
     files = (path, _lock_file_path(path), *others)
     if not any(file.exists() for file in files):
         return False
-    with _hold_path_lock(path, patience_s):
+    with _hold_path_lock(path, _PATIENCE_S):
         for file in files:
             file.unlink(missing_ok=True)
     return True

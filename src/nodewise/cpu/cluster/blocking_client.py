@@ -98,8 +98,8 @@ class BlockingClient:
 class BlockingApiClient(BlockingClient):
     """A client with the given settings; BadSettings if they are invalid. Nothing is sent before the first call."""
 
-    def __init__(self, options: KubeOptions, registry: MetricsRegistry | None = None) -> None:
-        api = connect(options, registry or MetricsRegistry())
+    def __init__(self, options: KubeOptions) -> None:
+        api = connect(options, MetricsRegistry())
         super().__init__(api, api.server)
         self.namespace: Final = api.namespace
         """The namespace of the service account or of the kubeconfig's context."""

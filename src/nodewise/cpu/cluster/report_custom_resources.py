@@ -164,20 +164,13 @@ def _printer_columns(kind: ReportKind) -> list[dict[str, str]]:
     return [*columns, {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}]
 
 
-def publish(
-    api: ApiClient,
-    kind: ReportKind,
-    node: str,
-    namespace: str,
-    report: Mapping[str, Any],
-    features: ApiFeatures | None = None,
-) -> bool:
+def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report: Mapping[str, Any]) -> bool:
     """Store a node's newest report of a kind. Returns False if that is not possible, which is logged.
 
     A missing definition of the kind is created if permitted. Unavailable without a response, Refused without the right.
     """
     name = report_name(node)
-    features = features or api_server_features.fetch_features(api)
+    features = api_server_features.fetch_features(api)
     resource = kind.third_party_resource if features.reports == "third-party" else kind.resource
     body = _report_object(resource, name, report)
     for is_last in (False, True):

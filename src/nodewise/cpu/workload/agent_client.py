@@ -27,15 +27,14 @@ class AgentClient:
     Every method raises the agent's error, or Unavailable without a response in time.
     """
 
-    def __init__(self, path: Path, timeout_s: float = RESPONSE_S) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._received = b""
 
     def request(self, line: bytes) -> Mapping[str, Any]:
         """Send one line (`agent_messages.py`) and return the fields of the response, which may be an error."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + RESPONSE_S
         try:
             connected = self._ensure_connected(deadline)
             with suppress(
@@ -128,7 +127,7 @@ class AgentClient:
     def _set_timeout(self, connected: socket.socket, deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+            raise TimeoutError(f"no answer within {RESPONSE_S:g} s")
         connected.settimeout(left)
 
     def _connection_error(self, error: OSError) -> NodewiseError:

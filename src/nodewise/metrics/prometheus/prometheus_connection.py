@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.clock import Clock, SystemClock
+from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube import proxy_settings
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
@@ -29,7 +29,6 @@ _HEADERS: Final = {
 }
 _HIDDEN: Final = "(hidden)"
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
-_SYSTEM: Final = SystemClock()
 
 
 class AuthorizationFile(httpx2.Auth):
@@ -73,14 +72,12 @@ class AuthorizationFile(httpx2.Auth):
 class PrometheusConnection:
     """HTTP connection to one Prometheus. `BadSettings` names all settings that cannot be used."""
 
-    def __init__(
-        self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock = _SYSTEM
-    ) -> None:
+    def __init__(self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry) -> None:
         if problems := list(_settings_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
         self._secret = _secret(options)
-        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry, clock), self._secret)
+        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry), self._secret)
 
     def hide(self, text: str) -> str:
         """The text without secrets."""
@@ -124,7 +121,8 @@ def _url_problems(url: str) -> Iterator[Problem]:
 class _TlsFiles:
     """Trusted authorities and client certificate. BadSettings if a file cannot be used."""
 
-    def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry, clock: Clock) -> None:
+    def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry) -> None:
+        clock = SystemClock()
         now_s = clock.now()
         pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
         bundle = {"--prometheus-ca": options.prometheus_ca}
