@@ -190,7 +190,7 @@ class AccessRight(NamedTuple):
 
 
 class MissingRights(NamedTuple):
-    """The rights that the account of an extender needs and does not have."""
+    """The rights that the account of a workload of nodewise needs and does not have."""
 
     account: str
     """`ServiceAccount/nodewise/nodewise`."""

@@ -13,7 +13,8 @@ The package is independent of Kubernetes and of the content of bodies. `server.H
                           collects the header of a request, and counts bytes that are not part of a body
     application           routes and exchanges: from a request header to a response
     responses             errors and refusals as responses, responses as bytes
-    close_reasons         why the server refused or closed a connection: counted, and logged at a limited rate
+    connection_close_reasons
+                          why the server refused or closed a connection: counted, and logged at a limited rate
     server                start, drain and stop; reload of certificates
     admin_port            health, readiness and metrics
     options               settings

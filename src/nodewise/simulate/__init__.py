@@ -3,14 +3,15 @@
 The package contains the parts of a simulated cluster: nodes and pods, the queue, plugins, the client of the extender
 protocol, preemption and messages. The simulated scheduler imports no extender; it calls one, in the same process or
 over the network. Only `recording_replay` and `in_process_extender` run the extender's request handler, and
-`gpu_trace_replay` runs the gpu agent. `policy_timeline` and `policy_backtest` run the telemetry agent alone. Plots,
-measurements and output belong to `cli` and the benchmarks.
+`gpu_trace_replay` runs the gpu agent. `policy_timeline` and the modules that use it run the telemetry agent alone.
+Plots, measurements and output belong to `cli` and the benchmarks.
 
 The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 
     parsed_nodes_and_pods   Node and Pod: the fields that a scheduler reads
     resource_requests       requests and allocatable resources, as kube-scheduler calculates them
-    node_selectors          node affinity, node selectors, taints and tolerations
+    node_affinity_and_taints
+                            node affinity, node selectors, taints and tolerations
     node_info               a node with its pods
     filter_plugins          filter plugins and queueing hints
     score_plugins           scores of the default plugins
@@ -23,12 +24,15 @@ The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests,
     scheduling_queue        order and time of attempts
     cluster_inventory       nodes and pods of the cluster
     simulated_cluster       the cluster with its scheduler, over time
-    in_memory_api*          an API server in memory, and its HTTP server; `server_side_apply` belongs to it
+    in_memory_api*          an API server in memory, and its HTTP server; `server_side_apply` and `served_kinds` belong
+                            to it
     bursts_*                pods whose usage differs from their requests, placed with agents
     gpu_trace*              a published GPU trace, placed by the gpu agent
     policy_timeline         policies at one time after another, with the agent's state builder
     policy_backtest         policies over the history of metrics; `backtest_*` are its arrays, variants and measures
-    replay                  a recording answered again; `response_differences` compares responses
+    policy_diff             what changes if some policies replace others
+    policy_suites           tests of policies
+    recording_replay        a recording answered again; `response_differences` compares responses
 
 Modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and NodeResourcesFit; the score plugins
 NodeResourcesFit (LeastAllocated), NodeResourcesBalancedAllocation, TaintToleration and NodeAffinity; sampling;

@@ -10,10 +10,13 @@
 | `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |
 | `policy_selection.py` | which policies select a pod |
+| `policy_mode.py` | for which pods a policy has an effect, by its mode |
+| `policy_guard.py`, `waiting_pods.py` | when a policy steps back, and which pods wait because of it |
 | `taspolicy_conversion.py` | converts a TASPolicy to the other kinds |
-| `policy_lint.py` | `policy lint`: what the API server refuses, and what has no effect |
+| `policy_lint.py`, `policy_notes.py` | `policy lint`: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the CRD, for `policy_lint.py` |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
+| `metric_columns.py` | the values of metrics by node number |
 | `rule_evaluation.py` | evaluates rules over all nodes |
 | `rule_evaluation_cache.py` | evaluates equal rules once, with the history of their values |
 | `rank_scores.py` | scores nodes by the rank of their values |
@@ -29,7 +32,10 @@
 | `node_labels.py` | the node labels that policies require |
 | `node_label_ownership.py` | the owners of node labels (managedFields) |
 | `verdict_labels.py` | the node labels with verdicts of policies, for native mode |
+| `verdict_requirements.py` | what a pod requires of these labels |
 | `unscheduled_pods.py` | pods without a node in native mode |
+| `uncovered_pods.py` | policies that native mode does not apply to pods that they select |
+| `native_pod_notes.py` | the Events of pods for which no node has the required labels |
 | `policy_conditions.py` | conditions of a status |
 | `taspolicy_status.py` | the status of a TASPolicy |
 | `policy_status_fields.py` | the fields of that of a PlacementPolicy or ClusterPlacementPolicy |

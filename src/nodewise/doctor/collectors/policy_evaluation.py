@@ -102,7 +102,7 @@ def evaluate_policies(
 
 
 def _telemetry_agent_options(listed: Sequence[NodewiseWorkload]) -> tuple[TelemetryOptions, float]:
-    """The telemetry agent's options and the refresh period of the first extender that runs it."""
+    """The telemetry agent's options and the refresh period of the first workload that runs it."""
     settings = next((extender.settings for extender in listed if "telemetry" in extender.agents), {})
     options = TelemetryOptions(
         max_age_s=_parse_duration_or_default(settings.get("max_age", ""), 0.0),

@@ -47,7 +47,7 @@ _CONTROLLER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
 
 
 async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
-    """Of each extender, the rights that its account does not have."""
+    """Of each workload of nodewise, the rights that its account does not have."""
     listed = await session.require(collect_nodewise_workloads)
     names = await session.get(collect_metric_names)
     metrics = [] if isinstance(names, UnavailableFact) else names
@@ -96,7 +96,7 @@ async def _is_right_granted(reader: ClusterReader, user: str, right: AccessRight
 
 
 def needed_rights(extender: NodewiseWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
-    """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
+    """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
     cluster_rules, own_rules = _parse_deployed_rbac_rules(extender)
@@ -133,7 +133,7 @@ def _expand_rbac_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[A
 
 
 def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
-    """Whether an extender with these settings needs a right of the rules."""
+    """Whether a workload with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_to_read_custom_metrics`
     if right.name == EXTENDER_LEASE:

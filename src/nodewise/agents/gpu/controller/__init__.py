@@ -1,8 +1,8 @@
 """The controller of the gpu agent: the only package of the agent that calls the API server.
 
-The leader labels pods for the descheduler (`eviction_labels`), removes reservations without a pod
-(`garbage_collection`) and counts pods (`demand_histogram`). Every replica compares its allocations with a fresh
-list (`allocation_consistency`) and publishes metrics (`allocation_metrics`). Those modules compute what the
+The leader labels pods for the descheduler (`descheduler_pod_labels`), removes reservations without a pod
+(`stale_reservations`) and counts pods (`gpu_request_histogram`). Every replica compares its allocations with a fresh
+list (`allocation_cache_comparison`) and publishes metrics (`allocation_metrics`). Those modules compute what the
 controller writes.
 """
 

@@ -1,4 +1,4 @@
-"""Compares the allocations with a fresh list (`allocation_consistency` computes the differences)."""
+"""Compares the allocations with a fresh list (`allocation_cache_comparison` computes the differences)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Counts created pods in the ConfigMap of the demand histogram (`demand_histogram` computes it)."""
+"""Counts created pods in the ConfigMap of the demand histogram (`gpu_request_histogram` computes it)."""
 
 from collections import deque
 from typing import Final
@@ -21,7 +21,7 @@ _CONFIGMAPS: Final = resource_kinds.Resource("", "v1", "configmaps", "ConfigMap"
 
 
 class DemandCounter:
-    """Counts the pods that are created, for the placement `fragmentation` (`demand_histogram`)."""
+    """Counts the pods that are created, for the placement `fragmentation` (`gpu_request_histogram`)."""
 
     def __init__(self, options: GpuOptions, profile: ResourceProfile, handle: Handle) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Removes reservations without a pod from the allocation records (`garbage_collection` finds them)."""
+"""Removes reservations without a pod from the allocation records (`stale_reservations` finds them)."""
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """The controller of the telemetry agent, in the leader: the only package of the agent that calls the API server.
 
-It writes node labels, the status of policies, and events. The values to write are computed elsewhere (`node_labels`,
-`node_label_ownership`, `taspolicy_status`, `placement_policy_status`, `selected_pods`).
+It writes node labels, the status of policies, events and the advertised resource, and in native mode it removes the
+scheduling gates of pods. What to write is computed in the modules of the agent, without I/O.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
