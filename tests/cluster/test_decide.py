@@ -142,7 +142,8 @@ def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
     metrics.fail("heat")
     done = run(*decide_command(plane, cluster, "-o", "json"))
     (decision,) = parse_report(done, 3)["decisions"]
-    assert decision["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
+    never_fetched = f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
+    assert decision["error"] == f"{never_fetched}: the custom metrics API responds with HTTP status 503"
     assert "told to fail with 503" in done.stderr
 
 

@@ -79,7 +79,7 @@ def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
         sandbox.expect_stays_unbound("web", 1)
     name = f"{sandbox.namespace}/pol"
     assert (f"policy {name} does not exist" in message) or (
-        f"policy {name}: metric absent was never fetched" in message
+        f"policy {name}: metric absent was never fetched: the custom metrics API has" in message
     )
 
 

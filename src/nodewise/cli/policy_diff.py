@@ -32,6 +32,7 @@ from nodewise.clock import format_duration, format_rfc3339
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
+from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
@@ -181,7 +182,7 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
 
 def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nodes: NodeIndex) -> Moment:
     responses = {
-        key: snapshot.series.get(key) or snapshot.failures.get(key, "no source has it")
+        key: snapshot.series.get(key) or snapshot.causes.get(key, missing_values.UNKNOWN).event_text()
         for key in timeline.requests
     }
     return timeline.advance(at, responses, nodes)

@@ -43,6 +43,13 @@ _RANKS: Final[Mapping[str, int]] = {reason: rank for rank, reason in enumerate(g
 _LOG_REMEDY: Final = "metric_failed in nodewise's log has the error"
 _MAX_QUERY_ERROR: Final = 200
 _MAX_CHAINED: Final = 10
+_MAX_EVENT_TEXT: Final = 160
+_TEXTS_WITHOUT_DATA: Final[Mapping[str, str]] = {
+    "SeveralValuesPerNode": "values of one node differ",
+    "InvalidValues": "its values are invalid",
+    "InvalidQuery": "the query cannot be run",
+}
+"""For the reasons whose text may contain values, labels of series or a part of a query."""
 
 
 class Cause(NamedTuple):
@@ -55,6 +62,13 @@ class Cause(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.text}; remedy: {self.remedy}" if self.remedy else self.text
+
+    def event_text(self) -> str:
+        """The cause in the text of a rejection: short, and without data.
+
+        Pod events contain it, and the readers of a pod may not read the policy or the metric.
+        """
+        return truncate(_TEXTS_WITHOUT_DATA.get(self.reason, self.text), _MAX_EVENT_TEXT)
 
 
 UNKNOWN: Final = Cause("SourceFails", "no source responded with values", _LOG_REMEDY)

@@ -33,8 +33,20 @@ class ExpectedDecision(_Strict, kw_only=True):
     """The expected decision for a policy's pods."""
 
     failed: dict[str, str] | UnsetType | None = UNSET
-    """The rejection reason by node; all other nodes of the story pass. Null: no agent took part."""
+    """The rejection reason by node; all other nodes of the story pass. Null: no agent took part. A reason that ends
+    with `…` is the beginning of one: its end changes with time.
+    """
+
     scores: dict[str, int] | None = None
+
+    def allows(self, failed: dict[str, str] | None) -> bool:
+        """Whether the response has exactly these nodes and reasons."""
+        if not failed or not self.failed:
+            return failed == self.failed
+        return failed.keys() == self.failed.keys() and all(
+            reason == failed[node] or (reason.endswith("…") and failed[node].startswith(reason[:-1]))
+            for node, reason in self.failed.items()
+        )
 
 
 class ExpectedCondition(_Strict, kw_only=True):

@@ -164,7 +164,7 @@ class TasStoryRun:
                 if failed is None
                 else {self.names.own(n): self.names.own(why) for n, why in failed.items()}
             )
-            wrong += [f"wanted {policy} to reject {judged.failed}, found {own}"] * (own != judged.failed)
+            wrong += [f"wanted {policy} to reject {judged.failed}, found {own}"] * (not judged.allows(own))
         if judged.scores is not None:
             scores = {
                 self.names.own(priority["Host"]): priority["Score"]

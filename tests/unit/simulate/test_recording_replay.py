@@ -86,7 +86,7 @@ class TestAnotherPolicy:
         replayed = replay(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
         assert replayed.player.unrecorded() == ["noise"]
         assert {change.replayed for change in replayed.differences[0].nodes} == {
-            "telemetry policy d/pol: metric noise was never fetched"
+            "telemetry policy d/pol: metric noise was never fetched: no source has responded yet"
         }
 
 

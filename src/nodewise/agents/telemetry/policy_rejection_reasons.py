@@ -87,11 +87,11 @@ class NeverFetched(msgspec.Struct, frozen=True):
     policy: PolicyKey
     metric: str
     cause: Cause = NEVER_FETCHED
-    """Why no node has a value. The text, for pod events, does not contain it."""
+    """Why no node has a value."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"{self.policy.text()}: metric {self.metric} was never fetched"
+        return f"{self.policy.text()}: metric {self.metric} was never fetched: {self.cause.event_text()}"
 
     def remedy(self) -> str:
         return f"no node has a value of {self.metric}: {self.cause}"

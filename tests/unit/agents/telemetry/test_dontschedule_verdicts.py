@@ -101,7 +101,7 @@ def test_all_of_names_every_rule() -> None:
 class TestValuesThatAreNotThere:
     def test_a_metric_that_was_never_fetched_rejects_every_node(self) -> None:
         cluster = cluster_state([policy(dontschedule=[rule("absent", target=1)])], metrics_snapshot())
-        text = "telemetry policy d/pol: metric absent was never fetched"
+        text = "telemetry policy d/pol: metric absent was never fetched: no source has responded yet"
         assert rejected(snapshot(cluster), "n1 nX") == {"n1": text, "nX": text}
 
     def test_a_node_without_a_value_passes(self) -> None:

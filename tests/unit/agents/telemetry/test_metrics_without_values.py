@@ -33,13 +33,18 @@ NOW = 1000.0
 NODES = "n1 n2 n3"
 CONFLICT = '2 series of one node differ in label "sensor": set aggregate: max or use a query'
 HOT = policy(dontschedule=[rule("m", target=80)])
-UNFETCHED = dict.fromkeys(NODES.split(), "telemetry policy d/pol: metric m was never fetched")
+
+
+def never_fetched(cause: str, nodes: str = NODES) -> dict[str, str]:
+    """The reason of each node, with this cause."""
+    return dict.fromkeys(nodes.split(), f"telemetry policy d/pol: metric m was never fetched: {cause}")
 
 
 def invalid(*nodes: str) -> Series:
     return Series("m", "test", NOW, {}, dict.fromkeys(nodes, CONFLICT))
 
 
+SHORT_CONFLICT = "values of one node differ"
 DIFFER = (
     "SeveralValuesPerNode",
     'the source test: 2 series of one node differ in label "sensor"; remedy: set aggregate: max or use a query',
@@ -73,8 +78,9 @@ def fetched(agent_state: PolicyState) -> PolicyCondition:
 class TestUsableOnNoNode:
     def test_every_node_is_rejected(self, answer: Series, reason: str, cause: str) -> None:
         cluster_snapshot = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
-        assert rejected(cluster_snapshot) == UNFETCHED
-        assert rejected(cluster_snapshot, "nX") == {"nX": UNFETCHED["n1"]}
+        event_text = SHORT_CONFLICT if reason == "SeveralValuesPerNode" else cause.partition(";")[0]
+        assert rejected(cluster_snapshot) == never_fetched(event_text)
+        assert rejected(cluster_snapshot, "nX") == never_fetched(event_text, "nX")
         judgement = only(cluster_state([HOT], metrics_snapshot(answer))).verdict
         assert judgement is not None
         assert cause in judgement.reasons[0].remedy(), "for explain, which shows it beside the reason"
@@ -109,7 +115,7 @@ def test_one_node_with_a_value_is_enough() -> None:
 
 def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() -> None:
     cluster = cluster_state([HOT], metrics_snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
-    assert rejected(snapshot(cluster)) == UNFETCHED
+    assert rejected(snapshot(cluster)) == never_fetched("every value is older than maxAge")
     condition = fetched(only(cluster))
     assert condition.status == "False"
     assert condition.reason == "ValuesOutdated"
@@ -247,19 +253,14 @@ class TestEmptyResult:
 
     def test_without_the_field_it_does_not(self) -> None:
         plain = msgspec.structs.replace(empty(), metric=f"m by {QUERY}")
-        assert rejected(snapshot(cluster_state([emptying("")], metrics_snapshot(plain)))) == UNFETCHED
+        assert rejected(snapshot(cluster_state([emptying("")], metrics_snapshot(plain)))) == never_fetched(
+            "the source test has no value of a node"
+        )
 
     def test_without_an_answer_it_does_not(self) -> None:
-        assert (
-            rejected(
-                snapshot(
-                    cluster_state(
-                        [emptying()], MetricsSnapshot().with_failure(f"m or nothing by {QUERY}", "x")
-                    )
-                )
-            )
-            == UNFETCHED
-        )
+        failed = MetricsSnapshot().with_failure(f"m or nothing by {QUERY}", "x")
+        expected = never_fetched("no source responded with values")
+        assert rejected(snapshot(cluster_state([emptying()], failed))) == expected
 
     def test_nodes_without_a_value_pass_even_where_the_unmeasured_are_rejected(self) -> None:
         cluster = cluster_state([emptying(when_missing="reject")], metrics_snapshot(empty(n1=1)))
@@ -269,7 +270,9 @@ class TestEmptyResult:
 
     def test_what_is_invalid_on_all_nodes_is_not_healthy(self) -> None:
         bad = msgspec.structs.replace(invalid("n1"), metric=f"m or nothing by {QUERY}")
-        assert rejected(snapshot(cluster_state([emptying()], metrics_snapshot(bad)))) == UNFETCHED
+        assert rejected(snapshot(cluster_state([emptying()], metrics_snapshot(bad)))) == never_fetched(
+            SHORT_CONFLICT
+        )
 
     def test_nodes_that_heal_are_not_lost(self) -> None:
         timeline = Timeline(emptying())

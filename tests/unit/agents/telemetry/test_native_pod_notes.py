@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import native_pod_notes, unscheduled_pods
@@ -14,6 +15,8 @@ from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.metrics import missing_values
+from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 
 MISMATCH = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
 
@@ -59,11 +62,29 @@ def test_the_note_names_policies_rules_and_numbers_of_nodes() -> None:
     assert note(state("cool", 0, 0, 0, 0), keys=("cool", "deleted")) == ""
 
 
-def test_the_note_contains_no_cause_of_another_tenants_metric() -> None:
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (NEVER_FETCHED, "no source has responded yet"),
+        (
+            missing_values.cause(
+                "SourceUnreachable", "prometheus http://10.1.2.3", "is unreachable: no connection"
+            ),
+            "Prometheus is unreachable: no connection",
+        ),
+        (
+            Cause("SeveralValuesPerNode", "Prometheus: values 7 and 8 of one node differ"),
+            "values of one node differ",
+        ),
+        (Cause("InvalidValues", "Prometheus has invalid values: 7x"), "its values are invalid"),
+        (Cause("InvalidQuery", "Prometheus cannot run the query: 1:6: secret{"), "the query cannot be run"),
+    ],
+)
+def test_the_note_contains_the_cause_of_missing_values_without_data(cause: Cause, text: str) -> None:
     key = PolicyKey("PlacementPolicy", "web", "cool")
-    verdict = AvoidVerdict(np.ones(5, np.int16), (NeverFetched(key, "temp", "2 values of node a differ"),))
-    text = note(PolicyState(Policy(key, uid="cool"), verdict, ()))
-    assert text == "policies reject all 4 nodes: 4 placement policy web/cool: metric temp was never fetched"
+    verdict = AvoidVerdict(np.ones(5, np.int16), (NeverFetched(key, "temp", cause),))
+    never_fetched = "policies reject all 4 nodes: 4 placement policy web/cool: metric temp was never fetched"
+    assert note(PolicyState(Policy(key, uid="cool"), verdict, ())) == f"{never_fetched}: {text}"
 
 
 def test_the_note_is_short() -> None:
