@@ -107,7 +107,7 @@ def run(command_line: CommandLine) -> None:
 
     \b
     Exit codes:
-      0  nothing changes
+      0  nothing changes; with --since, at the times that could be compared
       1  a file or the cluster cannot be read
       2  the command line or a setting is invalid
       3  a node changes for a pod, or a node label changes
@@ -221,7 +221,7 @@ def _print_text(comparison: PolicyComparison) -> None:
         pods_text = f"{pods:,} of {comparison.pod_count:,} selected pods change"
         click.echo(f"{pods_text}, {len(comparison.labels):,} node labels change")
     else:
-        click.echo("nothing changes")
+        click.echo("nothing changes now" if comparison.history else "nothing changes")
     if comparison.history:
         _print_history(comparison.history)
 
@@ -241,7 +241,11 @@ def _print_history(history: HistoryComparison) -> None:
         tables.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
         if len(item.nodes) > _MAX_ROWS:
             click.echo(f"  … and {len(item.nodes) - _MAX_ROWS} more nodes")
-    if not history.groups:
+    if not history.groups and history.left_out:
+        click.echo(
+            f"nothing changes at the last {history.compared} times; the {history.left_out} before are unknown"
+        )
+    elif not history.groups:
         click.echo("nothing changes")
 
 
@@ -319,6 +323,7 @@ def _history_document(history: HistoryComparison) -> Mapping[str, Any]:
         "end": format_rfc3339(history.end),
         "step": history.step_s,
         "notes": history.notes,
+        "evaluations": {"compared": history.compared, "left_out": history.left_out},
         "pods": [
             {
                 "pods": [_pod_name(pod) for pod in item.group.pods],

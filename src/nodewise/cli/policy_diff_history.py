@@ -11,6 +11,7 @@ from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
+from nodewise.errors import BadInput
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
@@ -53,6 +54,10 @@ class HistoryComparison(NamedTuple):
     groups: Sequence[GroupHistory]
     """Those with nodes that change."""
     notes: Sequence[str]
+    compared: int
+    """The number of times that are compared."""
+    left_out: int
+    """The number of times before them at which a metric has no values, so that nothing is known about them."""
 
 
 async def compare(
@@ -62,7 +67,10 @@ async def compare(
     inputs: ObjectsAndMetrics,
     sources: tuple[PrometheusOptions, HistoryRange],
 ) -> HistoryComparison:
-    """Compare the rejections of the policies before and after, for the pods that they select now."""
+    """Compare the rejections of the policies before and after, for the pods that they select now.
+
+    `BadInput` if there is no time at which all metrics have values.
+    """
     prometheus, history_range = sources
     history, nodes = history_reading.open_history(inputs, prometheus)
     notes: list[str] = []
@@ -88,10 +96,11 @@ async def compare(
         await history.close()
     before, after = backtests
     steps = min(len(before.times), len(after.times))
-    if steps < grid.steps:
-        notes.append(
-            f"the first {grid.steps - steps} of {grid.steps} times are left out: a metric has no values"
-        )
+    if not steps:
+        raise BadInput("policy diff", [history_reading.no_usable_time(grid)])
+    left_out = grid.steps - steps
+    if left_out:
+        notes.append(f"the first {left_out} of {grid.steps} times are not compared: a metric has no values")
     compared = [
         _compare_group(
             group,
@@ -104,7 +113,7 @@ async def compare(
     ]
     changed = [group for group in compared if group.nodes]
     return HistoryComparison(
-        grid.end - max(steps - 1, 0) * grid.step_s, grid.end, grid.step_s, changed, notes
+        grid.end - (steps - 1) * grid.step_s, grid.end, grid.step_s, changed, notes, steps, left_out
     )
 
 

@@ -10,11 +10,12 @@ from click.testing import CliRunner, Result
 from nodewise.agents.telemetry import KIND
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.cli import policy_diff
+from nodewise.errors import BadInput
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.metrics.prometheus import prometheus_connection
 from nodewise.simulate import in_memory_api_http_server
 from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory
+from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 _POLICY = """
 apiVersion: nodewise.io/v1alpha1
@@ -152,16 +153,14 @@ def test_wrong_inputs(folder: Path) -> None:
     assert "FILE: none" in str(CliRunner().invoke(policy_diff.command, paths).exception)
 
 
-def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Node b had 75 for the first 20 of 60 minutes, and 85 for ten more."""
+_HISTORY_OPTIONS = ("--since", "1h", "--prometheus-url", URL)
 
-    def value_of_b(at: float) -> str:
-        minutes = round((fake.now // 60 * 60 - at) / 60)
-        return "75" if minutes >= 40 else "85" if minutes >= 30 else "60"
 
+def serve_history(monkeypatch: pytest.MonkeyPatch, value_of_b: Value, other_value: Value) -> FakeHistory:
+    """A Prometheus with the temperatures of four nodes."""
     fake = FakeHistory(
         {
-            (("__name__", "temp"), ("node", node)): value_of_b if node == "b" else lambda _: "50"
+            (("__name__", "temp"), ("node", node)): value_of_b if node == "b" else other_value
             for node in "abcd"
         }
     )
@@ -171,7 +170,43 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "_create_client",
         lambda *_: httpx2.AsyncClient(base_url=URL, transport=transport),
     )
-    options = ("--since", "1h", "--prometheus-url", URL)
+    return fake
+
+
+def test_times_without_values_are_no_times_at_which_nothing_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cold_for_20_minutes(at: float) -> str | None:
+        return "50" if fake.now - at <= 20 * 60 else None
+
+    fake = serve_history(monkeypatch, cold_for_20_minutes, cold_for_20_minutes)
+    lines = diff(folder, _POLICY, *_HISTORY_OPTIONS).stdout.splitlines()
+    assert (lines[0], *lines[-2:]) == (
+        "nothing changes now",
+        "note: the first 40 of 60 times are not compared: a metric has no values",
+        "nothing changes at the last 20 times; the 40 before are unknown",
+    )
+    document = msgspec.json.decode(diff(folder, _POLICY, *_HISTORY_OPTIONS, "-o", "json").stdout)
+    assert document["history"]["evaluations"] == {"compared": 20, "left_out": 40}
+
+
+def test_a_history_without_values_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_history(monkeypatch, lambda _: None, lambda _: None)
+    result = diff(folder, _POLICY, *_HISTORY_OPTIONS)
+    assert isinstance(result.exception, BadInput)
+    assert "history: no time from " in str(result.exception)
+    assert "at which all metrics have values; expected at least one" in str(result.exception)
+
+
+def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node b had 75 for the first 20 of 60 minutes, and 85 for ten more."""
+
+    def value_of_b(at: float) -> str:
+        minutes = round((fake.now // 60 * 60 - at) / 60)
+        return "75" if minutes >= 40 else "85" if minutes >= 30 else "60"
+
+    fake = serve_history(monkeypatch, value_of_b, lambda _: "50")
+    options = _HISTORY_OPTIONS
     result = diff(folder, _POLICY.replace("above: 80", "above: 70"), *options)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     heading = lines.index("web/web-1 and 1 more pods: 1 nodes change; no node was left for 0 before, 0 after")

@@ -162,9 +162,7 @@ async def _evaluate(
     evaluation = Backtest(timeline, setup.nodes, variants, settings=settings)
     await for_each_block(setup.history, requests, grid, evaluation.add)
     if not len(evaluation.times):
-        raise BadInput(
-            _WHAT, [Problem("history", "no time at which all metrics have values", _range_text(grid))]
-        )
+        raise BadInput(_WHAT, [no_usable_time(grid)])
     _note_gaps(setup, evaluation, grid)
     pods = await _read_pods(setup, timeline, objects, grid)
     return reports.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
@@ -235,6 +233,12 @@ def _no_values_problem(setup: _Setup, request: MetricRequest, matrix: NodeMatrix
 
 def _range_text(grid: TimeGrid) -> str:
     return f"{clock.format_rfc3339(grid.start)} to {clock.format_rfc3339(grid.end)}"
+
+
+def no_usable_time(grid: TimeGrid) -> Problem:
+    """That policies cannot be evaluated at any time of the grid."""
+    actual = f"no time from {_range_text(grid)} at which all metrics have values"
+    return Problem("history", actual, "at least one, as with a longer --since")
 
 
 def _note_gaps(setup: _Setup, evaluation: Backtest, grid: TimeGrid) -> None:
