@@ -1,21 +1,13 @@
 """Log events: each one is a single line, whatever external text it contains."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from nodewise.observe import logs
 
 EVIL = "no\x1b[2J\u202e\nKIND all is well"
-
-
-@pytest.fixture(autouse=True)
-def _log_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def logged(capsys: pytest.CaptureFixture[str], form: logs.Format, **fields: Any) -> str:
