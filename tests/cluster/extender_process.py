@@ -296,17 +296,24 @@ def user(plane: ControlPlane) -> User:
     return made
 
 
-def arguments(user: User, certificates: CertificateFiles) -> list[str]:
-    """Arguments for mutual TLS on free loopback ports, and for a short sync period. Later arguments override them."""
+def tls_arguments(certificates: CertificateFiles) -> list[str]:
+    """Arguments for mutual TLS on free loopback ports."""
     return [
-        f"--kubeconfig={user.kubeconfig}",
-        f"--namespace={OWN_NAMESPACE}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",
         f"--cert={certificates.server.cert}",
         f"--key={certificates.server.key}",
         f"--client-ca={certificates.authority.ca_file}",
+    ]
+
+
+def arguments(user: User, certificates: CertificateFiles) -> list[str]:
+    """Arguments for mutual TLS on free loopback ports, and for a short sync period. Later arguments override them."""
+    return [
+        f"--kubeconfig={user.kubeconfig}",
+        f"--namespace={OWN_NAMESPACE}",
+        *tls_arguments(certificates),
         "--sync-period=500ms",
     ]
 

@@ -79,16 +79,10 @@ class GasEnvironment:
         return self._running[flags]
 
     def _arguments(self, flags: Flags) -> list[str]:
-        certificates = self._certificates
         return [
             f"--kubeconfig={self._kubeconfig}",
             f"--namespace={extender_process.OWN_NAMESPACE}",
-            "--address=127.0.0.1",
-            "--port=0",
-            "--health-port=0",
-            f"--cert={certificates.server.cert}",
-            f"--key={certificates.server.key}",
-            f"--client-ca={certificates.authority.ca_file}",
+            *extender_process.tls_arguments(self._certificates),
             "--agents=gpu",
             "--kube-qps=200",
             "--kube-burst=400",

@@ -27,12 +27,7 @@ def each(rows: list[ProcessRow]) -> pytest.MarkDecorator:
 def arguments(row: ProcessRow, certificates: CertificateFiles, folder: Path) -> list[str]:
     return [
         f"--kubeconfig={asgi_server_thread.kubeconfig(folder, NOBODY)}",
-        "--address=127.0.0.1",
-        "--port=0",
-        "--health-port=0",
-        f"--cert={certificates.server.cert}",
-        f"--key={certificates.server.key}",
-        f"--client-ca={certificates.authority.ca_file}",
+        *extender_process.tls_arguments(certificates),
         *(argument.format(nowhere=folder / "nowhere") for argument in row.arguments),
     ]
 
