@@ -27,6 +27,7 @@ from tests.cluster import (
     health_example_manifests,
     kubernetes_objects,
     namespace_sandboxes,
+    placement_policy_specs,
     read_only_commands,
     shipped_installation,
     single_purpose_certificates,
@@ -198,25 +199,13 @@ def put_deployment(api: ClusterApi, deployment: Object) -> None:
 def policy(name: str, **strategies: Iterable[Object]) -> Object:
     """A TASPolicy of the tenant."""
     rules = {strategy: {"rules": list(rules)} for strategy, rules in strategies.items()}
-    return {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": name, "namespace": TENANT},
-        "spec": {"strategies": rules},
-    }
+    return extender_process.tas_policy(name, rules, TENANT)
 
 
 def placement_policy(name: str, labels: Mapping[str, str], *, above: int) -> Object:
     """A PlacementPolicy of the tenant for the pods with these labels."""
-    return {
-        "apiVersion": "nodewise.io/v1alpha1",
-        "kind": "PlacementPolicy",
-        "metadata": {"name": name, "namespace": TENANT},
-        "spec": {
-            "podSelector": {"matchLabels": dict(labels)},
-            "avoid": [{"metric": "heat", "above": above}],
-        },
-    }
+    spec = {"podSelector": {"matchLabels": dict(labels)}, "avoid": [{"metric": "heat", "above": above}]}
+    return placement_policy_specs.policy(spec, name=name, namespace=TENANT)
 
 
 def node(name: str, kubelet: str = "") -> Object:

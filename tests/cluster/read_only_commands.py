@@ -44,12 +44,7 @@ def policy(namespace: str, *rules: Object, name: str = "pol") -> Object:
         "dontschedule": {"rules": list(rules)},
         "scheduleonmetric": {"rules": [extender_process.COOLEST]},
     }
-    return {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"strategies": strategies},
-    }
+    return extender_process.tas_policy(name, strategies, namespace)
 
 
 def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:

@@ -103,12 +103,7 @@ def policy(name: str, metric: str, *strategies: str) -> Object:
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
     rules_by_strategy = {strategy: {"rules": [rule]} for strategy in strategies}
     idlest = {"metricname": "cpu_usage", "operator": "LessThan"}
-    return {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": name},
-        "spec": {"strategies": rules_by_strategy | {"scheduleonmetric": {"rules": [idlest]}}},
-    }
+    return extender_process.tas_policy(name, rules_by_strategy | {"scheduleonmetric": {"rules": [idlest]}})
 
 
 def placement_policies(sandbox: Sandbox) -> None:

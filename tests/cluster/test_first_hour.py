@@ -18,10 +18,10 @@ from tests.cluster import (
     extender_process,
     kubernetes_objects,
     native_mode,
+    placement_policy_specs,
     prometheus_and_exporters,
     read_only_commands,
 )
-from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -46,12 +46,8 @@ class Operator(NamedTuple):
 
     def apply(self, **rule: object) -> subprocess.CompletedProcess[str]:
         """`kubectl apply` of a policy with this rule."""
-        policy: Object = {
-            "apiVersion": "nodewise.io/v1alpha1",
-            "kind": "PlacementPolicy",
-            "metadata": {"name": "cool", "namespace": self.sandbox.namespace},
-            "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "avoid": [rule]},
-        }
+        spec = {"podSelector": {"matchLabels": {"app": "web"}}, "avoid": [rule]}
+        policy = placement_policy_specs.policy(spec, name="cool", namespace=self.sandbox.namespace)
         file = self.folder / "policy.yaml"
         file.write_text(yaml.safe_dump(policy))
         command = [self.plane.kubectl_program, f"--kubeconfig={self.plane.admin.kubeconfig}"]

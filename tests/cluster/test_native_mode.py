@@ -48,12 +48,9 @@ def placement_policy(sandbox: Sandbox, name: str, app: str, **rule: object) -> O
 
 def preferred_policy(sandbox: Sandbox, app: str) -> str:
     """Creates a policy with `enforcement: Preferred`, waits until it applies to new pods, and returns its uid."""
-    metadata = {"name": app, "namespace": sandbox.namespace}
     avoid = [{"metric": "heat", "above": 80}]
     spec = {"podSelector": {"matchLabels": {"app": app}}, "avoid": avoid, "enforcement": "Preferred"}
-    made = sandbox.api.create(
-        {"apiVersion": GROUP, "kind": "PlacementPolicy", "metadata": metadata, "spec": spec}
-    )
+    made = sandbox.api.create(policy(spec, name=app, namespace=sandbox.namespace))
     probe = kubernetes_objects.pod("probe", labels={"app": app})
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
 

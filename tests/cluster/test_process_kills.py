@@ -286,12 +286,8 @@ IDLEST: Object = {"metricname": "load", "operator": "LessThan"}
 
 def policy(name: str, **strategies: list[Object]) -> Object:
     """A TASPolicy in the test's namespace."""
-    return {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
-    }
+    rules_by_strategy = {strategy: {"rules": rules} for strategy, rules in strategies.items()}
+    return extender_process.tas_policy(name, rules_by_strategy, NAMESPACE)
 
 
 def _parts(

@@ -16,7 +16,13 @@ import yaml
 from nodewise.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
-from tests.cluster import debian_packages, kubernetes_objects, prometheus_process, read_only_commands
+from tests.cluster import (
+    debian_packages,
+    extender_process,
+    kubernetes_objects,
+    prometheus_process,
+    read_only_commands,
+)
 from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.namespace_sandboxes import wait
@@ -55,12 +61,7 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
     """The decision of `nodewise decide` about a pod with a policy and two nodes, with values from Prometheus."""
     rule = {"metricname": SENSORS, "operator": "GreaterThan", "target": 80, **fields}
     strategies = {"dontschedule": {"rules": [rule]}, "scheduleonmetric": {"rules": [rule]}}
-    policy = {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": "cool", "namespace": "default"},
-        "spec": {"strategies": strategies},
-    }
+    policy = extender_process.tas_policy("cool", strategies, "default")
     pod = kubernetes_objects.pod("web", labels={"telemetry-policy": "cool"})
     pod["metadata"]["namespace"] = "default"
     trusted = {"name": "default", "labels": {"nodewise.io/trusted": "true"}}

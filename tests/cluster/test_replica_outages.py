@@ -497,12 +497,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
 
 
 def policy(name: str, rule: Object) -> Object:
-    return {
-        "apiVersion": "telemetry.intel.com/v1alpha1",
-        "kind": "TASPolicy",
-        "metadata": {"name": name},
-        "spec": {"strategies": {"dontschedule": {"rules": [rule]}}},
-    }
+    return extender_process.tas_policy(name, {"dontschedule": {"rules": [rule]}})
 
 
 def path(sandbox: Sandbox, name: str) -> str:

@@ -25,6 +25,7 @@ from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.cli.main import command
 from nodewise.simulate.simulated_cluster import Cluster
 from tests.cluster import kubernetes_objects
+from tests.cluster.extender_process import tas_policy
 
 Json = dict[str, Any]
 TOGETHER = 10
@@ -110,12 +111,7 @@ class PrefixedCluster:
         if prefers := self.draw.prefers:
             named = prefers | {"metricname": self.metric(prefers["metricname"])}
             strategies["scheduleonmetric"] = {"rules": [named]}
-        return {
-            "apiVersion": "telemetry.intel.com/v1alpha1",
-            "kind": "TASPolicy",
-            "metadata": {"name": "pol", "namespace": self.namespace},
-            "spec": {"strategies": strategies},
-        }
+        return tas_policy("pol", strategies, self.namespace)
 
     def _pod(self, name: str) -> Json:
         pod = kubernetes_objects.pod(

@@ -112,18 +112,11 @@ class TasEnvironment:
         path = POLICIES.replace("taspolicies", f"namespaces/{space}/taspolicies/{name}")
         if strategies is None:
             return self.api.delete(path)
-        spec = {"strategies": strategies}
+        policy = extender_process.tas_policy(name, strategies, space)
         if self.api.find(path):
-            self.api.patch(path, [{"op": "replace", "path": "/spec", "value": spec}], JSON_PATCH)
+            self.api.patch(path, [{"op": "replace", "path": "/spec", "value": policy["spec"]}], JSON_PATCH)
             return None
-        self.sandbox.create(
-            {
-                "apiVersion": "telemetry.intel.com/v1alpha1",
-                "kind": "TASPolicy",
-                "metadata": {"namespace": space, "name": name},
-                "spec": spec,
-            }
-        )
+        self.sandbox.create(policy)
         return None
 
     def light(self) -> None:
@@ -167,16 +160,11 @@ class TasEnvironment:
 
     def _arguments(self) -> list[str]:
         file = asgi_server_thread.kubeconfig(self._folder, self._address)
-        certificates = self._certificates
         return [
             f"--kubeconfig={file}",
             f"--namespace={extender_process.OWN_NAMESPACE}",
-            "--address=127.0.0.1",
+            *extender_process.tls_arguments(self._certificates),
             f"--port={self._port}",
-            "--health-port=0",
-            f"--cert={certificates.server.cert}",
-            f"--key={certificates.server.key}",
-            f"--client-ca={certificates.authority.ca_file}",
             f"--sync-period={PERIOD}",
             "--trust-all-namespaces",  # as in the older system, every namespace may use every metric
             "--kube-qps=200",
