@@ -48,7 +48,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     nodes: NodeIndex
     agent_states: Mapping[str, Any]
-    """By agent name, the state that its `StateBuilder` computed. An agent has none until its stores are synced."""
+    """By agent name, the state that its `StateBuilder` computed. An agent has none until its stores are synced, and
+    after a failed build."""
     at: float
     """The time at which it was computed, seconds since 1970."""
     generation: int = 0
