@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -31,8 +31,6 @@ from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSou
 from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-
-T = TypeVar("T")
 
 MOST_WAITING_POD_BYTES: Final = 2**14
 """The largest pod that is kept for requeueing, as JSON of the fields that agents read. kube-scheduler retries a larger

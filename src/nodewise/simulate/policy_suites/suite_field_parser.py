@@ -45,12 +45,10 @@ class SuiteFieldParser:
             self.add_problem(field, "an unknown field", ", ".join(valid) + did_you_mean(name, valid))
         return {name: value[name] for name in valid if value.get(name) is not None}
 
-    def parse_list(
-        self, path: str, value: Any, expected: str = "a list with at least one entry"
-    ) -> list[Any]:
+    def parse_list(self, path: str, value: Any) -> list[Any]:
         if isinstance(value, list) and value:
             return value
-        self.add_problem(path, "none" if value is None else shown(value), expected)
+        self.add_problem(path, "none" if value is None else shown(value), "a list with at least one entry")
         return []
 
     def parse_optional_list(self, path: str, value: Any) -> list[Any]:
