@@ -24,8 +24,8 @@ The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests,
     scheduling_queue        order and time of attempts
     cluster_inventory       nodes and pods of the cluster
     simulated_cluster       the cluster with its scheduler, over time
-    in_memory_api*          an API server in memory, and its HTTP server; `server_side_apply` and `served_kinds` belong
-                            to it
+    in_memory_api*          an API server in memory, and its HTTP server; `change_history`, `served_kinds` and
+                            `server_side_apply` belong to it
     bursts_*                pods whose usage differs from their requests, placed with agents
     gpu_trace*              a published GPU trace, placed by the gpu agent
     policy_timeline         policies at one time after another, with the agent's state builder

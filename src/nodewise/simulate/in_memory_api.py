@@ -8,11 +8,12 @@ It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -22,21 +23,13 @@ from nodewise.kube import error_responses
 from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeBody, Params, Patch
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
-from nodewise.simulate import server_side_apply
+from nodewise.simulate import change_history, server_side_apply
+from nodewise.simulate.change_history import ChangeHistory
 from nodewise.simulate.served_kinds import RequestPath, ServedKinds
 
 Object = dict[str, Any]
 
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
-
-
-class _LoggedChange(NamedTuple):
-    """A change at a revision: the object before and after."""
-
-    revision: int
-    resource: Resource
-    old: Object | None
-    new: Object | None
 
 
 class FakeApi:
@@ -45,14 +38,10 @@ class FakeApi:
     def __init__(self, *resources: Resource) -> None:
         self._kinds = ServedKinds(NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
         self._objects: dict[tuple[Resource, str, str], Object] = {}
-        self._log: list[_LoggedChange] = []
-        self._revision = 10
-        self._oldest = 0
+        self._history = ChangeHistory()
         self._pages: dict[tuple[int, RequestPath, tuple[str, str]], list[Object]] = {}
         """By version, collection and selectors."""
         self._ids = itertools.count(1)
-        self._news = asyncio.Event()
-        self._cuts = 0
         self._faults: deque[NodewiseError] = deque()
         self.calls: list[tuple[str, str]] = []
         """Verb and path of every call, in order."""
@@ -76,7 +65,7 @@ class FakeApi:
 
     def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
         """All changes of objects of a kind, oldest first: before and after."""
-        return [(entry.old, entry.new) for entry in self._log if entry.resource == resource]
+        return self._history.changes(resource)
 
     def serve(self, resource: Resource) -> None:
         """Serve a kind, as after the creation of its CustomResourceDefinition."""
@@ -95,18 +84,16 @@ class FakeApi:
 
     def cut(self) -> None:
         """End every watch, like a server that stops."""
-        self._cuts += 1
-        self._wake_watchers()
+        self._history.cut()
 
     def compact(self) -> None:
         """Discard the history: requests for older versions and pages get 410. Open watches continue."""
-        self._oldest = self._revision
+        self._history.compact()
         self._pages.clear()
 
     def bookmark(self) -> None:
         """Send a bookmark to every watch that allows it."""
-        self._log.append(_LoggedChange(self._revision, _BOOKMARK, None, None))
-        self._wake_watchers()
+        self._history.add_bookmark()
 
     # the Api
 
@@ -190,21 +177,9 @@ class FakeApi:
     ) -> AsyncGenerator[bytes, None]:
         await self._record_call("watch", path)
         place = self._kinds.parse_path("watch", path)
-        version = int(params.get("resourceVersion") or self._revision)
-        if version < self._oldest:
-            text = f"too old resource version: {version} ({self._oldest})"
-            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": text}
-            yield msgspec.json.encode({"type": "ERROR", "object": gone})
-            return
-        position = next((i for i, e in enumerate(self._log) if e.revision > version), len(self._log))
-        cuts = self._cuts
-        while cuts == self._cuts:
-            while position < len(self._log):
-                line = _watch_event_line(self._log[position], place, params)
-                position += 1
-                if line:
-                    yield line
-            await self._news.wait()
+        async with contextlib.aclosing(self._history.watch(place, params)) as lines:
+            async for line in lines:
+                yield line
 
     async def close(self) -> None:
         self.cut()
@@ -265,9 +240,11 @@ class FakeApi:
                 )
             items = self._pages[revision, place, selectors]
         else:
-            revision, start = self._revision, 0
+            revision, start = self._history.revision, 0
             items = [
-                i for k, i in sorted(self._objects.items()) if _matches_selectors(i, k[0], place, params)
+                item
+                for key, item in sorted(self._objects.items())
+                if change_history.is_selected(item, key[0], place, params)
             ]
             self._pages[revision, place, selectors] = items
         meta = {"resourceVersion": str(revision)}
@@ -297,79 +274,27 @@ class FakeApi:
 
     def _store_object(self, key: tuple[Resource, str, str], item: Object) -> Object:
         old = self._objects.get(key)
-        self._revision += 1
+        revision = self._history.next_revision()
         kept = (
             {field: old["metadata"][field] for field in ("uid", "creationTimestamp")}
             if old
             else {
                 "uid": f"uid-{next(self._ids)}",
-                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + self._revision),
+                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + revision),
             }
         )
-        meta = {**item["metadata"], **kept, "resourceVersion": str(self._revision)}
+        meta = {**item["metadata"], **kept, "resourceVersion": str(revision)}
         head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
         new = {**item, **head, "metadata": meta}
         self._objects[key] = new
-        self._append_to_history(_LoggedChange(self._revision, key[0], old, new))
+        self._history.append(key[0], old, new)
         return new
 
     def _delete_object(self, key: tuple[Resource, str, str]) -> None:
         old = self._objects.pop(key)
-        self._revision += 1
-        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._revision)}}
-        self._append_to_history(_LoggedChange(self._revision, key[0], last, None))
-
-    def _append_to_history(self, entry: _LoggedChange) -> None:
-        self._log.append(entry)
-        self._wake_watchers()
-
-    def _wake_watchers(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-
-_BOOKMARK = Resource("", "", "", "Bookmark")
-
-
-def _watch_event_line(entry: _LoggedChange, place: RequestPath, params: Params) -> bytes:
-    """The watch event of a change for one watcher; empty if the change does not concern it."""
-    if entry.resource is _BOOKMARK:
-        if params.get("allowWatchBookmarks") != "true":
-            return b""
-        item: Object = {"kind": place.resource.kind, "metadata": {"resourceVersion": str(entry.revision)}}
-        return msgspec.json.encode({"type": "BOOKMARK", "object": item})
-    was = entry.old is not None and _matches_selectors(entry.old, entry.resource, place, params)
-    now = entry.new is not None and _matches_selectors(entry.new, entry.resource, place, params)
-    if not was and not now:
-        return b""
-    kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
-    item = dict((entry.new if now else entry.old) or {})
-    item["metadata"] = {**item["metadata"], "resourceVersion": str(entry.revision)}
-    return msgspec.json.encode({"type": kind, "object": item})
-
-
-def _matches_selectors(item: Object, resource: Resource, place: RequestPath, params: Params) -> bool:
-    if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
-        return False
-    labels = item["metadata"].get("labels", {})
-    return _selector_matches(
-        params.get("fieldSelector", ""), lambda path: _value_at_field_path(item, path.split("."))
-    ) and _selector_matches(params.get("labelSelector", ""), labels.get)
-
-
-def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
-    """Whether a selector such as `a=b,c!=d` matches."""
-    for part in filter(None, selector.split(",")):
-        name, _, value = part.partition("=")
-        if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
-            return False
-    return True
-
-
-def _value_at_field_path(item: Any, path: list[str]) -> Any:
-    for step in path:
-        item = item.get(step, "") if isinstance(item, dict) else ""
-    return item
+        revision = self._history.next_revision()
+        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(revision)}}
+        self._history.append(key[0], last, None)
 
 
 def _merge_patch(before: Any, patch: Any) -> Any:

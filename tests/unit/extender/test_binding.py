@@ -101,7 +101,7 @@ class TestWell:
 
     def test_a_pod_that_is_not_in_the_store_is_read(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
-            api._wake_watchers = lambda: None  # type: ignore[method-assign]
+            api._history.wake_watches = lambda: None  # type: ignore[method-assign]
             assert (await replica.bind(put_pod(api, "new"))).result == "bound"
             assert ("get", PODS.path("d", "new")) in api.calls
 
