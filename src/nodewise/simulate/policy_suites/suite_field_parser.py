@@ -55,6 +55,15 @@ class SuiteFieldParser:
         """A list that may be empty."""
         return [] if value == [] else self.parse_list(path, value)
 
+    def check_distinct(self, names: Sequence[tuple[str, str]], expected: str) -> None:
+        """Each name, given with its field, is unique; a repeated one is a problem that names the first occurrence."""
+        first_fields: dict[str, str] = {}
+        for field, name in names:
+            first = first_fields.setdefault(name, field)
+            if name and first != field:
+                occurrence = f"{first} in line {self.line(first)} is the same"
+                self.add_problem(field, shown(name), f"{expected}; {occurrence}")
+
     def parse_text(self, path: str, value: Any, expected: str = "a text") -> str:
         if isinstance(value, str) and value:
             return value

@@ -90,10 +90,8 @@ class _SuiteParser(SuiteFieldParser):
             self._test(f"tests[{number}]", test, suite.evaluation_interval_s)
             for number, test in enumerate(listed)
         )
-        names = [test.name for test in tests]
-        for number, name in enumerate(names):
-            if name and name in names[:number]:
-                self.add_problem(f"tests[{number}].name", shown(name), "a name that no other test has")
+        names = [(f"tests[{number}].name", test.name) for number, test in enumerate(tests)]
+        self.check_distinct(names, "a name that no other test has")
         return suite._replace(tests=tests)
 
     # Policies
@@ -167,7 +165,15 @@ class _SuiteParser(SuiteFieldParser):
             self.parse_text(f"{path}.nodes[{number}]", node, "the name of a node")
             for number, node in enumerate(self.parse_list(f"{path}.nodes", fields.get("nodes")))
         )
-        pods = dict(self._pods(f"{path}.pods", fields.get("pods", [])))
+        named_nodes = [(f"{path}.nodes[{number}]", node) for number, node in enumerate(nodes)]
+        self.check_distinct(named_nodes, "a name that no other node of the test has")
+        listed_pods = list(self._pods(f"{path}.pods", fields.get("pods", [])))
+        named_pods = [
+            (f"{path}.pods[{number}].name", f"{namespace}/{name}" if name else "")
+            for number, ((namespace, name), _) in enumerate(listed_pods)
+        ]
+        self.check_distinct(named_pods, "a name that no other pod of its namespace has")
+        pods = dict(listed_pods)
         interval_s = self.parse_interval(fields, "interval", evaluation_interval_s, f"{path}.interval")
         listed = self.parse_optional_list(f"{path}.input_series", fields.get("input_series", []))
         series = tuple(

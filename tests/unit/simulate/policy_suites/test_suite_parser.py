@@ -15,6 +15,16 @@ _METRICS = "a metric that a policy names: power, temp"
     ("old", "new", "problem"),
     [
         ("nodes: [a, b, c]", "node: [a, b, c]", ":21: tests[0].node: an unknown field; expected name,"),
+        (
+            "nodes: [a, b, c]",
+            "nodes: [a, b, a]",
+            ":21: tests[0].nodes[2]: 'a'; expected a name that no other node of the test has; tests[0].nodes[0] in",
+        ),
+        (
+            "  pods: [{name: web-1, namespace: web}]",
+            "  pods:\n  - {name: web-1, namespace: web}\n  - {name: web-1}\n  - {name: web-1, namespace: web}",
+            "[2].name: 'web/web-1'; expected a name that no other pod of its namespace has; tests[0].pods[0].name in",
+        ),
         ("tests:", "test:", ":19: test: an unknown field"),
         (
             "'temp{node=\"a\"}'",
@@ -72,6 +82,20 @@ def test_problems(tmp_path: Path, old: str, new: str, problem: str) -> None:
     with pytest.raises(BadInput) as raised:
         read(tmp_path, "", text, "")
     assert problem in "\n".join(map(str, raised.value.problems))
+
+
+def test_pods_of_several_namespaces_may_have_the_same_name(tmp_path: Path) -> None:
+    pods = "pods: [{name: web-1, namespace: web}, {name: web-1}, {name: web-1, namespace: db}]"
+    suite = read(tmp_path, _EXPECT, test=TEST.replace("pods: [{name: web-1, namespace: web}]", pods))
+    assert [*suite.tests[0].pods] == [("web", "web-1"), ("default", "web-1"), ("db", "web-1")]
+
+
+def test_a_second_test_of_the_same_name_is_a_problem(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, _EXPECT, test=TEST + _EXPECT + TEST.removeprefix("\ntests:\n"))
+    assert [problem.expected for problem in raised.value.problems] == [
+        "a name that no other test has; tests[0].name in line 20 is the same"
+    ]
 
 
 def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
