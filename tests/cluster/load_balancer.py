@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,6 +43,8 @@ class LoadBalancer:
         """The endpoint for all new connections, ready or not. If None, the ready endpoints take turns."""
         self.taken: dict[int, BalancedEndpoint] = {}
         """The endpoint of each connection, by the client's port."""
+        self.unanswered: set[int] = set()
+        """The client's ports of connections whose last bytes came from the client."""
         self._endpoints: Sequence[BalancedEndpoint] = ()
         self._turns = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,19 +70,26 @@ class LoadBalancer:
             writer.transport.abort()
             return
         endpoint = ready[next(self._turns) % len(ready)]
-        self.taken[writer.get_extra_info("peername")[1]] = endpoint
+        port = writer.get_extra_info("peername")[1]
+        self.taken[port] = endpoint
         try:
             theirs, to_them = await asyncio.open_connection(*endpoint.address)
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(pump(reader, to_them), pump(theirs, writer))
+        await asyncio.gather(
+            pump(reader, to_them, lambda: self.unanswered.add(port)),
+            pump(theirs, writer, lambda: self.unanswered.discard(port)),
+        )
 
 
-async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def pump(
+    source: asyncio.StreamReader, target: asyncio.StreamWriter, on_data: Callable[[], None] = lambda: None
+) -> None:
     """Copies bytes from one side to the other. An orderly close is forwarded as a close, an error as a reset."""
     try:
         while data := await source.read(2**16):
+            on_data()
             target.write(data)
             await target.drain()
         target.close()

@@ -214,12 +214,17 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
         scheduler_calls.continuous_pods(sandbox, small_pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
+        of_scheduler = set(replicas.service.taken)
         replicas.service.only = None
         with scheduler_calls.continuous_calls(CALLERS, lambda: replicas.caller(body)) as callers:
             until_bound(pods, 50)
             killed_s = time.monotonic()
             with stopped(leader.process):
-                time.sleep(0.3)  # now all clients have calls in progress, also kube-scheduler
+                wait(
+                    "kube-scheduler has a call in progress",
+                    lambda: of_scheduler & replicas.service.unanswered or None,
+                    show=pods.status_text,
+                )
                 leader.process.kill()
             dead = endpoint(leader)
             wait("the Service is updated", lambda: dead not in replicas.service.ready or None)
