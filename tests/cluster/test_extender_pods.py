@@ -76,7 +76,11 @@ def api(plane: ControlPlane) -> Iterator[ClusterApi]:
         spec = {"podSelector": {"matchLabels": {"policy": name}}} | rules
         plane.api.create(policy(spec, name=name, namespace=ALL_PODS))
     last = pod(ALL_PODS, {"policy": "b"})
-    wait("the policies have an effect", lambda: is_marked(plane.api, last) or None)
+    # the API server learns the policies of each kind in the order of their creation
+    selected = [case for case in SELECTOR_CASES if case.is_selected][-1]
+    last_of_cluster_policies = pod(f"{NAMESPACES[selected.name]}-by-labels")
+    for example in (last, last_of_cluster_policies):
+        wait("the policies have an effect", lambda pod=example: is_marked(plane.api, pod) or None)  # type: ignore[misc]
     yield plane.api
     for document in reversed(made):
         plane.api.delete(path_of(document))
