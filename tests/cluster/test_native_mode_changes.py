@@ -42,7 +42,19 @@ class WaitingPods:
         self._metrics.set("heat", {node: value for node, value in self._values.items() if value is not None})
 
     def edit(self, rules: list[Object]) -> None:
-        self._sandbox.api.patch(self.path, {"spec": {"avoid": rules}}, MERGE)
+        """Edits the policy, and waits until it is evaluated, since the labels may be the same as before."""
+        api = self._sandbox.api
+        generation = api.patch(self.path, {"spec": {"avoid": rules}}, MERGE)["metadata"]["generation"]
+
+        def status() -> Object:
+            status: Object = api.get(self.path).get("status", {})
+            return status
+
+        wait(
+            "the edit is evaluated",
+            lambda: status().get("observedGeneration") == generation or None,
+            show=status,
+        )
 
     def create(self, pod: str) -> None:
         """Creates a pod, and waits until kube-scheduler has found no node for it."""
