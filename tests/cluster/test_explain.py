@@ -89,17 +89,17 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
         wait("all are hot", lambda: running.rejects(cluster.namespace, "b") or None)
         with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
-            event = cluster.expect_event("web")
+            message = cluster.expect_rejected("web")
         command = through_the_cluster(plane, cluster, "web", f"--server={running.health}")
         done = run(*command)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert lines[0].endswith("web waits: none of the 4 nodes asked about passes")
-        assert f"kube-scheduler: {event}" in lines
+        assert f"kube-scheduler: {message}" in lines
         assert "  heat GreaterThan: 1 more node passes at 82 instead of 80, 3 at 85, 4 at 90" in lines
         attempt = parse_report(run(*command, "-o", "json"))["attempt"]
         (group,) = attempt["groups"]
-        assert f"{len(group['nodes'])} {group['reason']}" in event
+        assert f"{len(group['nodes'])} {group['reason']}" in message
         assert attempt["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}
 
 
