@@ -64,9 +64,14 @@ def test_an_explanation_ends_with_the_cards(plane: ControlPlane, sandbox: Sandbo
         wait("the third pod has a decision", lambda: served.decisions("three") or None)
         kubeconfig = read_only_commands.reader(plane, [rule("get", "pods")]).kubeconfig
         arguments = [f"--kubeconfig={kubeconfig}", "--server", served.health]
-        bound = run("explain", f"{sandbox.namespace}/two", *arguments)
-        assert "is on g1: the one node asked about passes" in bound.stdout
-        assert bound.stdout.rstrip().endswith("kube-scheduler chose g1; bound, with main: card1")
-        waiting = run("explain", f"{sandbox.namespace}/three", *arguments)
-        assert "waits: the one node asked about is rejected" in waiting.stdout
-        assert SHORT in waiting.stdout
+
+        def explanation(pod: str) -> str:
+            return run("explain", f"{sandbox.namespace}/{pod}", *arguments).stdout.rstrip()
+
+        # nodewise records the bind after the pod is bound
+        end = "kube-scheduler chose g1; bound, with main: card1"
+        wait("the bind is explained", lambda: explanation("two").endswith(end) or None)
+        assert "is on g1: the one node asked about passes" in explanation("two")
+        waiting = explanation("three")
+        assert "waits: the one node asked about is rejected" in waiting
+        assert SHORT in waiting
