@@ -61,7 +61,7 @@ def extender(
 
 def entry(running: ExtenderProcess, **fields: Any) -> Object:
     """The extender's entry of a scheduler configuration."""
-    return running.entry(bindVerb="bind", managedResources=MANAGED, httpTimeout="5s", **fields)
+    return running.entry(bindVerb="bind", managedResources=MANAGED, **fields)
 
 
 def cards_of(pod: Object) -> list[str]:

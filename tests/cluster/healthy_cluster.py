@@ -339,7 +339,7 @@ def _with_ports_of(template: Object, replica: ExtenderProcess) -> Object:
 
 
 def _scheduler(cluster: HealthyCluster) -> None:
-    entry = gpu_cluster.entry(cluster.replicas[0])
+    entry = gpu_cluster.entry(cluster.replicas[0], httpTimeout="5s")
     entry["managedResources"] = [*extender_process.MANAGED, *gpu_cluster.MANAGED]
     cluster.config = controlplane.SCHEDULER | {
         "leaderElection": {"leaderElect": True},
