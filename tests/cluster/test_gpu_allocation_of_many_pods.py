@@ -46,10 +46,15 @@ class PodWaves:
     def delete_all(self, grace_s: int) -> None:
         self.sandbox.api.request("DELETE", self.history.place, params={"gracePeriodSeconds": str(grace_s)})
 
-    def expect_nothing_held(self) -> None:
+    def expect_holders(self, count: int) -> None:
+        """Waits until each replica knows that this number of pods hold GPUs."""
         for replica in self.replicas.running:
             held = functools.partial(gpu_agent_replicas.held_gpus, replica)
-            wait("no card is held", lambda held=held: not held() or None, show=held)
+            wait(
+                f"{count} pods hold GPUs",
+                lambda held=held: sum(map(len, held().values())) == count or None,
+                show=held,
+            )
 
 
 @pytest.fixture
@@ -72,6 +77,7 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
     made.kill(made.running[0])
     made.start()
     history.wait_bound(PODS)
+    flood.expect_holders(PODS)  # a replica that has not bound a pod learns of it later
     flood.delete_all(30)
     for replica in made.running:
         assert sum(map(len, gpu_agent_replicas.held_gpus(replica).values())) == PODS, (
@@ -79,13 +85,13 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
         )
     flood.delete_all(0)
     history.wait_empty()
-    flood.expect_nothing_held()
+    flood.expect_holders(0)
 
     flood.submit("forced")
     history.wait_bound(PODS)
     flood.delete_all(0)
     history.wait_empty()
-    flood.expect_nothing_held()
+    flood.expect_holders(0)
 
     flood.submit("alone")
     history.wait_bound(PODS)
@@ -95,7 +101,7 @@ def test_no_card_is_ever_given_twice_and_none_is_lost(flood: PodWaves) -> None:
     history.wait_empty()
     for _ in range(2):
         made.start()
-    flood.expect_nothing_held()
+    flood.expect_holders(0)
     flood.submit("last")
     history.wait_bound(PODS)
 
