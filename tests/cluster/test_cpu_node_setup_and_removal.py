@@ -308,8 +308,9 @@ class TestReconfigureSetup:
             node_reports = self.reconfigured(sandbox)
             assert [node_report["state"] for node_report in node_reports] == ["reconfigured"] * 2
             changing = [node_setup_objects.reconfiguration_pod_name(node) for node in labelled]
+            # the fake kubelets note a pod after they have set its status
+            wait("four pods have run", lambda: len(kubelets.seen) == 4 or None, show=lambda: kubelets.seen)
             assert [name for name in kubelets.seen if "check" not in name] == changing
-            assert len(kubelets.seen) == 4
             assert object_versions(sandbox) == {}
 
     def test_nothing_is_changed_unless_every_node_can_be(
