@@ -107,7 +107,7 @@ def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
     until(nodewise, sandbox, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
         wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
-        [event] = nodewise.wait_events("metric_failed")
-        assert event["metric"] == "health_metric"
+        # the adapter may report more than one cause, one after another
+        assert {event["metric"] for event in nodewise.wait_events("metric_failed")} == {"health_metric"}
         assert nodewise.rejects(sandbox.namespace, BAD, labels=POD_LABELS), "what it knew last still holds"
     nodewise.wait_events("metric_back")
