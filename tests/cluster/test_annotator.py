@@ -264,9 +264,9 @@ def test_the_rights_that_ship_are_those_that_were_needed(
         )
         with httpx2.Client(trust_env=False) as client:
             assert prometheus_process.answers(f"{health}/readyz", client)
-            assert (
-                'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
-            )
+            counted = 'nodewise_node_annotations_total{outcome="done"} 2.0'
+            # the annotations are counted after they are written
+            wait("both are counted", lambda: counted in client.get(f"{health}/metrics").text or None)
     requests = [request for request in audit_log.requests(ACCOUNT) if request.resource]
     assert [request for request in requests if request.is_refused] == []
     assert [request for request in requests if "nodewise-annotator" not in request.allowed_by] == []
