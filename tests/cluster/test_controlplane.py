@@ -84,11 +84,10 @@ def test_a_scheduler_that_cannot_start_says_why(plane: ControlPlane) -> None:
 
 
 def test_a_program_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
-    with (
-        Process(["sh", "-c", "echo so far; exec sleep 60"], tmp_path / "log") as process,
-        pytest.raises(NotReadyError, match=r"sh was not ready after 0.5 s:\nso far"),
-    ):
-        process.wait_ready(lambda: False, deadline_s=0.5)
+    with Process(["sh", "-c", "echo so far; exec sleep 60"], tmp_path / "log") as process:
+        process.wait_ready(lambda: process.log_line_has("so far"))
+        with pytest.raises(NotReadyError, match=r"sh was not ready after 0.5 s:\nso far"):
+            process.wait_ready(lambda: False, deadline_s=0.5)
     assert not process.is_running
 
 
