@@ -127,12 +127,12 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         sandbox.pods(cpu_manager_on_real_node.pod("later", "exec busybox sleep 1000", static.name, cores=0))
         script_pods.running(sandbox, "later")
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
-        nothing = {"status": {"capacity": {cmk_names.EXCLUSIVE_CORES: "0"}}}
-        sandbox.api.patch(f"{static.path}/status", nothing)
-        wait(
-            "the cores are offered no more",
-            lambda: True if manager.exclusive_cores_offered() == "0" else None,
+        none = {cmk_names.EXCLUSIVE_CORES: "0"}
+        patched = sandbox.api.patch(
+            f"{static.path}/status", {"status": {"capacity": none, "allocatable": none}}
         )
+        # not a wait for this state, which may end at any moment
+        assert patched["status"]["allocatable"][cmk_names.EXCLUSIVE_CORES] == "0"
         wait(
             "the cores are offered again", lambda: True if manager.exclusive_cores_offered() == "1" else None
         )
