@@ -96,7 +96,8 @@ def test_pods_do_their_work_one_after_the_other(
     assert node.runtime.inside("/opt/bin/cmk").read_text() == "a program\n"
     (daemon,) = remaining.values()
     started = {
-        container["name"]: node.log(daemon, container["name"]) for container in daemon["spec"]["containers"]
+        name: wait(f"{name} has started", lambda name=name: node.log(daemon, name) or None)
+        for name in (container["name"] for container in daemon["spec"]["containers"])
     }
     assert [lines[0].split()[:2] for lines in started.values()] == [["0", "isolate"], ["1000", "isolate"]]
     before = {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()}
@@ -104,17 +105,27 @@ def test_pods_do_their_work_one_after_the_other(
     assert {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()} == before
 
 
+def wait_error(sandbox: Sandbox, node: Kubelet, error: str, *more: str, timeout_s: float) -> None:
+    """Repeats `cluster-init` with a short timeout until it reports an error of the kubelet, which may be slow."""
+    errors: list[str] = []
+
+    def is_reported() -> bool | None:
+        report = prepared(sandbox, node, *more, timeout_s=timeout_s)
+        assert not report["ready"]
+        errors.append(report["steps"][0]["error"])
+        return error in errors[-1] or None
+
+    wait(f"{error} is reported", is_reported, show=lambda: errors)
+
+
 def test_errors_of_the_kubelet_are_reported(sandbox: Sandbox, node: Kubelet, controllers: None) -> None:
-    missing = prepared(sandbox, node, "--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init", timeout_s=8)
-    assert "container init: ErrImageNeverPull" in missing["steps"][0]["error"]
+    missing = ("--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init")
+    wait_error(sandbox, node, "container init: ErrImageNeverPull", *missing, timeout_s=8)
     without = prepared(sandbox, node, f"--cmk-img={busybox_image.NAME}", "--cmk-cmd-list=init")
     assert "went into Failed state" in without["steps"][0]["error"]
     assert "/bin/bash" in without["steps"][0]["error"]
-    again = prepared(
-        sandbox, node, f"--cmk-img={busybox_image.NAME}", "--cmk-cmd-list=reconcile", timeout_s=12
-    )
-    assert not again["ready"]
-    assert "container reconcile: " in again["steps"][0]["error"]
+    again = (f"--cmk-img={busybox_image.NAME}", "--cmk-cmd-list=reconcile")
+    wait_error(sandbox, node, "container reconcile: ", *again, timeout_s=12)
 
 
 def test_a_node_is_reconfigured_by_pods_that_see_its_processes(
