@@ -99,7 +99,8 @@ def test_a_static_scheduler_is_configured_and_restored(
         kube_host.output_of(*configure(certificates))
         assert kube_host.try_run(*configure(certificates, "--check")).returncode == 0
         assert scheduler.manifest.read_bytes() == text
-        assert scheduler.current_state() == configured
+        # on a busy machine, it may lose its Lease, end, and be started again in the same pod
+        assert scheduler.current_state()._replace(container="") == configured._replace(container="")
     host_sandbox.pods(plain("alone"), with_policy("left"))
     assert host_sandbox.expect_bound("alone") == FAR
     host_sandbox.expect_rejected("left")
