@@ -42,10 +42,12 @@ for name in sys.argv[1].split(","):
     signal.signal(getattr(signal, name), count)
 print(os.getpid(), flush=True)
 sys.stdin.readline()
+while len(counts) < len(sys.argv[1].split(",")):
+    time.sleep(0.01)
 time.sleep(0.2)
 print({signal.Signals(number).name: times for number, times in sorted(counts.items())}, flush=True)
 """
-"""A command that counts its signals until it reads a line."""
+"""A command that counts its signals until it has read a line and has got each of them, and for a moment longer."""
 CPUSET = Path("/sys/fs/cgroup/cpuset")
 
 
