@@ -58,8 +58,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     BadInput if users other than root could write to the folder.
     """
     trusted_files.check_folder(folder)
-    if not folder.is_dir():
-        folder.mkdir(parents=True, mode=0o755)
+    folder.mkdir(parents=True, mode=0o755, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
