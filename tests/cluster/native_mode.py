@@ -56,14 +56,15 @@ def key_of_active_policy(sandbox: Sandbox, labels: Mapping[str, str], **rule: st
     It counts as active, so that pods are not gated, and has an effect on new pods.
     """
     spec = {"podSelector": {"matchLabels": dict(labels)}, "avoid": [HOT | rule]}
-    made = sandbox.put(policy(spec, name="cool"))
+    made = sandbox.put(policy(spec, name="-".join(["cool", *labels.values()])))
     sandbox.api.patch(f"{path_of(made)}/status", {"status": {"active": True, "mode": "Enforce"}})
     probe = kubernetes_objects.pod("probe", labels=labels)
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
 
     def applies() -> bool | None:
-        admitted = sandbox.api.request("POST", path, json=probe, params=DRY_RUN).json()["spec"]
-        return ("affinity" in admitted and "schedulingGates" not in admitted) or None
+        admitted = sandbox.api.request("POST", path, json=probe, params=DRY_RUN).json()
+        is_required = requires(admitted, made["metadata"]["uid"])
+        return (is_required and "schedulingGates" not in admitted["spec"]) or None
 
     wait("the policy applies to new pods", applies)
     return LABEL_PREFIX + str(made["metadata"]["uid"])
@@ -88,7 +89,9 @@ def wait_gated(sandbox: Sandbox, labels: Mapping[str, str]) -> None:
 
 
 def requires(pod: Object, uid: str) -> bool:
-    """Whether every term of the pod's required node affinity has a requirement for the label of a policy."""
+    """Whether the node selector of the pod, or every term of its node affinity, names the label of a policy."""
+    if LABEL_PREFIX + uid in pod["spec"].get("nodeSelector", {}):
+        return True
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
     terms = affinity.get("nodeSelectorTerms", [])
     keys = [{item["key"] for item in term.get("matchExpressions", [])} for term in terms]

@@ -5,6 +5,7 @@ The test sets the label; kube-scheduler and the controllers for Deployments are 
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.cluster import (
     kubernetes_objects,
     native_mode,
 )
+from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.health_example_manifests import LABEL, NODES
@@ -111,22 +113,40 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
     sandbox.expect_gone("demo")
 
 
+OWN_TERM: Final = {
+    "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [*NODES]}]
+}
+
+
+@pytest.mark.parametrize(
+    ("missing", "terms", "evicted"),
+    [("Allow", [], 1), ("Reject", [], 0), ("Reject", [OWN_TERM], 1)],
+    ids=["node affinity", "node selector", "node selector and own node affinity"],
+)
 @pytest.mark.usefixtures("replicas")
-def test_pods_of_native_mode_move_off_a_node_that_violates_their_policy(
-    plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
+def test_pods_of_native_mode_with_node_affinity_move_off_a_node_that_violates_their_policy(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    descheduler_program: Path,
+    missing: str,
+    terms: list[Object],
+    evicted: int,
 ) -> None:
-    """The API server added the node affinity; the Deployment has none, and neither has the pod of another one."""
+    """The API server added the requirement; the Deployment has none, and neither has the pod of another one."""
     native_mode.install(plane.api)
-    key = native_mode.key_of_active_policy(sandbox, {"app": "demo-app"})
-    sandbox.nodes(*map(kubernetes_objects.node, NODES))
+    key = native_mode.key_of_active_policy(sandbox, {"app": "demo-app"}, whenMissing=missing)
+    sandbox.nodes(*(kubernetes_objects.node(name, labels={key: "ok"}) for name in NODES))
     deployment = health_example_manifests.deployment()
     template = deployment["spec"]["template"]
     template["spec"] = {"containers": [{"name": "main", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    if terms:
+        required = {native_mode.REQUIRED: {"nodeSelectorTerms": terms}}
+        template["spec"]["affinity"] = {"nodeAffinity": required}
     with plane.start_scheduler({}):
         sandbox.put(deployment)
         first = health_example_manifests.placed(sandbox)
         sandbox.pods(kubernetes_objects.running_on(first, kubernetes_objects.pod("other")))
         assert descheduler_run.once(plane, descheduler_program).evicted == 0
         sandbox.api.patch(f"/api/v1/nodes/{first}", {"metadata": {"labels": {key: "violating"}}})
-        assert descheduler_run.once(plane, descheduler_program).evicted == 1
-        assert health_example_manifests.placed(sandbox) != first
+        assert descheduler_run.once(plane, descheduler_program).evicted == evicted
+        assert (health_example_manifests.placed(sandbox) == first) is (not evicted)

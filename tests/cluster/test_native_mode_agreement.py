@@ -126,14 +126,19 @@ def feasible_nodes(command: Sequence[str]) -> dict[str, set[str]]:
 
 
 def requirements(pod: Object) -> list[Object]:
-    """The requirements of the pod's required node affinity, which has one term."""
-    [term] = pod["spec"]["affinity"]["nodeAffinity"][native_mode.REQUIRED]["nodeSelectorTerms"]
-    required: list[Object] = term["matchExpressions"]
+    """The requirements of the pod's node selector, and of its required node affinity, which has one term at most."""
+    selector = pod["spec"].get("nodeSelector", {})
+    required: list[Object] = [
+        {"key": key, "operator": "In", "values": [value]} for key, value in selector.items()
+    ]
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(native_mode.REQUIRED, {})
+    for term in affinity.get("nodeSelectorTerms", []):
+        required += term["matchExpressions"]
     return required
 
 
 def selected_nodes(api: ClusterApi, pod: Object) -> set[str]:
-    """The nodes that match the pod's node affinity, as the API server selects them."""
+    """The nodes that match the requirements of the pod, as the API server selects them."""
     operators = {"In": "in", "NotIn": "notin"}
     selector = ",".join(
         f"{item['key']} {operators[item['operator']]} ({','.join(item['values'])})"

@@ -143,7 +143,7 @@ class Cluster:
     def filled(self, obj: Any) -> Any:
         """A copy in which `<policy>` is the key of the label of that policy."""
         if isinstance(obj, dict):
-            return {key: self.filled(value) for key, value in obj.items()}
+            return {self.filled(key): self.filled(value) for key, value in obj.items()}
         if isinstance(obj, list):
             return [self.filled(value) for value in obj]
         name = re.fullmatch("<(.*)>", obj) if isinstance(obj, str) else None
@@ -236,13 +236,15 @@ DAEMON: Final = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "ui
 
 
 class Case(NamedTuple):
-    """A pod, and its affinity and gates after admission; `<policy>` stands for the key of that policy's label."""
+    """A pod, and what it has after admission; `<policy>` stands for the key of that policy's label."""
 
     labels: Object
     spec: Object
     affinity: Object | None
     gates: list[Object] | None = None
     namespace: str = NAMESPACE
+    selector: Object | None = None
+    """The node selector."""
 
 
 CASES: Final = {
@@ -282,7 +284,12 @@ CASES: Final = {
         {"affinity": _required(_all(_in("plain")))},
         _required(_all(_in("plain"), _not_in("plain"))),
     ),
-    "node selector": Case(PLAIN, {"nodeSelector": {"zone": "z"}}, _required(_all(_not_in("plain")))),
+    "node selector": Case(
+        PLAIN,
+        {"nodeSelector": {"zone": "z"}},
+        _required(_all(_not_in("plain"))),
+        selector={"zone": "z"},
+    ),
     "two policies": Case(PLAIN | {"both": ""}, {}, _required(_all(_not_in("plain"), _not_in("second")))),
     "policies of three kinds": Case(
         PLAIN | {"both": "", "wide": "", "telemetry-policy": "cool"},
@@ -321,8 +328,31 @@ CASES: Final = {
         {"app": "not-shadow-now"}, {}, _required(_all(_not_in("not-shadow-now"))), [native_mode.GATE]
     ),
     "beyond the budget of labels": Case({"app": "no-label"}, {}, None),
-    "one rule rejects missing values": Case({"app": "reject"}, {}, _required(_all(_in("reject")))),
-    "all parts reject missing values": Case({"app": "all-reject"}, {}, _required(_all(_in("all-reject")))),
+    "one rule rejects missing values": Case({"app": "reject"}, {}, None, selector={"<reject>": "ok"}),
+    "all parts reject missing values": Case({"app": "all-reject"}, {}, None, selector={"<all-reject>": "ok"}),
+    "a rule that rejects missing values, and terms": Case(
+        {"app": "reject"},
+        {"affinity": _required(_all(ZONE), NAME)},
+        _required(_all(ZONE), NAME),
+        selector={"<reject>": "ok"},
+    ),
+    **{
+        f"a rule that rejects missing values, and {name}": Case(
+            {"app": "reject"}, {"nodeSelector": before}, None, selector=before | {"<reject>": "ok"}
+        )
+        for name, before in {
+            "an empty node selector": {},
+            "a node selector": {"zone": "z"},
+            "the requirement": {"<reject>": "ok", "zone": "z"},
+            "another value of the label": {"<reject>": "violating"},
+        }.items()
+    },
+    "a policy that rejects missing values, and another one": Case(
+        {"app": "wide", "telemetry-policy": "cool"},
+        {},
+        _required(_all(_not_in("cool"))),
+        selector={"<native-wide>": "ok"},
+    ),
     "some parts reject missing values": Case(
         {"app": "some-reject"}, {}, _required(_all(_not_in("some-reject")))
     ),
@@ -370,7 +400,7 @@ CASES: Final = {
     "other labels": Case({"app": "other"}, {}, None),
     "a policy of another namespace": Case(PLAIN, {}, None, namespace=OTHER_NAMESPACE),
     "a cluster policy": Case(
-        {"app": "wide"}, {}, _required(_all(_in("native-wide"))), namespace=OTHER_NAMESPACE
+        {"app": "wide"}, {}, None, namespace=OTHER_NAMESPACE, selector={"<native-wide>": "ok"}
     ),
     "a cluster policy for namespaces with a label": Case(
         {"app": "team"}, {}, _required(_all(_not_in("native-team-a"))), [native_mode.GATE]
@@ -385,13 +415,13 @@ CASES: Final = {
     "bound when created": Case(PLAIN | {"telemetry-policy": "none"}, {"nodeName": "node-1"}, None),
     "a TASPolicy": Case({"telemetry-policy": "cool"}, {}, _required(_all(_not_in("cool")))),
     "a TASPolicy that rejects missing values": Case(
-        {"telemetry-policy": "strict"}, {}, _required(_all(_in("strict")))
+        {"telemetry-policy": "strict"}, {}, None, selector={"<strict>": "ok"}
     ),
     "a TASPolicy with allOf, of which one rejects": Case(
         {"telemetry-policy": "all-of"}, {}, _required(_all(_not_in("all-of")))
     ),
     "a TASPolicy with allOf, of which all reject": Case(
-        {"telemetry-policy": "all-strict"}, {}, _required(_all(_in("all-strict")))
+        {"telemetry-policy": "all-strict"}, {}, None, selector={"<all-strict>": "ok"}
     ),
     "a TASPolicy that is not active": Case(
         {"telemetry-policy": "fresh"}, {}, _required(_all(_not_in("fresh"))), [native_mode.GATE]
@@ -413,6 +443,7 @@ def test_what_is_added(cluster: Cluster, case: Case) -> None:
     for pod in (admitted, expected):
         _sort_requirements(pod)
     assert admitted["spec"].get("affinity") == expected["spec"].get("affinity")
+    assert admitted["spec"].get("nodeSelector") == cluster.filled(case.selector)
     assert admitted["spec"].get("schedulingGates") == case.gates
 
 
@@ -465,13 +496,14 @@ def test_a_pod_without_the_requirement_of_its_policy_is_denied(cluster: Cluster)
         if (document["kind"], document["metadata"]["name"])
         == ("MutatingAdmissionPolicyBinding", native_mode.NAMED)
     ]
-    annotated = {native_mode.POLICY_ANNOTATION: cluster.uids["cool"]}
 
-    def admit(labels: Object, affinity: Object) -> Object:
-        pod = _pod(labels, affinity=cluster.filled(affinity))
+    def admit(labels: Object, affinity: Object, policy: str = "cool", **selector: str) -> Object:
+        annotated = {native_mode.POLICY_ANNOTATION: cluster.uids[policy]}
+        constraints = cluster.filled({"affinity": affinity, "nodeSelector": selector})
+        pod = _pod(labels, **constraints)
         return cluster.admit(pod | {"metadata": pod["metadata"] | {"annotations": annotated}})
 
-    cool = {"telemetry-policy": "cool"}
+    cool, strict = {"telemetry-policy": "cool"}, {"telemetry-policy": "strict"}
     for document in named:
         cluster.api.delete(path_of(document))
     admission_policy_waits.wait_denied(lambda: admit(cool, {}))
@@ -486,8 +518,12 @@ def test_a_pod_without_the_requirement_of_its_policy_is_denied(cluster: Cluster)
             _required(_all(_not_in("cool") | {"values": ["other"]})),
             _required(_all(_not_in("plain"))),
         ):
-            with pytest.raises(ApiError, match="found a term without the requirement policy"):
+            with pytest.raises(ApiError, match=r"cool, expected .* NotIn \[violating\] in every term"):
                 admit(cool, affinity)
+        admit(strict, {}, "strict", **{"<strict>": "ok", "zone": "z"})
+        for selector in ({}, {"zone": "z"}, {"<strict>": "violating"}, {"<cool>": "ok"}):
+            with pytest.raises(ApiError, match=r"strict, expected .*: ok in its node selector"):
+                admit(strict, _required(_all(_in("strict"))), "strict", **selector)
         with pytest.raises(ApiError, match="nodewise-native-named"):
             admit({"telemetry-policy": "fresh"}, _required(_all(_not_in("fresh"))))  # another policy's uid
     finally:

@@ -22,14 +22,19 @@ def selected_pod(name: str, app: str) -> Object:
 def test_a_kubelet_that_starts_on_a_violating_node_fails_the_selected_pods(
     plane: ControlPlane, sandbox: Sandbox, node: Kubelet
 ) -> None:
+    """The requirement of one pod is node affinity, and that of another one a node selector."""
     native_mode.install(plane.api)
-    key = native_mode.key_of_active_policy(sandbox, {"app": "web"})
+    allowing = native_mode.key_of_active_policy(sandbox, {"app": "web"})
+    rejecting = native_mode.key_of_active_policy(sandbox, {"app": "strict"}, whenMissing="Reject")
+    node.label({rejecting: "ok"})
     with plane.start_scheduler({}):
-        sandbox.pods(selected_pod("web", "web"), selected_pod("other", "other"))
-        script_pods.running(sandbox, "web")
-        script_pods.running(sandbox, "other")
-    node.label({key: "violating"})
+        names = ("web", "strict", "other")
+        sandbox.pods(*(selected_pod(name, name) for name in names))
+        for name in names:
+            script_pods.running(sandbox, name)
+    node.label({allowing: "violating", rejecting: "violating"})
     node.restart()
-    failed = script_pods.ended(sandbox, "web")
-    assert (failed["status"]["phase"], failed["status"]["reason"]) == ("Failed", "NodeAffinity")
+    for name in ("web", "strict"):
+        failed = script_pods.ended(sandbox, name)
+        assert (failed["status"]["phase"], failed["status"]["reason"]) == ("Failed", "NodeAffinity")
     script_pods.running(sandbox, "other")

@@ -11,7 +11,7 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import policy_mode
 from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.agents.telemetry.verdict_labels import label_key
-from nodewise.agents.telemetry.verdict_requirements import Affinity, verdict_requirements
+from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, verdict_requirements
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import native_labels, pod_policies
 
@@ -22,9 +22,8 @@ class _Metadata(msgspec.Struct, frozen=True, gc=False):
     creationTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class _Spec(msgspec.Struct, frozen=True, gc=False):
+class _Spec(NodeConstraints, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
-    affinity: Affinity | None = None
 
 
 class NativePodFields(msgspec.Struct, frozen=True, gc=False):
@@ -52,7 +51,7 @@ def _messages(
 ) -> Iterator[str]:
     if pod.spec.nodeName:
         return
-    keys = {requirement.key for requirement in verdict_requirements(pod.spec.affinity)}
+    keys = {requirement.key for requirement in verdict_requirements(pod.spec)}
     for key in state.selection.select(pod):
         # a pod may name a TASPolicy that does not exist
         policy_state = state.policies.get(key)

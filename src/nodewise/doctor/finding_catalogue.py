@@ -290,8 +290,9 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "native-mode-evictions": FindingKind(
         "warning",
         "The descheduler evicts running pods in native mode",
-        "In native mode policies are required node affinity. RemovePodsViolatingNodeAffinity, which the chart of the"
-        " descheduler enables, evicts the running pods of a policy when their node begins to violate it.",
+        "In native mode policies are required node affinity, or a node selector if they reject nodes without a value."
+        " RemovePodsViolatingNodeAffinity, which the chart of the descheduler enables, evicts the running pods that"
+        " have required node affinity when their node begins to violate a policy.",
         "disable RemovePodsViolatingNodeAffinity, or its nodeAffinityType"
         " requiredDuringSchedulingIgnoredDuringExecution, if running pods shall stay",
     ),

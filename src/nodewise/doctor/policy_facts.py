@@ -27,7 +27,7 @@ class PodInfo(NamedTuple):
     observed_by: tuple[str, ...] = ()
     """Those of `selected_by` that have no effect on it, by their mode or because they have stepped back."""
     verdict_keys: frozenset[str] = frozenset()
-    """The keys of labels of native mode in its node affinity."""
+    """The keys of labels of native mode that it requires."""
 
     @property
     def where(self) -> str:

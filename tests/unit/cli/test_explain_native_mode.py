@@ -23,7 +23,6 @@ COOL, CALM = label_key("uid-1"), label_key("uid-2")
 
 def pod(*keys: str, ok: str = "", prefers: str = "", gated: bool = False) -> dict[str, Any]:
     expressions = [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]
-    expressions += [{"key": ok, "operator": "In", "values": ["ok"]}] if ok else []
     preference = {"matchExpressions": [{"key": prefers, "operator": "NotIn", "values": ["violating"]}]}
     affinity = {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -39,7 +38,12 @@ def pod(*keys: str, ok: str = "", prefers: str = "", gated: bool = False) -> dic
         "namespace": "web",
         "labels": {"app": "web"},
     }
-    return {"metadata": metadata, "spec": {"affinity": {"nodeAffinity": affinity}, "schedulingGates": gates}}
+    spec = {
+        "affinity": {"nodeAffinity": affinity},
+        "nodeSelector": {ok: "ok"} if ok else {},
+        "schedulingGates": gates,
+    }
+    return {"metadata": metadata, "spec": spec}
 
 
 def policy(name: str, *, active: bool = True, labelled: bool = True) -> Any:
@@ -106,12 +110,12 @@ def test_requirements_are_compared_with_the_labels_of_nodes(capsys: pytest.Captu
     assert printed(result, capsys) == [
         "web/shop waits, placed by native mode: 1 of 2 nodes have the labels that it requires",
         "controller-0 evaluated the policies 4s ago",
-        "it requires nodes without the label violating of placement policy web/cool: 1 of 2 nodes are rejected",
         "it requires nodes with the label ok of placement policy web/calm: 1 of 2 nodes are rejected",
+        "it requires nodes without the label violating of placement policy web/cool: 1 of 2 nodes are rejected",
         "",
-        "NODE  VERDICT   placement policy web/cool  placement policy web/calm  LABELS CHANGED",
-        "b     passes    -                          ok                         -",
-        "a     rejected  violating                  -                          3m ago",
+        "NODE  VERDICT   placement policy web/calm  placement policy web/cool  LABELS CHANGED",
+        "b     passes    ok                         -                          -",
+        "a     rejected  -                          violating                  3m ago",
         "",
         "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them.",
     ]

@@ -60,7 +60,7 @@ class UncoveredPods:
         listed = self._groups.keep(ListedPod(fields))
         if listed is None or listed.group is None:
             return
-        required = verdict_requirements.verdict_requirements(pod.spec.affinity)
+        required = verdict_requirements.verdict_requirements(pod.spec)
         keys = frozenset(requirement.key for requirement in required)
         newest = self._newest.setdefault(metadata.namespace, {})
         newest.pop(listed.group, None)

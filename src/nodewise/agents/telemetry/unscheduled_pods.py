@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.agents.telemetry import verdict_requirements
 from nodewise.agents.telemetry.policy_selection import PodOwner
-from nodewise.agents.telemetry.verdict_requirements import Affinity
+from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
@@ -21,8 +21,7 @@ class _Gate(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _Spec(msgspec.Struct, frozen=True):
-    affinity: Affinity | None = None
+class _Spec(NodeConstraints, frozen=True):
     schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
 
 
@@ -58,14 +57,14 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     gate: int = -1
     """The position of our gate among its gates; -1 without it."""
     lacks_matching_node: bool = False
-    """Whether kube-scheduler reports nodes that do not match the node affinity of the pod."""
+    """Whether kube-scheduler reports nodes that do not match the node affinity or node selector of the pod."""
 
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     """The pod as it is stored; None for a pod that native mode does not concern."""
     required = [
         requirement
-        for requirement in verdict_requirements.verdict_requirements(pod.spec.affinity)
+        for requirement in verdict_requirements.verdict_requirements(pod.spec)
         if not requirement.is_preferred
     ]
     gates = [gate.name for gate in pod.spec.schedulingGates or ()]
@@ -88,8 +87,8 @@ def _reports_mismatch(status: _Status) -> bool:
 def keys_with_ok(pods: Iterable[UnscheduledPod]) -> frozenset[tuple[str, str]]:
     """The keys of which pods require the value `ok`, each with the namespace of a pod, and with an empty one.
 
-    A policy selects no pods of other namespaces, so their affinity must not cause labels. An empty namespace stands for
-    a ClusterPlacementPolicy.
+    A policy selects no pods of other namespaces, so what they require must not cause labels. An empty namespace stands
+    for a ClusterPlacementPolicy.
     """
     required = {(pod.metadata.namespace, key) for pod in pods for key in pod.keys_with_ok}
     return frozenset(required | {("", key) for _, key in required})

@@ -1,10 +1,10 @@
 """Node labels with the verdicts of policies, for native mode: a stock kube-scheduler enforces them. No I/O.
 
-The admission policies of `deploy/native.yaml` add a requirement for the label of a policy to the node affinity of the
-pods that it selects: `NotIn [violating]`, or `In [ok]` if the policy rejects nodes without a value. So every node that
-the policy rejects, for whatever reason, is `violating`. A node that passes is `ok` only if a pod may require that:
-a label on every node costs a write per node and policy, and space in every Node object. A policy with `enforcement:
-Preferred` adds a preference for nodes that are not `violating`.
+The admission policies of `deploy/native.yaml` add a requirement for the label of a policy to the pods that it selects:
+`NotIn [violating]` to the node affinity, or `ok` to the node selector if the policy rejects nodes without a value. So
+every node that the policy rejects, for whatever reason, is `violating`. A node that passes is `ok` only if a pod may
+require that: a label on every node costs a write per node and policy, and space in every Node object. A policy with
+`enforcement: Preferred` adds a preference for nodes that are not `violating`.
 """
 
 from collections.abc import Generator, Iterable

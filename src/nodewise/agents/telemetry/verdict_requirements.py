@@ -1,4 +1,4 @@
-"""What the node affinity of a pod says about labels with verdicts. The API server adds it in native mode. No I/O."""
+"""What a pod requires of labels with verdicts. The API server adds the requirements in native mode. No I/O."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -46,6 +46,13 @@ class Affinity(msgspec.Struct, frozen=True):
     nodeAffinity: _NodeAffinity | None = None  # noqa: N815
 
 
+class NodeConstraints(msgspec.Struct, frozen=True):
+    """The fields of a pod's spec that limit the nodes on which it may run by their labels."""
+
+    affinity: Affinity | None = None
+    nodeSelector: dict[str, str] | None = None  # noqa: N815
+
+
 class VerdictRequirement(NamedTuple):
     """What a pod requires, or prefers, of the label of one policy."""
 
@@ -59,29 +66,31 @@ class VerdictRequirement(NamedTuple):
         return value == verdict_labels.OK if self.needs_ok else value != VIOLATING
 
 
-def verdict_requirements(affinity: Affinity | None) -> tuple[VerdictRequirement, ...]:
-    """Each key once, in order, up to `MAX_KEYS`; required ones first.
+def verdict_requirements(spec: NodeConstraints) -> tuple[VerdictRequirement, ...]:
+    """Each key once, up to `MAX_KEYS`: first those of the node selector, then of required, then of preferred affinity.
 
-    The admission policies add the same to all terms.
+    The admission policies add the same to all terms of the affinity.
     """
     needs_ok: dict[tuple[str, bool], bool] = {}
-    for expression, is_preferred in _expressions(affinity):
-        key = (expression.key, is_preferred)
-        if expression.key.startswith(VERDICT_LABEL_PREFIX) and (key in needs_ok or len(needs_ok) < MAX_KEYS):
-            needs_ok[key] = needs_ok.get(key, False) or _needs_ok(expression)
+    for key, is_ok_needed, is_preferred in _requirements(spec):
+        known = (key, is_preferred)
+        if key.startswith(VERDICT_LABEL_PREFIX) and (known in needs_ok or len(needs_ok) < MAX_KEYS):
+            needs_ok[known] = needs_ok.get(known, False) or is_ok_needed
     return tuple(VerdictRequirement(key, ok, is_preferred) for (key, is_preferred), ok in needs_ok.items())
 
 
-def _needs_ok(expression: Expression) -> bool:
-    return expression.operator == "In" and expression.values == (verdict_labels.OK,)
+def _requirements(spec: NodeConstraints) -> Iterator[tuple[str, bool, bool]]:
+    """The key of each label, whether `ok` is needed, and whether it is only preferred.
 
-
-def _expressions(affinity: Affinity | None) -> Iterator[tuple[Expression, bool]]:
-    """All expressions of the node affinity, each with whether it is preferred."""
-    node_affinity = (affinity and affinity.nodeAffinity) or _NodeAffinity()
+    A node without the label never meets a node selector. Earlier versions of nodewise added `In [ok]` to the affinity.
+    """
+    yield from ((key, True, False) for key in spec.nodeSelector or ())
+    node_affinity = (spec.affinity and spec.affinity.nodeAffinity) or _NodeAffinity()
     selector = node_affinity.requiredDuringSchedulingIgnoredDuringExecution or _NodeSelector()
     preferences = node_affinity.preferredDuringSchedulingIgnoredDuringExecution or ()
     terms = [(term, False) for term in selector.nodeSelectorTerms or ()]
     terms += [(preferred.preference or Term(), True) for preferred in preferences]
     for term, is_preferred in terms:
-        yield from ((expression, is_preferred) for expression in term.matchExpressions or ())
+        for expression in term.matchExpressions or ():
+            is_ok_needed = expression.operator == "In" and expression.values == (verdict_labels.OK,)
+            yield expression.key, is_ok_needed, is_preferred

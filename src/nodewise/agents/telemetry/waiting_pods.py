@@ -1,7 +1,7 @@
 """Which pods wait because of a policy, by what kube-scheduler says about them. No I/O.
 
 The message of an unschedulable pod contains the reasons of an extender, which begin with the policy. In native mode it
-says that nodes did not match the node affinity, which names the policies by the keys of their labels.
+says that nodes did not match the node affinity or node selector, which names the policies by the keys of their labels.
 """
 
 import re
@@ -15,7 +15,7 @@ from nodewise.agents.telemetry import policy_mode, verdict_labels, verdict_requi
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
 from nodewise.agents.telemetry.state import TelemetryState
-from nodewise.agents.telemetry.verdict_requirements import Affinity
+from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
 
 _POLICY: Final = re.compile(r"(?:cluster )?placement policy [a-z0-9./-]+(?=: )")
 """The policy in a reason, as `PolicyKey.text` writes it."""
@@ -36,15 +36,11 @@ class _Status(msgspec.Struct, frozen=True):
     conditions: tuple[_Condition, ...] = ()
 
 
-class _Spec(msgspec.Struct, frozen=True):
-    affinity: Affinity | None = None
-
-
 class WaitingPod(msgspec.Struct, frozen=True):
     """A pod without a node, for which kube-scheduler found none."""
 
     metadata: PodMetadata = PodMetadata()
-    spec: _Spec = _Spec()
+    spec: NodeConstraints = NodeConstraints()
     status: _Status = _Status()
     causes: frozenset[str] = _NOTHING
     """The texts and label keys of policies that are a cause. Set for a stored pod; its spec and status are dropped."""
@@ -62,7 +58,7 @@ def keep_pod(pod: WaitingPod) -> WaitingPod | None:
     )
     causes = frozenset(_POLICY.findall(message))
     if _AFFINITY in message:
-        required = verdict_requirements.verdict_requirements(pod.spec.affinity)
+        required = verdict_requirements.verdict_requirements(pod.spec)
         causes |= {requirement.key for requirement in required if not requirement.is_preferred}
     kept = WaitingPod(pod.metadata, causes=causes)
     return kept if causes and len(msgspec.json.encode(kept)) <= _MAX_BYTES else None

@@ -10,7 +10,7 @@ from nodewise import clock
 from nodewise.agents.telemetry import unscheduled_pods
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
 from nodewise.agents.telemetry.verdict_requirements import (
-    Affinity,
+    NodeConstraints,
     VerdictRequirement,
     verdict_requirements,
 )
@@ -83,8 +83,7 @@ class _Gate(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    affinity: Affinity | None = None
+class _PodSpec(NodeConstraints, frozen=True, rename="camel"):
     scheduling_gates: tuple[_Gate, ...] | None = None
 
 
@@ -121,7 +120,7 @@ async def read_native_state(
         decoded = msgspec.json.decode(pod, type=_Pod)
     except UNREADABLE:
         return None
-    wanted = verdict_requirements(decoded.spec.affinity)
+    wanted = verdict_requirements(decoded.spec)
     gated = any(gate.name == unscheduled_pods.GATE for gate in decoded.spec.scheduling_gates or ())
     not_covering = _policies_not_covering(policies, wanted, decoded.metadata.creation_timestamp)
     if not (wanted or gated or not_covering):

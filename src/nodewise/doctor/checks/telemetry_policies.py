@@ -208,15 +208,13 @@ def check_pods_without_extender(
 
 
 def _check_pods_have_requirements(policies: Policies, pods: Pods) -> Iterator[Finding]:
-    """Pods of native mode whose node affinity does not name a policy that selects them; one for each policy."""
+    """Pods of native mode that do not require the label of a policy that selects them; one for each policy."""
     for policy in policies:
         if not policy.avoids_nodes or policy.not_enforced or not policy.node_label:
             continue
         own = (pod for pod in pods if policy.where in pod.policies and policy.where not in pod.observed_by)
         if pod := next((pod for pod in own if policy.node_label not in pod.verdict_keys), None):
-            actual = (
-                f"is selected by {policy.where}, and its node affinity does not name the policy's node label"
-            )
+            actual = f"is selected by {policy.where}, and does not require the policy's node label"
             remedy = _NEWER_POLICY_REMEDY if pod.age_s > policy.age_s else _NO_REQUIREMENT_REMEDY
             expected = "a requirement for the node label"
             yield finding("policy-without-effect", pod.where, actual, expected, remedy=remedy)

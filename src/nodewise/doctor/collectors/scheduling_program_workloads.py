@@ -11,7 +11,7 @@ from nodewise import clock
 from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
-from nodewise.agents.telemetry.verdict_requirements import Affinity, verdict_requirements
+from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, verdict_requirements
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -243,21 +243,17 @@ def _select_policies(
     return keys, tuple(key for key in keys if not selectors.is_enforced_for(key, pod))
 
 
-class _AffinitySpec(msgspec.Struct, frozen=True):
-    affinity: Affinity | None = None
-
-
-class _PodAffinity(msgspec.Struct, frozen=True):
-    spec: _AffinitySpec = _AffinitySpec()
+class _Pod(msgspec.Struct, frozen=True):
+    spec: NodeConstraints = NodeConstraints()
 
 
 def _verdict_keys(body: bytes) -> frozenset[str]:
-    """The keys of labels of native mode in a pod's node affinity."""
+    """The keys of labels of native mode that a pod requires."""
     try:
-        affinity = msgspec.json.decode(body, type=_PodAffinity).spec.affinity
+        spec = msgspec.json.decode(body, type=_Pod).spec
     except msgspec.MsgspecError:
         return frozenset()
-    return frozenset(requirement.key for requirement in verdict_requirements(affinity))
+    return frozenset(requirement.key for requirement in verdict_requirements(spec))
 
 
 def _parse_creation_time(value: Any, default: float) -> float:

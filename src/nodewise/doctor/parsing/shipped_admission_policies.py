@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 SHIPPED_POLICIES: Final[Mapping[str, str]] = {
-    "MutatingAdmissionPolicy/nodewise-native": "a3c8feb912bdc553",
-    "MutatingAdmissionPolicy/nodewise-native-cluster": "ce792e3ca26b786b",
-    "MutatingAdmissionPolicy/nodewise-native-named": "2ef9827083c78b1e",
-    "ValidatingAdmissionPolicy/nodewise-native-named": "5c9bc9f99d5803e6",
+    "MutatingAdmissionPolicy/nodewise-native": "2580027e68eea5fa",
+    "MutatingAdmissionPolicy/nodewise-native-cluster": "94191a9820b01733",
+    "MutatingAdmissionPolicy/nodewise-native-named": "f8574b9390709bea",
+    "ValidatingAdmissionPolicy/nodewise-native-named": "1ddd8273968e5b24",
     "MutatingAdmissionPolicy/nodewise-extender-pods": "d0480ee0a7396672",
     "MutatingAdmissionPolicy/nodewise-extender-pods-cluster": "c56b79f545a4176c",
 }

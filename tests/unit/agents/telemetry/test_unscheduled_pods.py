@@ -49,10 +49,23 @@ def test_what_a_pod_requires_of_labels() -> None:
     assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"
 
 
+def test_a_node_selector_requires_ok() -> None:
+    spec = {"nodeSelector": {"zone": "z", A: "ok"}}
+    pod = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+    assert pod is not None
+    assert (pod.keys, pod.keys_with_ok) == ({A}, {A})
+    assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"
+
+
 def test_a_pod_requires_a_limited_number_of_labels() -> None:
-    terms = [(label_key(str(number)), ["ok"]) for number in range(1000)]
+    keys = [label_key(str(number)) for number in range(1000)]
+    terms = [(key, ["ok"]) for key in keys]
     pod = stored("p", "web", None, terms, terms)
     assert (len(pod.keys), len(pod.keys_with_ok)) == (64, 64)
+    spec = {"nodeSelector": dict.fromkeys(keys, "ok")}
+    selects = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+    assert selects is not None
+    assert (len(selects.keys), len(selects.keys_with_ok)) == (64, 64)
 
 
 def test_a_pod_requires_ok_of_the_policies_of_its_own_namespace_and_of_the_cluster() -> None:
