@@ -211,7 +211,9 @@ def table(run: Run) -> str:
     rows += [(f"{name}: CPU ms", _cpu_times(series)) for name, series in run["rounds"].items()]
     rows += [(key, f"{value:g}") for key, value in run["figures"].items()]
     rows.append(("other programs' share of the machine", f"{run['machine']['others_share']:.0%}"))
-    return "\n".join([f"{run['nodes']} nodes, {run['pods']} pods a round", *(f"{a:<40}{b}" for a, b in rows)])
+    width = max(len(name) for name, _ in rows) + 2
+    lines = (f"{name:<{width}}{value}" for name, value in rows)
+    return "\n".join([f"{run['nodes']} nodes, {run['pods']} pods a round", *lines])
 
 
 def _write(runs: Sequence[Run]) -> None:

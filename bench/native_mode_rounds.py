@@ -43,6 +43,10 @@ CHANGING_NODES: Final = 250
 FLAPPING: Final = "node_flapping"
 WEB: Final = {"app": "web"}
 WAITING: Final = {"app": "waiting"}
+HALF_RULES: Final = ({"metric": TEMPERATURE, "above": 80}, {"metric": ERRORS, "above": 0})
+"""They reject half of the nodes."""
+NONE_RULE: Final = {"metric": POWER, "above": 0}
+"""It rejects all nodes."""
 _DEADLINE_S: Final = 120.0
 
 
@@ -112,18 +116,24 @@ def prepared(bench: BindBench) -> Iterator[NativeCluster]:
     ):
         account = native_mode.install_with_account(bench.plane)
         bench.metrics.set(FLAPPING, dict.fromkeys(bench.names[:CHANGING_NODES], 0))
-        half = [{"metric": TEMPERATURE, "above": 80}, {"metric": ERRORS, "above": 0}]
         policies = [
-            put_policy(sandbox, "half", WEB, *half),
+            put_policy(sandbox, "half", WEB, *HALF_RULES),
             put_policy(admitting, "all", WEB, {"metric": TEMPERATURE, "above": NEVER}),
-            put_policy(waiting, "none", WAITING, {"metric": POWER, "above": 0}),
+            put_policy(waiting, "none", WAITING, NONE_RULE),
             put_policy(waiting, "flapping", {"app": "absent"}, {"metric": FLAPPING, "above": 50}),
         ]
-        report_progress_line("labelling the nodes")
-        with controller(account, bench.folder, "--kube-qps=5000", "--kube-burst=5000") as running:
-            wait_active(bench.plane.api, policies)
-            running.wait_settled()
-        yield NativeCluster(bench, sandbox, admitting, waiting, account)
+        cluster = NativeCluster(bench, sandbox, admitting, waiting, account)
+        label_nodes(cluster, policies)
+        yield cluster
+
+
+def label_nodes(cluster: NativeCluster, policies: Sequence[str]) -> None:
+    """Label all nodes for these policies, given by path, as fast as the API server permits."""
+    report_progress_line("labelling the nodes")
+    unlimited = ("--kube-qps=5000", "--kube-burst=5000")
+    with controller(cluster.account, cluster.bench.folder, *unlimited) as running:
+        wait_active(cluster.bench.plane.api, policies)
+        running.wait_settled()
 
 
 def put_policy(sandbox: Sandbox, name: str, selector: Mapping[str, str], *avoid: Object) -> str:

@@ -204,6 +204,15 @@ FIGURES: Final[Mapping[str, Figure]] = {
         NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, no policy", "ms"
     ),
     "native_waiting_cpu_5000_ms": Figure(NATIVE_WAITING, "the same, native mode", "ms"),
+    "native_waiting_strict_bind_rate_5000": Figure(
+        NATIVE_WAITING, "pods bound per second, the same policies with whenMissing: Reject", "1/s"
+    ),
+    "native_waiting_strict_bind_ratio_none_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to no policy", at_least=0.95
+    ),
+    "native_waiting_strict_cpu_5000_ms": Figure(
+        NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, whenMissing: Reject", "ms"
+    ),
     "native_label_p50_s": Figure(
         NATIVE_LABELS, "from a change of ten metrics on 100 nodes to a label, period 5 s: median", "s"
     ),

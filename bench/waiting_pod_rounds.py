@@ -34,8 +34,11 @@ from bench.progress_lines import report_progress_line
 from bench.scheduler_bind_rounds import Rounds
 
 NONE, NATIVE = "no policy, pods wait", "native mode, pods wait"
+STRICT = "native mode, whenMissing: Reject, pods wait"
+"""As `NATIVE`, but the requirements are node selectors."""
 WAITING_PODS: Final = 5000
 _REJECTION_S: Final = 600.0
+_STRICT: Final = {"app": "strict"}
 
 
 _Changing = Callable[[], AbstractContextManager[None]]
@@ -55,13 +58,28 @@ def measure(cluster: NativeCluster, count: int) -> Rounds:
     changing: _Changing = functools.partial(_labels_change, cluster)
     contender = _Contender(kubernetes_objects.pod, _pod_with_selector_of_no_node)
     rounds[NONE] = _measure(cluster, NONE, contender, count, changing)
+    _put_policies_that_reject_missing_values(cluster)
     # steadily, instead of 200 labels at once
     with native_mode_rounds.controller(cluster.account, cluster.bench.folder, "--kube-burst=10") as running:
         running.wait_settled()
         changing = functools.partial(_verdicts_change, cluster, running)
         contender = _Contender(native_mode_rounds.pod_with_policy, _pod_that_a_policy_rejects)
         rounds[NATIVE] = _measure(cluster, NATIVE, contender, count, changing)
+        strict = functools.partial(kubernetes_objects.pod, labels=_STRICT)
+        rounds[STRICT] = _measure(cluster, STRICT, _Contender(strict, strict), count, changing)
     return rounds
+
+
+def _put_policies_that_reject_missing_values(cluster: NativeCluster) -> None:
+    half, none = (
+        [rule | {"whenMissing": "Reject"} for rule in rules]
+        for rules in (native_mode_rounds.HALF_RULES, [native_mode_rounds.NONE_RULE])
+    )
+    policies = [
+        native_mode_rounds.put_policy(cluster.sandbox, "strict-half", _STRICT, *half),
+        native_mode_rounds.put_policy(cluster.waiting, "strict-none", _STRICT, *none),
+    ]
+    native_mode_rounds.label_nodes(cluster, policies)
 
 
 def figures(rounds: Rounds, nodes: int) -> dict[str, float]:
@@ -73,8 +91,11 @@ def figures(rounds: Rounds, nodes: int) -> dict[str, float]:
         f"native_waiting_bind_rate_none_{nodes}": rate(NONE),
         f"native_waiting_bind_rate_{nodes}": rate(NATIVE),
         f"native_waiting_bind_ratio_none_{nodes}": ratio(NATIVE, NONE),
+        f"native_waiting_strict_bind_rate_{nodes}": rate(STRICT),
+        f"native_waiting_strict_bind_ratio_none_{nodes}": ratio(STRICT, NONE),
         f"native_waiting_cpu_none_{nodes}_ms": cpu_ms(NONE),
         f"native_waiting_cpu_{nodes}_ms": cpu_ms(NATIVE),
+        f"native_waiting_strict_cpu_{nodes}_ms": cpu_ms(STRICT),
     }
 
 
@@ -91,7 +112,7 @@ def _measure(
         for number in range(count):
             with changing():
                 watch = native_mode_rounds.bind(cluster, contender.measured, _resumed(scheduler))
-            is_native = name == NATIVE
+            is_native = name != NONE
             bound = (
                 native_mode_rounds.half_summary(cluster, watch)
                 if is_native
@@ -181,7 +202,7 @@ def _labels_change(cluster: NativeCluster) -> Iterator[None]:
 
     def change(number: int) -> None:
         labels = {"node.example/flapping": str(number)}
-        path = f"/api/v1/nodes/{names[number % CHANGING_NODES]}"
+        path = f"/api/v1/nodes/{names[number % len(names)]}"
         api.request("PATCH", path, json={"metadata": {"labels": labels}}, headers={"Content-Type": MERGE})
 
     with contextlib.closing(api), _repeating(change, PERIOD_S / CHANGING_NODES):

@@ -85,12 +85,17 @@ def _requirements(spec: NodeConstraints) -> Iterator[tuple[str, bool, bool]]:
     A node without the label never meets a node selector. Earlier versions of nodewise added `In [ok]` to the affinity.
     """
     yield from ((key, True, False) for key in spec.nodeSelector or ())
-    node_affinity = (spec.affinity and spec.affinity.nodeAffinity) or _NodeAffinity()
+    for expression, is_preferred in _expressions(spec.affinity):
+        is_ok_needed = expression.operator == "In" and expression.values == (verdict_labels.OK,)
+        yield expression.key, is_ok_needed, is_preferred
+
+
+def _expressions(affinity: Affinity | None) -> Iterator[tuple[Expression, bool]]:
+    """All expressions of the node affinity, each with whether it is preferred."""
+    node_affinity = (affinity and affinity.nodeAffinity) or _NodeAffinity()
     selector = node_affinity.requiredDuringSchedulingIgnoredDuringExecution or _NodeSelector()
     preferences = node_affinity.preferredDuringSchedulingIgnoredDuringExecution or ()
     terms = [(term, False) for term in selector.nodeSelectorTerms or ()]
     terms += [(preferred.preference or Term(), True) for preferred in preferences]
     for term, is_preferred in terms:
-        for expression in term.matchExpressions or ():
-            is_ok_needed = expression.operator == "In" and expression.values == (verdict_labels.OK,)
-            yield expression.key, is_ok_needed, is_preferred
+        yield from ((expression, is_preferred) for expression in term.matchExpressions or ())
