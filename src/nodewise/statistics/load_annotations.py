@@ -6,7 +6,7 @@ Names and spellings are those of kube-safe-scheduler, so that existing writers a
 import re
 from collections.abc import Iterable
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -35,39 +35,6 @@ ANNOTATED_AT: Final = "nodewise.io/annotated-at"
 """When the statistics were taken, RFC 3339 in UTC."""
 
 
-class Annotation(NamedTuple):
-    """One annotation, as the documentation lists it."""
-
-    key: str
-    unit: str
-    writer: str
-    """The part of `nodewise annotate` that writes it; empty if nodewise only reads it."""
-    reader: str
-    """The agent that reads it; empty if only people read it."""
-
-
-TABLE: Final = (
-    Annotation(MEAN_FREE_CPU, "milli-CPU", "usage", "safe"),
-    Annotation(STD_FREE_CPU, "milli-CPU", "usage", "safe"),
-    Annotation(FORECAST_FREE_CPU, "milli-CPU", "usage", "safe"),
-    Annotation(MEAN_FREE_MEMORY, "bytes", "usage", "safe"),
-    Annotation(STD_FREE_MEMORY, "bytes", "usage", "safe"),
-    Annotation(FORECAST_FREE_MEMORY, "bytes", "usage", "safe"),
-    Annotation(CONGESTION_FACTOR, "a whole number", "", "congestion"),
-    Annotation(REQUESTED_CPU, "milli-CPU", "allocation", "pigeon"),
-    Annotation(REQUESTED_MEMORY, "bytes", "allocation", "pigeon"),
-    Annotation(REQUESTED_PODS, "pods", "allocation", "pigeon"),
-    Annotation(REQUESTED_GPU, "cards", "allocation", "pigeon"),
-    Annotation(REQUESTED_EPHEMERAL_STORAGE, "bytes", "allocation", "pigeon"),
-    Annotation(FREE_CPU, "milli-CPU", "allocation", ""),
-    Annotation(FREE_MEMORY, "bytes", "allocation", ""),
-    Annotation(FREE_PODS, "pods", "allocation", ""),
-    Annotation(FREE_GPU, "cards", "allocation", ""),
-    Annotation(FREE_EPHEMERAL_STORAGE, "bytes", "allocation", ""),
-    Annotation(ANNOTATED_AT, "RFC 3339", "usage, allocation", "all"),
-)
-
-
 class TimedAnnotations(msgspec.Struct, frozen=True, gc=False):
     """The annotation that tells the age of the others."""
 
@@ -75,7 +42,7 @@ class TimedAnnotations(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageAnnotations(TimedAnnotations, frozen=True, gc=False):
-    """Measured free resources of a node."""
+    """Measured free resources of a node: CPU in milli-CPU, memory in bytes."""
 
     mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
     std_free_cpu: str | None = msgspec.field(default=None, name=STD_FREE_CPU)
@@ -86,7 +53,7 @@ class UsageAnnotations(TimedAnnotations, frozen=True, gc=False):
 
 
 class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False):
-    """Resources of a node that its pods request."""
+    """Resources of a node that its pods request: CPU in milli-CPU, memory and storage in bytes."""
 
     requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
     requested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
@@ -96,7 +63,7 @@ class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False):
 
 
 class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False):
-    """How congested a node is, by its writer."""
+    """How congested a node is, by its writer: a whole number."""
 
     congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)
 

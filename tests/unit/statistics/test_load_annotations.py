@@ -87,16 +87,3 @@ def test_times_are_rfc_3339_in_utc():
     assert load_annotations.time("2026-11-21T00:00:00Z") == 1795219200.0
     for text in (None, "", "yesterday", "2026-13-01T00:00:00Z", "9" * 600):
         assert math.isnan(load_annotations.time(text))
-
-
-def test_every_annotation_that_is_declared_stands_in_the_table():
-    declared = {
-        field.encode_name
-        for struct in (
-            load_annotations.UsageAnnotations,
-            load_annotations.AllocationAnnotations,
-            load_annotations.CongestionAnnotations,
-        )
-        for field in load_annotations.msgspec.structs.fields(struct)
-    }
-    assert declared == {field.key for field in load_annotations.TABLE if field.reader}
