@@ -58,12 +58,12 @@ def read_suite(path: str) -> Suite:
         # of several suites, the field has to name the file
         problems = (problem._replace(field=f"{path}, {problem.field}") for problem in error.problems)
         raise BadInput("policy test", problems) from error
-    if len(values) != 1 or len(documents) != 1:
-        raise BadInput("policy test", [Problem(path, f"{len(values)} documents", "one with a suite")])
-    if isinstance(values[0], dict) and "apiVersion" in values[0]:
+    if values and isinstance(values[0], dict) and "apiVersion" in values[0]:
         kind = shown(values[0].get("kind"))
         expected = "a suite with the tests of policies; nodewise policy lint checks a policy"
         raise BadInput("policy test", [Problem(path, f"an object of kind {kind}", expected)])
+    if len(values) != 1 or len(documents) != 1:
+        raise BadInput("policy test", [Problem(path, f"{len(values)} documents", "one with a suite")])
     parser = _SuiteParser(path, documents[0])
     suite = parser.parse(values[0])
     if parser.problems:

@@ -112,6 +112,7 @@ def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
         ("tests: [}", "suite.yaml, document 1: "),
         ("tests: []\n", ":1: tests: []; expected a list with at least one entry"),
         ("---\na: 1\n---\nb: 2", "2 documents"),
+        ("{apiVersion: v1, kind: Namespace}\n---\nb: 2", "an object of kind 'Namespace'; expected a suite"),
     ],
 )
 def test_other_files(tmp_path: Path, text: str, problem: str) -> None:
