@@ -177,7 +177,13 @@ def test_a_port_without_decisions_differs_from_one_that_is_down(extender: Extend
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["a", "--server", "127.0.0.1:9002"], 2, "expected http://127.0.0.1:9002"),
+        (
+            ["a", "--server", "127.0.0.1:9002"],
+            2,
+            "'127.0.0.1:9002'; expected a URL such as http://127.0.0.1:9002",
+        ),
+        (["a", "--server", "http://"], 2, "--server: 'http://'; expected a URL"),
+        (["a", "--server", "http://h:no"], 2, "--server: 'http://h:no'; expected a URL"),
         (["a/b", "-n", "c", "--server", "http://x"], 2, "one namespace"),
         (["a/", "--server", "http://x"], 2, "NAME, pod/NAME or NAMESPACE/NAME"),
         (["a", "--kubeconfig", "/nowhere"], 2, "or name a replica's admin port with --server"),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -24,7 +25,7 @@ from nodewise.cli.name_completion import NamespaceName, PodName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable
+from nodewise.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.extender import scheduling_attempt_explanation
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
@@ -147,9 +148,13 @@ def run(command_line: CommandLine) -> None:
 def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
     """The request of the command line. `BadSettings` if pod and namespace contradict each other."""
     namespace, name = parse_pod_argument(own.pod, own.namespace)
-    for server in own.servers:
-        if not server.startswith("http://"):
-            raise BadSettings("settings", [Problem("--server", repr(server), "http://127.0.0.1:9002")])
+    problems = [
+        Problem("--server", shown(server), "a URL such as http://127.0.0.1:9002")
+        for server in own.servers
+        if not _is_http_url(server)
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
     return ExplainRequest(
         name,
         namespace,
@@ -158,6 +163,15 @@ def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainReq
         command_line.settings(ClusterOptions).kube,
         command_line.settings(TimeoutOptions).timeout_s,
     )
+
+
+def _is_http_url(text: str) -> bool:
+    """Whether a URL has the scheme http, a host, and a valid port or none."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def parse_pod_argument(text: str, namespace: str) -> tuple[str, str]:
