@@ -13,7 +13,7 @@ from nodewise.agents.telemetry.placement_policy import Comparison
 from nodewise.cli.main import command
 from nodewise.cli.policy_backtest import plots
 from nodewise.clock import format_rfc3339
-from nodewise.errors import BadInput, BadSettings, NodewiseError
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Unavailable
 from nodewise.extender import recording_file
 from nodewise.extender.recording_file import Header, Record, RecordingWriter, RequestEntry
 from nodewise.metrics.prometheus import prometheus_connection
@@ -250,3 +250,16 @@ def test_settings_and_policies_that_cannot_be_used(
     result = run(prometheus(a=hot(30, 20)), *options, policy=policy)
     assert isinstance(result.exception, kind)
     assert message in str(result.exception)
+
+
+def test_a_prometheus_that_is_unreachable_is_an_error_that_names_the_option(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("All connection attempts failed", request=request)
+
+    fake = prometheus(a=hot(30, 20))
+    monkeypatch.setattr(fake, "answer", refuse)
+    result = run(fake, "--since=1h")
+    assert isinstance(result.exception, Unavailable)
+    assert "(start Prometheus, or correct --prometheus-url)" in str(result.exception)

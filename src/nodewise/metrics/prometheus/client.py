@@ -13,6 +13,7 @@ import httpx2
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import http_client as kube_client
 from nodewise.kube.api_server_interface import BeforeBody
+from nodewise.metrics import missing_values
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse
@@ -86,7 +87,8 @@ class PrometheusClient:
             return await self._response_body(path, parameters, what, before_body)
         except tuple(kube_client.TRANSLATED) as error:
             actual = str(error) or type(error).__name__
-            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))]) from error
+            remedy = missing_values.cause("SourceUnreachable", missing_values.PROMETHEUS, "").remedy
+            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))], remedy=remedy) from error
 
     async def _response_body(
         self, path: str, parameters: Mapping[str, str], what: str, before_body: BeforeBody | None
