@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry import KIND
+from nodewise.agents.telemetry import KIND, policy_conditions
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.state import POLICY_KINDS
@@ -34,6 +34,7 @@ from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
@@ -82,6 +83,8 @@ class PolicyComparison(NamedTuple):
     """The pods that any policy selects."""
     labels: Sequence[tuple[str, str, str, str]]
     """Node, key, and values before and after."""
+    missing: str = ""
+    """Which metrics of the compared policies have no value on any node, and why; empty if all have values."""
     history: HistoryComparison | None = None
 
     @property
@@ -124,6 +127,10 @@ def run(command_line: CommandLine) -> None:
     if own.since_s and not 1 <= own.step_s <= own.since_s:
         raise BadSettings("settings", [Problem("--step", f"{own.step_s:g}s", "1s to the time of --since")])
     comparison = asyncio.run(_compare(own, command_line))
+    if comparison.missing:
+        terminal_output.print_message(
+            f"Warning: {comparison.missing}; rules with these metrics are not compared"
+        )
     if own.output == "json":
         click.echo(msgspec.json.encode(_document(comparison)))
     else:
@@ -170,7 +177,8 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     nodes = NodeIndex(inputs.node_names)
     before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
     groups = _group_pods(before, after, inputs)
-    comparison = _compare_moments(before, after, groups)
+    missing = _missing_metrics((before, after), (old, new), snapshot)
+    comparison = _compare_moments(before, after, groups)._replace(missing=missing)
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
@@ -186,6 +194,19 @@ def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nod
         for key in timeline.requests
     }
     return timeline.advance(at, responses, nodes)
+
+
+def _missing_metrics(moments: Sequence[Moment], sides: Sequence[Objects], snapshot: MetricsSnapshot) -> str:
+    """Which metrics of the compared policies have no value on any node, and why; empty if all have values."""
+    causes: dict[str, Cause] = {}
+    for moment, side in zip(moments, sides, strict=True):
+        for name, kind in POLICY_KINDS.items():
+            for namespace, policy in side.get(name, {}):
+                state = moment.state.policies.get(PolicyKey(kind, namespace, policy))
+                causes.update(state.unfetched if state else {})
+    return policy_conditions.missing_metrics_text(
+        {key: snapshot.causes.get(key, cause) for key, cause in sorted(causes.items())}
+    )
 
 
 def _group_pods(before: Moment, after: Moment, inputs: ObjectsAndMetrics) -> list[SelectedPodGroup]:
@@ -221,9 +242,15 @@ def _print_text(comparison: PolicyComparison) -> None:
         pods_text = f"{pods:,} of {comparison.pod_count:,} selected pods change"
         click.echo(f"{pods_text}, {len(comparison.labels):,} node labels change")
     else:
-        click.echo("nothing changes now" if comparison.history else "nothing changes")
+        click.echo(_unchanged_text(comparison))
     if comparison.history:
         _print_history(comparison.history)
+
+
+def _unchanged_text(comparison: PolicyComparison) -> str:
+    """That nothing changes, and what this does not include."""
+    now = " now" if comparison.history else ""
+    return f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
 
 
 def _print_history(history: HistoryComparison) -> None:

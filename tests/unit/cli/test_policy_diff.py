@@ -198,6 +198,17 @@ def test_a_history_without_values_is_an_error(folder: Path, monkeypatch: pytest.
     assert "at which all metrics have values; expected at least one" in str(result.exception)
 
 
+def test_a_metric_without_values_is_named(folder: Path) -> None:
+    (folder / "inputs" / "metrics.csv").write_text("a,tmp,50\n")
+    result = diff(folder, _POLICY.replace("above: 80", "above: 70"))
+    assert (result.stdout, result.exit_code) == ("nothing changes, as far as metrics have values\n", 0)
+    [warning] = result.stderr.splitlines()
+    assert warning.startswith(
+        "nodewise: Warning: no node has a value of temp: the file of --metrics has no metric"
+    )
+    assert warning.endswith("; rules with these metrics are not compared")
+
+
 def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node b had 75 for the first 20 of 60 minutes, and 85 for ten more."""
 
