@@ -89,6 +89,11 @@ class PolicyEvaluation(NamedTuple):
         return bool({"dontschedule", "avoid"} & {*self.strategies})
 
     @property
+    def scores_nodes(self) -> bool:
+        """Whether nodewise scores nodes by it, so that kube-scheduler must request scores."""
+        return self.only_prefers or bool({"scheduleonmetric", "prefer"} & {*self.strategies})
+
+    @property
     def rejecting_part(self) -> str:
         """The part of its spec that rejects nodes; empty if it has none."""
         if self.only_prefers:

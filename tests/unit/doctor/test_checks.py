@@ -378,6 +378,20 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("no weight", entry(weight=None), {"weight-zero"}),
     ("weight 0", entry(weight=0), {"weight-zero"}),
     ("scores nobody asks for", entry(prioritizeVerb=None), {"weight-zero"}),
+    *(
+        (
+            f"scores of {strategies} nobody asks for",
+            entry(prioritizeVerb=None)._replace(
+                policies=policy(strategies=strategies, only_prefers=only_prefers).policies
+            ),
+            found,
+        )
+        for strategies, only_prefers, found in (
+            (("prefer",), False, {"weight-zero"}),
+            (("avoid",), True, {"weight-zero"}),
+            (("avoid",), False, set[str]()),
+        )
+    ),
     ("no metric", SOUND._replace(metrics={"heat": MetricCoverage(0, (), "404")}), {"metric-missing"}),
     (
         "a namespace without trust",

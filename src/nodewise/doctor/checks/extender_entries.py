@@ -69,7 +69,7 @@ def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) ->
 
 def is_any_policy_scoring(policies: Policies) -> bool:
     """Whether a policy has nodes scored."""
-    return any("scheduleonmetric" in policy.strategies for policy in policies)
+    return any(policy.scores_nodes for policy in policies)
 
 
 def create_entry_finding(
@@ -288,7 +288,7 @@ def _agents_scoring_by_load(
             agents = agents_of_entry(registration, extenders)
             scorers |= {name for name in agents if _agent_load_scoring_share(name) != "none"}
             if "telemetry" in agents and is_any_policy_scoring(policies):
-                scorers.add("the strategy scheduleonmetric")
+                scorers.add("the preferences of policies")
     return scorers
 
 
