@@ -1,9 +1,16 @@
 """The argument POD of `nodewise explain`."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from nodewise.cli import explain
 from nodewise.cli.explain import parse_pod_argument
 from nodewise.errors import BadSettings
+from nodewise.kube.resource_kinds import NAMESPACES
+from nodewise.simulate import in_memory_api_http_server
+from nodewise.simulate.in_memory_api import FakeApi
 
 
 @pytest.mark.parametrize(
@@ -38,3 +45,25 @@ def test_an_owner_of_pods_is_told_from_a_namespace(kind: str) -> None:
 def test_invalid_forms(text: str, option: str) -> None:
     with pytest.raises(BadSettings, match="NAME, pod/NAME or NAMESPACE/NAME, and one namespace"):
         parse_pod_argument(text, option)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["web-1"],
+            "pod default/web-1 does not exist (default is the namespace of the context, -n names another one)",
+        ),
+        (["web-1", "-n", "default"], "pod default/web-1 does not exist"),
+        (["default/web-1"], "pod default/web-1 does not exist"),
+    ],
+)
+def test_a_missing_pod_in_the_namespace_of_the_context(
+    tmp_path: Path, arguments: list[str], line: str
+) -> None:
+    api = FakeApi()
+    api.put(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
+    with in_memory_api_http_server.serving(api) as server:
+        kubeconfig = str(server.kubeconfig(tmp_path))
+        result = CliRunner().invoke(explain.command, [*arguments, "--kubeconfig", kubeconfig])
+    assert result.stdout.splitlines()[0] == line

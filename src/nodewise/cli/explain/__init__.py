@@ -316,9 +316,13 @@ async def _read_pod_state(
     """The pod's state in the cluster, if there is a cluster and it responds."""
     if api is None:
         return PodReadResult(None)
-    return await pod_state.read_pod(
+    lookup = await pod_state.read_pod(
         api, namespace, request.pod, request.timeout_s, own_namespace=own_namespace or replicas.NAMESPACE
     )
+    if lookup.gone and not request.namespace:
+        hint = f"{namespace} is the namespace of the context, -n names another one"
+        return lookup._replace(missing=f"{lookup.missing} ({hint})")
+    return lookup
 
 
 def _check_any_response(responses: Sequence[ReplicaResponse]) -> None:
