@@ -171,6 +171,30 @@ class Trial:
         return self.node_of(pod)
 
 
+def test_five_commands_from_the_first_idea_to_enforcement(
+    controllers: ControllerStarter,
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    prometheus: PrometheusProcess,
+    control_plane_programs: Path,
+    tmp_path: Path,
+) -> None:
+    """The first test of this file: the shares on the page are those of the first minutes of `worker_temperature`."""
+    controllers.start()
+    sandbox.nodes(*(kubernetes_objects.node(f"worker-{number}") for number in range(1, 5)))
+    sandbox.create(kubernetes_objects.namespace("web"))
+    for name, node in (("web-1", "worker-1"), ("web-2", "worker-3")):
+        pod = kubernetes_objects.running_on(node, kubernetes_objects.pod(name, labels={"app": "web"}))
+        sandbox.create(pod | {"metadata": pod["metadata"] | {"namespace": "web"}})
+    plain = docs_page_runner.plain_environment()
+    path = os.pathsep.join(
+        [str(control_plane_programs), str(extender_process.NODEWISE.parent), plain["PATH"]]
+    )
+    environment = {**plain, "PATH": path, "KUBECONFIG": str(plane.admin.kubeconfig)}
+    with docs_page_runner.reading(tmp_path, environment, {ITS_URL: prometheus.url}) as reader:
+        reader.follows(docs_page_code_blocks.blocks(PAGE))
+
+
 def test_a_policy_goes_from_shadow_to_enforce_and_steps_back_from_a_bad_edit(
     controllers: ControllerStarter, sandbox: Sandbox
 ) -> None:
@@ -240,26 +264,3 @@ def test_a_step_back_continues_when_the_leader_is_killed(
     wait("no node is rejected", lambda: trial.rejects_no_node() or None, show=trial.status)
     trial.until_new_pods_require(is_required=False)
     assert trial.status()["steppedBack"] == begun, "the new leader takes the decision from the status"
-
-
-def test_five_commands_from_the_first_idea_to_enforcement(
-    controllers: ControllerStarter,
-    plane: ControlPlane,
-    sandbox: Sandbox,
-    prometheus: PrometheusProcess,
-    control_plane_programs: Path,
-    tmp_path: Path,
-) -> None:
-    controllers.start()
-    sandbox.nodes(*(kubernetes_objects.node(f"worker-{number}") for number in range(1, 5)))
-    sandbox.create(kubernetes_objects.namespace("web"))
-    for name, node in (("web-1", "worker-1"), ("web-2", "worker-3")):
-        pod = kubernetes_objects.running_on(node, kubernetes_objects.pod(name, labels={"app": "web"}))
-        sandbox.create(pod | {"metadata": pod["metadata"] | {"namespace": "web"}})
-    plain = docs_page_runner.plain_environment()
-    path = os.pathsep.join(
-        [str(control_plane_programs), str(extender_process.NODEWISE.parent), plain["PATH"]]
-    )
-    environment = {**plain, "PATH": path, "KUBECONFIG": str(plane.admin.kubeconfig)}
-    with docs_page_runner.reading(tmp_path, environment, {ITS_URL: prometheus.url}) as reader:
-        reader.follows(docs_page_code_blocks.blocks(PAGE))
