@@ -67,7 +67,6 @@ class EmulatedHardware(NamedTuple):
     options: Sequence[str] = ()
     kernel: str = ""
     """Words for the kernel in addition to `KERNEL`."""
-    niceness: int = 0
 
 
 def program(path: Path) -> FileEntry:
@@ -110,7 +109,6 @@ def running(
     initrd.write_bytes(_file_system(root, files))
     forwarded = ",".join(f"hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in forwards)
     command = [
-        *("nice", "-n", str(hardware.niceness)),
         root / "usr/bin/qemu-system-x86_64",
         *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"),
         # One thread emulates all CPUs in turn. With a thread for each CPU, one whose thread does not run for a while
