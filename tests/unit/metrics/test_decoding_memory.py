@@ -55,7 +55,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch) -> MetricsSource:
 
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body()))
     monkeypatch.setattr(prometheus_connection.httpx2, "AsyncHTTPTransport", lambda **_: transport)
-    settings = PrometheusSettings(PrometheusOptions(), 60.0)
+    settings = PrometheusSettings(PrometheusOptions(prometheus_timeout_s=600.0), 60.0)
     return PrometheusSource("http://prometheus.example", settings, nodes, MetricsRegistry())
 
 
