@@ -11,6 +11,7 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
+    decide_metrics,
     decide_report,
     exit_codes,
     native_coverage,
@@ -20,7 +21,8 @@ from nodewise.cli import (
     terminal_output,
     watching,
 )
-from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import InputSelection, ObjectsAndMetrics
+from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.decide_report import PodDecisions
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.name_completion import AgentNames, NamespaceName
@@ -259,15 +261,15 @@ async def _read_and_evaluate(
     how = MetricSettings(selection.metrics, refresh, command_line.settings(PrometheusOptions))
     uses_values = running is not None and not running_configuration.selects_other_sources(command_line)
     known = running.metrics if running is not None and uses_values else MetricsSnapshot()
-    metrics_snapshot = await decide_inputs.fetch_metrics(inputs, metric_requests, how, api, known)
+    metrics_snapshot = await decide_metrics.fetch_metrics(inputs, metric_requests, how, api, known)
     if running is not None and uses_values:
         at = running.at
         source = f"settings and metric values of {running.source_text()}"
     else:
-        at = decide_inputs.decision_time("", inputs.snapshot if api is None else None)
+        at = decide_metrics.decision_time("", inputs.snapshot if api is None else None)
         source = f"settings of {running.source_text()}" if running is not None else ""
     now = command_line.settings(DecideOptions).now
-    at = decide_inputs.decision_time(now, None) if now else at
+    at = decide_metrics.decision_time(now, None) if now else at
     snapshot = _build_snapshot(states, inputs, metrics_snapshot, at)
     chain_options = command_line.settings(ChainOptions)
     return DecisionInputs(inputs, states, snapshot, selection, chain_options, source)

@@ -13,6 +13,7 @@ from nodewise.agents.telemetry import KIND
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.cli import (
     decide_inputs,
+    decide_metrics,
     exit_codes,
     options_from_settings,
     running_configuration,
@@ -20,7 +21,8 @@ from nodewise.cli import (
     terminal_output,
 )
 from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import ObjectsAndMetrics
+from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
@@ -154,14 +156,14 @@ async def _read_metrics(
     nodes = await _read_nodes(api)
     keys, requests = _select(name, {*running.series, *running.failures}, by_key)
     rest = [request for key, request in requests.items() if not running.was_fetched(key)]
-    fetched = await decide_inputs.fetch_metrics(nodes, rest, how, api)
+    fetched = await decide_metrics.fetch_metrics(nodes, rest, how, api)
     metrics = running.only(frozenset(keys)).with_older(fetched)
     now = clock.SystemClock().now()
     rows = [
         _metric_row(key, metrics, nodes, users.get(key, []), at if key in keys else now)
         for key in sorted({*keys, *requests})
     ]
-    catalog = {*await decide_inputs.metric_names(nodes, how, api)}
+    catalog = {*await decide_metrics.metric_names(nodes, how, api)}
     if name:
         known_names = sorted({*catalog, *map(_plain_name, (*running.series, *users))} - {name})
         has_values = any(row.nodes for row in rows)

@@ -14,6 +14,7 @@ from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.state import POLICY_KINDS
 from nodewise.cli import (
     decide_inputs,
+    decide_metrics,
     exit_codes,
     options_from_settings,
     policy_diff_history,
@@ -21,7 +22,8 @@ from nodewise.cli import (
     terminal_output,
 )
 from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import InputSelection, ObjectsAndMetrics
+from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_backtest import text_report
@@ -167,13 +169,13 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
         timelines = [PolicyTimeline(objects_of_side, settings) for objects_of_side in objects]
         requests = [request for timeline in timelines for request in timeline.requests.values()]
         prometheus = command_line.settings(PrometheusOptions)
-        snapshot = await decide_inputs.fetch_metrics(
+        snapshot = await decide_metrics.fetch_metrics(
             inputs, requests, MetricSettings(metrics, refresh, prometheus), api
         )
     finally:
         if api is not None:
             await api.close()
-    at = decide_inputs.decision_time(own.now, inputs.snapshot if api is None else None)
+    at = decide_metrics.decision_time(own.now, inputs.snapshot if api is None else None)
     nodes = NodeIndex(inputs.node_names)
     before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
     groups = _group_pods(before, after, inputs)

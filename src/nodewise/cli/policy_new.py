@@ -11,9 +11,17 @@ import msgspec
 
 from nodewise import agents, clock, quantity, safe_yaml_loader
 from nodewise.agents.telemetry.hysteresis import HoldTimes
-from nodewise.cli import decide_inputs, options_from_settings, policy_text, policy_yaml, terminal_output
+from nodewise.cli import (
+    decide_inputs,
+    decide_metrics,
+    options_from_settings,
+    policy_text,
+    policy_yaml,
+    terminal_output,
+)
 from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import ObjectsAndMetrics
+from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
@@ -225,7 +233,7 @@ async def _read_metric(
     )
     try:
         inputs = await decide_inputs.read_nodes(paths, api)
-        snapshot = await decide_inputs.fetch_metrics(inputs, [request], settings, api)
+        snapshot = await decide_metrics.fetch_metrics(inputs, [request], settings, api)
         series = snapshot.series.get(request.key)
         if series is None:
             why = snapshot.failures.get(request.key, "no source has it")
@@ -239,7 +247,7 @@ async def _read_metric(
 async def _unknown_metric_error(
     request: MetricRequest, why: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
 ) -> NodewiseError:
-    names = await decide_inputs.metric_names(inputs, settings, api)
+    names = await decide_metrics.metric_names(inputs, settings, api)
     similar = closest_names(request.metric, names, _MOST_SUGGESTIONS)
     actual = f"{shown(request.metric)}: {why}"
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
