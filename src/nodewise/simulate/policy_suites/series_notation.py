@@ -4,8 +4,9 @@ Source: Prometheus 3 `promql/parser` (`series_description`), and the documentati
 are not supported. Numbers are decimal, so that `0.1+0.1x3` ends with exactly 0.4.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Final
 
@@ -92,6 +93,13 @@ def parse_series(text: str) -> dict[str, str]:
             raise NotationError(at, shown(rest), 'labels such as {node="a"}')
         _parse_labels(text, at + 1, at + len(rest) - 1, labels)
     return labels
+
+
+def format_series(labels: Mapping[str, str]) -> str:
+    """The series with these labels, sorted; without empty labels, which Prometheus regards as absent."""
+    rest = sorted((name, value) for name, value in labels.items() if name != "__name__" and value)
+    texts = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest]
+    return f"{labels.get('__name__', '')}{{{','.join(texts)}}}"
 
 
 def _parse_labels(text: str, at: int, end: int, labels: dict[str, str]) -> None:

@@ -179,6 +179,7 @@ class _SuiteParser(SuiteFieldParser):
         series = tuple(
             self._series(f"{path}.input_series[{number}]", item, nodes) for number, item in enumerate(listed)
         )
+        self._check_distinct_labels(f"{path}.input_series", series)
         expectations = [
             self._expectation(f"{path}.expect[{number}]", item, nodes, pods)
             for number, item in enumerate(self.parse_list(f"{path}.expect", fields.get("expect")))
@@ -226,6 +227,16 @@ class _SuiteParser(SuiteFieldParser):
         if labels and nodes:
             self._check_node_of_series(f"{path}.series", labels, nodes)
         return InputSeries(labels, query, values)
+
+    def _check_distinct_labels(self, path: str, series: Sequence[InputSeries]) -> None:
+        """Of series with the same labels, promtool silently uses the last one."""
+        for query in sorted({item.query for item in series}):
+            named_series = [
+                (f"{path}[{number}].series", series_notation.format_series(item.labels))
+                for number, item in enumerate(series)
+                if item.query == query and item.labels
+            ]
+            self.check_distinct(named_series, "labels that no other series of the test has")
 
     def _check_node_of_series(self, path: str, labels: Mapping[str, str], nodes: Sequence[str]) -> None:
         naming = {name: labels[name] for name in NODE_LABELS if name in labels}

@@ -90,6 +90,36 @@ def test_pods_of_several_namespaces_may_have_the_same_name(tmp_path: Path) -> No
     assert [*suite.tests[0].pods] == [("web", "web-1"), ("default", "web-1"), ("db", "web-1")]
 
 
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        """temp{node="b", zone="x"}""",
+        """temp{zone="x",node="b"}""",
+        """{zone="x",__name__="temp",node="b",rack=""}""",
+    ],
+)
+def test_two_series_with_the_same_labels_are_a_problem(tmp_path: Path, repeated: str) -> None:
+    first = '  - {series: \'temp{node="b",zone="x"}\', values: 70x20}\n'
+    second = f"  - {{series: '{repeated}', values: 90x20}}\n"
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, _EXPECT, test=TEST.replace("  expect:", f"{first}{second}  expect:"))
+    [problem] = raised.value.problems
+    assert problem.field.endswith("suite.yaml:30: tests[0].input_series[6].series")
+    assert problem.found == """'temp{node="b",zone="x"}'"""
+    expected = (
+        "labels that no other series of the test has; tests[0].input_series[5].series in line 29 is the same"
+    )
+    assert problem.expected == expected
+
+
+def test_results_of_different_queries_may_have_the_same_labels(tmp_path: Path) -> None:
+    rule = '    - {metric: temp, above: 95, labels: {heat.nodewise.io/drain: "true"}}\n'
+    policy = POLICY + "".join(rule.replace("metric: temp", f"query: q * {factor}") for factor in (1, 2))
+    listed = [f"  - {{series: '{{node=\"b\"}}', query: q * {factor}, values: 70x20}}\n" for factor in (1, 2)]
+    suite = read(tmp_path, _EXPECT, policy, TEST.replace("  expect:", f"{''.join(listed)}  expect:"))
+    assert len(suite.tests[0].series) == 7
+
+
 def test_a_second_test_of_the_same_name_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         read(tmp_path, _EXPECT, test=TEST + _EXPECT + TEST.removeprefix("\ntests:\n"))
