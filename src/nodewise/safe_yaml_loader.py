@@ -129,8 +129,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
             yield value
             number += 1
     except yaml.YAMLError as error:
-        seen = " ".join(str(error).split())
-        raise BadInput(source, [Problem(f"document {number}", seen, "YAML")]) from error
+        raise BadInput(source, [_yaml_problem(error, number)]) from error
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         # an invalid date, a key that is not a string, a number that is empty, too long or too large
         problem = Problem(f"document {number}", shown(str(error)), "YAML")
@@ -145,11 +144,30 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
             reject_unsafe_yaml(node)
             nodes.append(node)
     except (yaml.YAMLError, RecursionError) as error:
-        seen = " ".join(str(error).split())
-        raise BadInput(source, [Problem(f"document {len(nodes) + 1}", seen, "YAML")]) from error
+        raise BadInput(source, [_yaml_problem(error, len(nodes) + 1)]) from error
     except ValueError as error:
         raise BadInput(source, [Problem("", shown(str(error)), "YAML")]) from error
     return nodes
+
+
+def _yaml_problem(error: yaml.YAMLError | RecursionError, number: int) -> Problem:
+    """The problem of a document, with its place. PyYAML's own text names the input "<byte string>"."""
+    field, seen = f"document {number}", " ".join(str(error).split())
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark, begin = error.problem_mark, error.context_mark
+        seen = str(error.problem)
+        if error.context:
+            # an unclosed quote or bracket is found at the end of the file
+            where = f" of line {begin.line + 1}" if begin and mark and begin.line != mark.line else ""
+            seen = f"{error.context}{where}, {seen}"
+        if mark:
+            field = f"{field}, line {mark.line + 1}, column {mark.column + 1}"
+    elif isinstance(error, yaml.reader.ReaderError):
+        field, seen = (
+            f"{field}, position {error.position}",
+            f"character #x{error.character:04x}: {error.reason}",
+        )
+    return Problem(field, seen, "YAML")
 
 
 def _encode_checked_utf8(text: bytes | str, *, is_suspect: bool = False) -> bytes:

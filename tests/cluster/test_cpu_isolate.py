@@ -230,5 +230,5 @@ def test_aliases_that_multiply_in_the_pools_are_refused_before_they_are_expanded
     plane.api.patch(path, {"data": {"config": bomb(9)}})
     code, _, errors = pod.run("--pool=exclusive", "true")
     assert code == FAILED
-    assert f"cannot read {store.location}: config: document 1: found aliases" in errors
+    assert f"cannot read {store.location}: config: document 1, line 5, column 5: found aliases" in errors
     assert f"expected at most {MOST_FROM_ALIASES} more" in errors

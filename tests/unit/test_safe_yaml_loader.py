@@ -179,6 +179,47 @@ def test_what_is_not_one_yaml_document_is_bad_input(text: str) -> None:
         load(text, "file.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param(
+            "a: 1\nb: [\n",
+            "document 1, line 3, column 1: while parsing a flow node, did not find expected node content; "
+            "expected YAML",
+            id="invalid syntax",
+        ),
+        pytest.param(
+            "a: 1\nb: 'x\nc: 1\n",
+            "document 1, line 4, column 1: while scanning a quoted scalar of line 2, found unexpected end of stream; "
+            "expected YAML",
+            id="an unclosed quote",
+        ),
+        pytest.param(
+            "kind: Pod\n  a: 1\n",
+            "document 1, line 2, column 4: mapping values are not allowed in this context; expected YAML",
+            id="without a context",
+        ),
+        pytest.param(
+            "a: 1\na: 2\n",
+            "document 1, line 2, column 1: found the key 'a' twice, expected once; expected YAML",
+            id="twice",
+        ),
+        pytest.param(
+            "a: \x00\n",
+            "document 1, position 3: character #x0000: control characters are not allowed; expected YAML",
+            id="no text",
+        ),
+    ],
+)
+@pytest.mark.parametrize("read", [load, safe_yaml_loader.compose_all])
+def test_errors_name_the_source_and_the_place_without_names_of_the_library(
+    read: Callable[[str, str], object], text: str, error: str
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(text, "file.yaml")
+    assert str(raised.value) == f"file.yaml: {error}"
+
+
 def test_utf_16_is_no_yaml() -> None:
     """The check of the nesting looks at bytes, so it would find no nesting in UTF-16."""
     with pytest.raises(BadInput):

@@ -117,7 +117,7 @@ def test_all_that_cannot_be_read_is_told_together(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         object_files.read([*paths, tmp_path / "empty"])
     problems = [str(problem).replace(f"{tmp_path}/", "") for problem in raised.value.problems]
-    assert problems[0].startswith("broken.yaml, document 1: while parsing a flow node")
+    assert problems[0].startswith("broken.yaml, document 1, line 2, column 1: while parsing a flow node")
     assert problems[1:] == [
         """kindless.yaml, document 1: '{"a":1}'; expected an object with apiVersion and kind""",
         "list.json, document 1, items[1]: `int`; expected `object`",

@@ -80,8 +80,10 @@ BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]\n" + "".join(
     ("text", "words"),
     [
         pytest.param("a: 1\na: 2\n", "the key 'a' twice", id="a key twice"),
-        pytest.param("a: [", "document 1: while parsing", id="no YAML"),
-        pytest.param("a: 1\n---\nb: [", "document 2: while parsing", id="the number of the document"),
+        pytest.param("a: [", "document 1, line 2, column 1: while parsing", id="no YAML"),
+        pytest.param(
+            "a: 1\n---\nb: [", "document 2, line 4, column 1: while parsing", id="the number of the document"
+        ),
         pytest.param('{"a": ', "document 1: Expecting value", id="cut off JSON"),
         pytest.param('{"a": 1} x', "document 2: Expecting value", id="something after JSON"),
         pytest.param("? [1]\n: 2\n", "a key that is no text", id="a list as key"),

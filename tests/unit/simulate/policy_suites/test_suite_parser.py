@@ -139,7 +139,7 @@ def test_all_problems_are_found_at_once(tmp_path: Path) -> None:
     [
         ("", "0 documents; expected one with a suite"),
         ("[]", "an object with policy_files"),
-        ("tests: [}", "suite.yaml, document 1: "),
+        ("tests: [}", "suite.yaml, document 1, line 1, column 9: "),
         ("tests: []\n", ":1: tests: []; expected a list with at least one entry"),
         ("---\na: 1\n---\nb: 2", "2 documents"),
         ("{apiVersion: v1, kind: Namespace}\n---\nb: 2", "an object of kind 'Namespace'; expected a suite"),
