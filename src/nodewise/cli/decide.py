@@ -24,6 +24,7 @@ from nodewise.cli import (
 from nodewise.cli.decide_inputs import InputSelection, ObjectsAndMetrics
 from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.decide_report import PodDecisions
+from nodewise.cli.explain import similar_names
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.name_completion import AgentNames, NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
@@ -31,12 +32,12 @@ from nodewise.cli.progress import Progress
 from nodewise.cli.running_configuration import RunningConfiguration
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.clock import SystemClock
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.extender import agent_state_rebuilds
 from nodewise.extender.agent_chain import AgentChain, assign_weights
 from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.api_server_interface import Api
+from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -128,7 +129,7 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  every waiting pod fits on a node, and every running pod may stay
-      1  a file or the cluster cannot be read
+      1  a file or the cluster cannot be read, or the namespace does not exist
       2  the command line or a setting is invalid
       3  a waiting pod fits on no node, or a policy rejects a running pod's node
     """
@@ -222,7 +223,11 @@ async def _read_cluster(command_line: CommandLine, api: HttpApi, printed: set[st
     running = await _read_running_configuration(command_line, api, printed)
     if running is not None:
         command_line = running_configuration.apply_to_command_line(running, command_line)
-    return await _read_and_evaluate(command_line, api, running)
+    inputs = await _read_and_evaluate(command_line, api, running)
+    namespace = inputs.selection.namespace
+    if namespace and not _pods_to_decide(inputs.objects, inputs.selection):
+        await _check_namespace_exists(api, namespace)
+    return inputs
 
 
 async def _read_running_configuration(
@@ -273,6 +278,14 @@ async def _read_and_evaluate(
     snapshot = _build_snapshot(states, inputs, metrics_snapshot, at)
     chain_options = command_line.settings(ChainOptions)
     return DecisionInputs(inputs, states, snapshot, selection, chain_options, source)
+
+
+async def _check_namespace_exists(api: Api, namespace: str) -> None:
+    """Raises `BadInput` with the most similar name if the namespace does not exist; not if the user may not know."""
+    if not await similar_names.namespace_exists(api, namespace, DEADLINE_S):
+        similar = await similar_names.similar_namespace(api, namespace, DEADLINE_S)
+        expected = f"a namespace of the cluster{similar}"
+        raise BadInput("decide", [Problem("--namespace", shown(namespace), expected)])
 
 
 def _build_snapshot(

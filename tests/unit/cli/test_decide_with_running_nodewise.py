@@ -1,6 +1,7 @@
 """`nodewise decide --cluster` with the settings and metric values of a running nodewise."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,9 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.extender import metric_values_endpoint
+from nodewise.kube.resource_kinds import NAMESPACES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.simulate.in_memory_api import FakeApi
 from tests.unit.cli.running_replica import AT, ForwardingApiServer, Replica, heat, replica
 
 __all__ = ["replica"]
@@ -66,6 +69,34 @@ def test_without_a_replica_the_user_is_told_whose_settings_apply(replica: Replic
     cast("ForwardingApiServer", replica.api).forward.refusals["nw-1"] = 403
     done = replica.run()
     assert "pods/portforward" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("namespace", "code", "message"),
+    [
+        ("wbe", 1, "--namespace: 'wbe'; expected a namespace of the cluster; did you mean \"web\"?"),
+        ("unlike", 1, "--namespace: 'unlike'; expected a namespace of the cluster"),
+        ("idle", 0, ""),
+    ],
+)
+def test_a_namespace_that_does_not_exist_is_an_error(
+    replica: Replica, namespace: str, code: int, message: str
+) -> None:
+    for name in ("web", "idle"):
+        namespace_object = {"metadata": {"name": name}}
+        replica.api.call(partial(FakeApi.put, resource=NAMESPACES, item=namespace_object))
+    done = replica.run("-n", namespace)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[1:] == ([f"nodewise: decide: {message}"] if message else [])
+    assert done.stdout == ("" if message else "no pod waits\n")
+
+
+def test_pods_of_files_may_be_in_another_namespace_than_those_of_the_cluster(
+    replica: Replica, tmp_path: Path
+) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text("{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: planned}}\n")
+    assert replica.run(str(path), "-n", "planned").returncode == 0
 
 
 def test_pages_are_read_to_the_end(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:

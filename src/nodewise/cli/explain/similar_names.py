@@ -1,4 +1,4 @@
-"""Suggests names of namespaces and pods that are similar to those of a pod that does not exist."""
+"""Suggests names of namespaces and pods that are similar to names that do not exist."""
 
 import asyncio
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from nodewise.errors import UNREADABLE, NodewiseError, did_you_mean
-from nodewise.kube.api_server_interface import Api, NotFound
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
 
 _MAX_LISTED: Final = "500"
@@ -28,23 +28,26 @@ class _ObjectList(msgspec.Struct, frozen=True):
 async def describe_missing_pod(api: Api, namespace: str, name: str, timeout_s: float) -> str:
     """What does not exist, the namespace or the pod, with a similar name if there is one that the user may list."""
     has_namespace, pods = await asyncio.gather(
-        _exists(api, namespace, timeout_s), _list_names(api, PODS, namespace, timeout_s)
+        namespace_exists(api, namespace, timeout_s), _list_names(api, PODS, namespace, timeout_s)
     )
     if has_namespace:
         return f"pod {namespace}/{name} does not exist{did_you_mean(name, pods)}"
-    namespaces = await _list_names(api, NAMESPACES, "", timeout_s)
-    return f"namespace {namespace} does not exist{did_you_mean(namespace, namespaces)}"
+    return f"namespace {namespace} does not exist{await similar_namespace(api, namespace, timeout_s)}"
 
 
-async def _exists(api: Api, namespace: str, timeout_s: float) -> bool:
-    """Whether the namespace exists; True also if the user may not know."""
+async def similar_namespace(api: Api, namespace: str, timeout_s: float) -> str:
+    """The end of a message about a namespace that does not exist: `; did you mean "web"?`, or nothing."""
+    return did_you_mean(namespace, await _list_names(api, NAMESPACES, "", timeout_s))
+
+
+async def namespace_exists(api: Api, namespace: str, timeout_s: float) -> bool:
+    """Whether the namespace exists; True also if the user may not know. It needs only the right to list namespaces."""
     try:
-        await api.get(NAMESPACES.path(name=namespace), timeout_s=timeout_s)
-    except NotFound:
-        return False
-    except NodewiseError:
+        selector = {"fieldSelector": f"metadata.name={namespace}"}
+        body = await api.get(NAMESPACES.path(), selector, timeout_s=timeout_s)
+        return bool(msgspec.json.decode(body, type=_ObjectList).items)
+    except (NodewiseError, *UNREADABLE):
         return True
-    return True
 
 
 async def _list_names(api: Api, resource: Resource, namespace: str, timeout_s: float) -> list[str]:
