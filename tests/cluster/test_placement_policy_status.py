@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import extender_process, kubernetes_objects
-from tests.cluster.api_client import Object
+from tests.cluster.api_client import Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -101,3 +101,98 @@ def test_a_restart_continues_with_the_states_in_the_status(
         states.append(plane.api.get(path)["status"]["rules"][0]["nodeStates"])
     assert states[0] == states[1]
     assert [(group["state"], group["nodes"]) for group in states[0]] == [("Rejected", ["a"])]
+
+
+def conditions_of(policy_object: Object) -> dict[str, Any]:
+    """The conditions of a policy, by type."""
+    return {part["type"]: part for part in policy_object.get("status", {}).get("conditions", ())}
+
+
+def wait_condition(plane: ControlPlane, path: str, kind: str, status: str) -> Any:
+    """Waits until a policy has a condition with this status, and returns the condition."""
+
+    def see() -> Any:
+        condition = conditions_of(plane.api.get(path)).get(kind, {})
+        return condition if condition.get("status") == status else None
+
+    return wait(f"{kind} is {status}", see, show=lambda: plane.api.get(path))
+
+
+def test_a_rule_that_rejects_nodes_again_and_again_flaps_until_it_has_the_suggested_for(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """The second and third rejection of five nodes are the ten from which the condition is true."""
+    extender_process.define(plane.api)
+    nodes = "abcde"
+    sandbox.nodes(*kubernetes_objects.nodes(" ".join(nodes)))
+    metrics.set("heat", dict.fromkeys(nodes, 10))
+    path = path_of(sandbox.put(policy({"podSelector": {}, "avoid": [HOT]})))
+    with extender_process.extender(plane, tmp_path) as running:
+
+        def wait_rejected(rejected: set[str]) -> None:
+            def see() -> bool | None:
+                return {
+                    node for node in nodes if running.rejects(sandbox.namespace, node, labels={"app": "web"})
+                } == rejected or None
+
+            wait(f"the rejected nodes are {rejected}", see)
+
+        wait_rejected(set())
+        for _ in range(3):
+            metrics.set("heat", dict.fromkeys(nodes, 90))
+            wait_rejected({*nodes})
+            metrics.set("heat", dict.fromkeys(nodes, 10))
+            wait_rejected(set())
+        flapping = wait_condition(plane, path, "Flapping", "True")
+        assert flapping["reason"] == "NodesFlap"
+        text = "avoid[0] rejected nodes again 10 times in the last hour (a, b, c, d, e); consider for: "
+        assert flapping["message"].startswith(text)
+        wait(
+            "the event is recorded",
+            lambda: "NodesFlap" in plane.kubectl("events", "-n", sandbox.namespace) or None,
+        )
+        suggested = flapping["message"].removeprefix(text)
+        plane.api.patch(path, {"spec": {"avoid": [HOT | {"for": suggested}]}})
+        wait_condition(plane, path, "Flapping", "False")
+
+
+def test_node_labels_of_another_owner_are_a_conflict_until_they_are_removed(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 10})
+    key = "heat.nodewise.io/state"
+    first, second = (
+        path_of(sandbox.create(policy({"nodeLabels": [rule]}, "ClusterPlacementPolicy", name)))
+        for name, rule in (
+            (f"{sandbox.namespace}-1", HOT | {"labels": {key: "hot"}}),
+            (f"{sandbox.namespace}-2", HOT | {"labels": {key: "warm"}}),
+        )
+    )
+
+    def set_label(value: str | None) -> None:
+        plane.api.patch("/api/v1/nodes/a", {"metadata": {"labels": {key: value}}})
+
+    def wait_label(value: str) -> None:
+        def see() -> bool | None:
+            return plane.api.get("/api/v1/nodes/a")["metadata"]["labels"].get(key) == value or None
+
+        wait(f"a has the label {value}", see)
+
+    set_label("mine")
+    with extender_process.extender(plane, tmp_path):
+        conflict = wait_condition(plane, first, "LabelConflict", "True")
+        assert (conflict["reason"], conflict["message"]) == (
+            "OwnedElsewhere",
+            "another manager owns a label with that key on node a; it is not changed",
+        )
+        wait_label("mine")
+        set_label(None)
+        wait_label("hot")
+        wait_condition(plane, first, "LabelConflict", "False")
+        conflict = wait_condition(plane, second, "LabelConflict", "True")
+        assert f"{sandbox.namespace}-1" in conflict["message"]
+        plane.api.delete(first)
+        wait_label("warm")
+        wait_condition(plane, second, "LabelConflict", "False")
