@@ -40,6 +40,8 @@ CauseReason = Literal[
 """The reason of a condition. If several sources fail, the cause with the first of these is shown: a source that has the
 metric comes before one that fails, and that before one that does not have it."""
 _RANKS: Final[Mapping[str, int]] = {reason: rank for rank, reason in enumerate(get_args(CauseReason))}
+REMEDY_SEPARATOR: Final = "; remedy: "
+"""Between the text and the remedy of a cause."""
 _LOG_REMEDY: Final = "metric_failed in nodewise's log has the error"
 _MAX_QUERY_ERROR: Final = 200
 _MAX_CHAINED: Final = 10
@@ -61,7 +63,7 @@ class Cause(NamedTuple):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text}; remedy: {self.remedy}" if self.remedy else self.text
+        return f"{self.text}{REMEDY_SEPARATOR}{self.remedy}" if self.remedy else self.text
 
     def event_text(self) -> str:
         """The cause in the text of a rejection: short, and without data.

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nodewise.agents.telemetry import placement_policy_status, policy_conditions
 from nodewise.doctor import check_runner
 from nodewise.doctor.facts import (
     AccessRight,
@@ -22,6 +23,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.finding_catalogue import CATALOGUE
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAdmission, PodAdmissionPolicy
+from nodewise.metrics.missing_values import Cause
 from nodewise.serve.certificate_issuer import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
@@ -72,7 +74,9 @@ OVER = certificates.parse_pem(LONG_AGO.server([HOST], "nodewise").cert)
 CA_CERT = certificates.parse_pem(AUTHORITY.cert)
 DIFFER = "the custom metrics API: 2 values of one node differ"
 AGGREGATE = "set aggregate: max or give the source one value"
-UNAVAILABLE = f"no node has a value of heat: {DIFFER}; remedy: {AGGREGATE}. Rules of avoid reject every node"
+UNAVAILABLE = policy_conditions.missing_metrics_text(
+    {"heat": Cause("SeveralValuesPerNode", DIFFER, AGGREGATE)}, policy_conditions.RULES_REJECT
+)
 METRICS = ReplicaMetrics("Pod/nodewise/nodewise-1", calls=5, uptime_s=3600.0)
 PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
 TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}

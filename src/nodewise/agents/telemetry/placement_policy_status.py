@@ -167,8 +167,7 @@ def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
 
 def _unfetched_text(state: PolicyState) -> str:
     """Which metrics are not available; empty if all are."""
-    text = policy_conditions.missing_metrics_text(state.unfetched)
-    return text and f"{text}. Rules of avoid with these metrics reject every node"
+    return policy_conditions.missing_metrics_text(state.unfetched, policy_conditions.RULES_REJECT)
 
 
 def _comparison_texts(state: PolicyState) -> Iterator[str]:

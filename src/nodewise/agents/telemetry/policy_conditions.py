@@ -1,12 +1,11 @@
 """Conditions in the standard form of Kubernetes (KEP-1623), which the status of every kind of policy has. No I/O."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.missing_values import REMEDY_SEPARATOR, Cause
 
 MAX_LENGTH: Final = 1024
 """Characters of a condition's message; longer messages are cut."""
@@ -63,26 +62,42 @@ def missing_metrics_reason(causes: Mapping[str, Cause]) -> str:
 class MissingMetrics(NamedTuple):
     """Metrics without values for one cause, in the text of a condition."""
 
-    metrics: str
+    metrics: tuple[str, ...]
     text: str
     remedy: str
+    """Empty if there is none, or if the message was cut before it."""
 
 
+RULES_REJECT: Final = "Rules of avoid with these metrics reject every node"
+NO_NODE_PASSES: Final = "No node passes dontschedule until each of its metrics has a value"
 _NO_VALUE: Final = "no node has a value of "
-_MISSING: Final = re.compile(rf"{_NO_VALUE}(.+?): (.+?); remedy: (.+?)(?=; {_NO_VALUE}|\. [RN]|…?$)")
 
 
-def missing_metrics_text(causes: Mapping[str, Cause]) -> str:
-    """Which metrics have no value, and why; empty if all have values."""
+def missing_metrics_text(causes: Mapping[str, Cause], consequence: str = "") -> str:
+    """Which metrics have no value, why, and one of the consequences above; empty if all have values.
+
+    `parse_missing_metrics` reads the text in a status.
+    """
     by_cause: dict[Cause, list[str]] = {}
     for key, cause in causes.items():
         by_cause.setdefault(cause, []).append(key)
-    return "; ".join(f"{_NO_VALUE}{', '.join(keys)}: {cause}" for cause, keys in by_cause.items())
+    text = "; ".join(f"{_NO_VALUE}{', '.join(keys)}: {cause}" for cause, keys in by_cause.items())
+    return f"{text}. {consequence}" if text and consequence else text
 
 
 def parse_missing_metrics(message: str) -> list[MissingMetrics]:
-    """The parts of a message that contains the text above; none if it has another form."""
-    return [MissingMetrics(*match.groups()) for match in _MISSING.finditer(message)]
+    """The parts of a message that `missing_metrics_text` wrote; none if it has another form."""
+    if not message.startswith(_NO_VALUE):
+        return []
+    for consequence in (RULES_REJECT, NO_NODE_PASSES):
+        message = message.removesuffix(f". {consequence}")
+    return [_parse_entry(entry) for entry in message.removeprefix(_NO_VALUE).split(f"; {_NO_VALUE}")]
+
+
+def _parse_entry(entry: str) -> MissingMetrics:
+    keys, _, cause = entry.partition(": ")
+    text, _, remedy = cause.partition(REMEDY_SEPARATOR)
+    return MissingMetrics(tuple(keys.split(", ")), text, remedy)
 
 
 def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:

@@ -64,10 +64,9 @@ GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
     yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
-    missing = policy_conditions.missing_metrics_text(state.unfetched)
-    text = f"{missing}. No node passes dontschedule until each of its metrics has a value"
+    text = policy_conditions.missing_metrics_text(state.unfetched, policy_conditions.NO_NODE_PASSES)
     reason = policy_conditions.missing_metrics_reason(state.unfetched)
-    yield _FETCHED.create(not missing, reason, text, "every metric is available")
+    yield _FETCHED.create(not text, reason, text, "every metric is available")
     held = ", ".join(
         policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
     )

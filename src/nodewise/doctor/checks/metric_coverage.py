@@ -58,7 +58,7 @@ def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Findi
         missing = policy_conditions.parse_missing_metrics(policy.unavailable_metrics)
         expected = "a value of each node"
         for entry in missing:
-            actual = f"no node has a value of {entry.metrics}: {entry.text}"
+            actual = f"no node has a value of {', '.join(entry.metrics)}: {entry.text}"
             yield finding("metric-missing", policy.where, actual, expected, remedy=entry.remedy)
         if policy.unavailable_metrics and not missing:
             yield finding("metric-missing", policy.where, short(policy.unavailable_metrics), expected)
@@ -110,7 +110,7 @@ def _cause_in_status(metric: str, policies: Iterable[PolicyEvaluation]) -> tuple
     """Why the metric has no value, and the remedy, by the status of a policy that names it; empty if unknown."""
     for policy in policies:
         for entry in policy_conditions.parse_missing_metrics(policy.unavailable_metrics):
-            if metric in entry.metrics.split(", "):
+            if metric in entry.metrics:
                 return entry.text, entry.remedy
     return "", ""
 

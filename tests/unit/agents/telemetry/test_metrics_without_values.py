@@ -145,22 +145,22 @@ def test_the_cause_of_a_failure_is_in_the_condition() -> None:
         "no node has a value of m: Prometheus is unreachable: connection refused; remedy: start Prometheus."
         " No node passes dontschedule until each of its metrics has a value"
     )
-    (entry,) = policy_conditions.parse_missing_metrics(condition.message)
-    assert entry == ("m", DOWN.text, DOWN.remedy)
 
 
-def test_the_causes_of_several_metrics() -> None:
-    causes = {
-        "a": DOWN,
-        "b by x > 0; y": Cause("InvalidQuery", 'Prometheus cannot run the query: "a: b"', "correct it"),
-        "c": DOWN,
-    }
-    message = policy_conditions.missing_metrics_text(causes) + ". Rules of avoid reject every node"
+@pytest.mark.parametrize(
+    "consequence", ["", policy_conditions.RULES_REJECT, policy_conditions.NO_NODE_PASSES]
+)
+def test_the_causes_of_several_metrics(consequence: str) -> None:
+    query = Cause("InvalidQuery", 'Prometheus cannot run the query: "a: b"', "correct it. Rerun it")
+    causes = {"d": Cause("SourceFails", "it fails"), "a": DOWN, "b by x > 0; y": query, "c": DOWN}
+    message = policy_conditions.missing_metrics_text(causes, consequence)
     assert policy_conditions.parse_missing_metrics(message) == [
-        ("a, c", DOWN.text, DOWN.remedy),
-        ("b by x > 0; y", causes["b by x > 0; y"].text, "correct it"),
+        (("d",), "it fails", ""),
+        (("a", "c"), DOWN.text, DOWN.remedy),
+        (("b by x > 0; y",), query.text, query.remedy),
     ]
-    assert policy_conditions.missing_metrics_reason(causes) == "SourceUnreachable"
+    assert policy_conditions.parse_missing_metrics("every metric is available") == []
+    assert policy_conditions.missing_metrics_reason(causes) == "SourceFails"
 
 
 def test_a_node_without_a_value_is_rejected_with_the_cause() -> None:
