@@ -250,7 +250,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "policies that reject every node",
-        policy(all_rejected="no node is left for the selected pods: the policy rejects every node"),
+        policy(all_rejected=placement_policy_status.REJECTS_EVERY_NODE),
         {"all-nodes-rejected"},
     ),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
@@ -575,15 +575,19 @@ def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
 
 def test_policies_that_reject_every_node_together_are_one_finding() -> None:
     message = "no node is left: together, placement policy web/cool, TASPolicy web/pol reject every node"
-    alone = COOL._replace(name="alone", all_rejected="no node is left: the policy rejects every node")
-    policies = (POLICY._replace(all_rejected=message), COOL._replace(all_rejected=message), alone)
+    alone = [
+        COOL._replace(name=name, all_rejected=placement_policy_status.REJECTS_EVERY_NODE)
+        for name in ("alone", "alone-2")
+    ]
+    policies = (POLICY._replace(all_rejected=message), COOL._replace(all_rejected=message), *alone)
     report = check_runner.examine(native(policies=policies))
     findings = [finding for finding in report.findings if finding.id == "all-nodes-rejected"]
     assert [finding.object for finding in findings] == [
         "PlacementPolicy/web/alone",
+        "PlacementPolicy/web/alone-2",
         "TASPolicy/web/pol, PlacementPolicy/web/cool",
     ]
-    assert "together, placement policy web/cool" in findings[1].found
+    assert "together, placement policy web/cool" in findings[2].found
 
 
 @pytest.mark.parametrize(

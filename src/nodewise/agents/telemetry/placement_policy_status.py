@@ -26,6 +26,8 @@ from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.errors import truncate
 
+REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
+"""The message of the condition AllNodesRejected of a policy that rejects every node without others."""
 _MAX_NAMED: Final = 5
 """Policies or nodes that a message names."""
 _MAX_SUGGESTED_FOR_S: Final = 1800.0
@@ -159,7 +161,7 @@ def _not_ready(state: PolicyState, not_enforced: str) -> tuple[str, str]:
 
 def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
     if len(keys) == 1:
-        return "no node is left for the selected pods: the policy rejects every node"
+        return REJECTS_EVERY_NODE
     names = ", ".join(key.text() for key in keys[:_MAX_NAMED])
     more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
     return f"no node is left for some selected pods: together, {names}{more} reject every node"

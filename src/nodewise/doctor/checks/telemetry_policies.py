@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
+from nodewise.agents.telemetry.placement_policy_status import REJECTS_EVERY_NODE
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
@@ -118,13 +119,13 @@ def check_policies_beyond_limit(policies: Policies) -> Iterator[Finding]:
 @check("all-nodes-rejected")
 def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]:
     """The verdict of the replicas, from the status of policies; one finding for policies that do so together."""
-    together: dict[str, list[str]] = {}
+    together: dict[tuple[str, str], list[str]] = {}
     for policy in policies:
         if policy.all_rejected:
-            own = policy.where if ", " not in policy.all_rejected else ""
-            together.setdefault(f"{own}\n{policy.all_rejected}", []).append(policy.where)
-    for message, names in together.items():
-        actual = message.partition("\n")[2]
+            # the message of policies that do so together names them, the other one is the same for any policy
+            alone = policy.where if policy.all_rejected == REJECTS_EVERY_NODE else ""
+            together.setdefault((alone, policy.all_rejected), []).append(policy.where)
+    for (_, actual), names in together.items():
         yield finding("all-nodes-rejected", format_names(names), actual, "a node that passes all policies")
 
 

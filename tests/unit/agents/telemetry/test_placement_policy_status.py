@@ -194,7 +194,8 @@ def test_policies_that_together_reject_every_node_are_named() -> None:
     message = together.conditions_by_type()["AllNodesRejected"].message
     assert "placement policy web/pol, cluster placement policy wide reject every node" in message
     alone = status(state, selected_pods=1, rejecting_policies=(own,))
-    assert "the policy rejects every node" in alone.conditions_by_type()["AllNodesRejected"].message
+    message = alone.conditions_by_type()["AllNodesRejected"].message
+    assert message == placement_policy_status.REJECTS_EVERY_NODE
     many = status(state, selected_pods=1, rejecting_policies=(own, *[wide] * 9))
     assert "and 5 more" in many.conditions_by_type()["AllNodesRejected"].message
 
