@@ -33,6 +33,10 @@ Joined = Literal["any", "all"]
 """How many of its rules a node must violate to be rejected; `any`: all rules of any group (`Evidence.group`)."""
 
 
+OWN_REASON: Final = "nodewise: "
+"""The beginning of reasons that name neither a policy nor a device."""
+
+
 class Reason(Protocol):
     """Why a node is rejected. A value; its texts are made when they are read."""
 

@@ -26,6 +26,7 @@ from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.extender.score_weights import Priority, Weights
 from nodewise.extender.third_party_agents import AgentError
 from nodewise.observe import logs, traces
+from nodewise.verdicts import OWN_REASON
 
 
 class AgentFailed(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class AgentFailed(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: agent {self.agent} failed" + (
+        return f"{OWN_REASON}agent {self.agent} failed" + (
             f": {self.why}" if self.package else ", see the log of nodewise"
         )
 

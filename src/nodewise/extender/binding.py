@@ -26,6 +26,7 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Store
 from nodewise.observe import logs, traces
+from nodewise.verdicts import OWN_REASON
 
 RESERVATION_DROPPED_ANNOTATION: Final = "nodewise.io/claim-dropped"
 """The annotation of a pod whose bind did not complete: when its reservation was dropped, RFC 3339."""
@@ -63,7 +64,9 @@ class RequestsNothing(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: the pod requests none of {', '.join(self.resources)}, and only such pods are bound"
+        return (
+            f"{OWN_REASON}the pod requests none of {', '.join(self.resources)}, and only such pods are bound"
+        )
 
     def remedy(self) -> str:
         return "list these resources in managedResources of the entry with bindVerb, so that no other pods are sent"

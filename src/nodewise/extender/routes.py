@@ -25,6 +25,7 @@ from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_pre
 from nodewise.extender.request_recorder import NullRecorder, RequestRecorder
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Response, Route
+from nodewise.verdicts import OWN_REASON
 
 WHOLE_NODES_AT_ONCE: Final = 2
 """Limit of concurrent requests with whole nodes (52 MB at 5,000 nodes); a further one gets status 503."""
@@ -180,7 +181,7 @@ class NotBound(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: {self.error}"
+        return f"{OWN_REASON}{self.error}"
 
     def remedy(self) -> str:
         return "kube-scheduler places the pod again; the log of nodewise has the line bind_failed"

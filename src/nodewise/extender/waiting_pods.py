@@ -12,6 +12,7 @@ import msgspec
 from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
 from nodewise.extender.agent_chain import AgentChain
 from nodewise.kube.store import ChangeLog, Store
+from nodewise.verdicts import OWN_REASON
 
 _PODS: Final = "pods"
 """The only kind in the log of changes."""
@@ -177,7 +178,7 @@ def _are_same(versions: tuple[object, ...], before: tuple[object, ...] | None) -
 
 def _is_own_rejection(message: str, chain: AgentChain) -> bool:
     """Whether the message of a rejection is nodewise's."""
-    return "nodewise: " in message or any(
+    return OWN_REASON in message or any(
         mark in message for agent in chain.agents for mark in _reason_marks(agent)
     )
 

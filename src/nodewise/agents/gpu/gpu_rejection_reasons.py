@@ -12,6 +12,7 @@ import msgspec
 
 from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts
 from nodewise.errors import truncate
+from nodewise.verdicts import OWN_REASON
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
@@ -228,7 +229,7 @@ class PassedOver(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return "nodewise: a node with a preferred GPU fits"
+        return f"{OWN_REASON}a node with a preferred GPU fits"
 
     def remedy(self) -> str:
         return "nodes are preferred by their label telemetry.aware.scheduling.<policy>/gas-prefer-gpu"
@@ -240,7 +241,7 @@ class GpuStateNotReady(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return "nodewise: starting, nodes and pods are not read yet"
+        return f"{OWN_REASON}starting, nodes and pods are not read yet"
 
     def remedy(self) -> str:
         return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"

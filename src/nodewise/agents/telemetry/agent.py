@@ -18,7 +18,13 @@ from nodewise.agent import (
     Snapshot,
     Verdict,
 )
-from nodewise.agents.telemetry import policy_mode, policy_rejection_reasons, policy_selection, rank_scores
+from nodewise.agents.telemetry import (
+    placement_policy,
+    policy_mode,
+    policy_rejection_reasons,
+    policy_selection,
+    rank_scores,
+)
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
 from nodewise.agents.telemetry.rule_evaluation import CandidateValues
@@ -70,7 +76,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
     """The agent `telemetry`. Its verdicts do not depend on other pods, so victims make no difference."""
 
     name = "telemetry"
-    reason_marks = (" telemetry policy ", " placement policy ")
+    reason_marks = placement_policy.REASON_MARKS
 
     def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[PolicyKey, ...] | None:
         """The policies that decide about the pod, also a TASPolicy that does not exist; None if it has none."""

@@ -4,6 +4,7 @@ A policy selects pods, rejects nodes (`avoid`), prefers nodes (`prefer`) and lab
 comparisons of one metric with a number. Equal comparisons of several policies and kinds are evaluated once.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -26,6 +27,12 @@ _KIND_TEXTS: Final[Mapping[PolicyKind, str]] = {
     "PlacementPolicy": "placement policy",
     "ClusterPlacementPolicy": "cluster placement policy",
 }
+REASON_MARKS: Final = tuple(f" {text} " for text in _KIND_TEXTS.values())
+"""Texts that mark reasons of policies in kube-scheduler's message about a pod, where a count precedes each reason."""
+_REASON: Final = re.compile(
+    rf"(?:{'|'.join(text for kind, text in _KIND_TEXTS.items() if kind != 'TASPolicy')}) [a-z0-9./-]+(?=: )"
+)
+"""The beginning of a reason of a PlacementPolicy or ClusterPlacementPolicy, as `PolicyKey.reason` writes it."""
 
 
 class PolicyKey(NamedTuple):
@@ -44,6 +51,18 @@ class PolicyKey(NamedTuple):
     def text(self) -> str:
         """The policy as reasons and messages name it: `placement policy web/cool`."""
         return f"{_KIND_TEXTS[self.kind]} {self.path}"
+
+    def reason(self, why: str) -> str:
+        """The text of a rejection by the policy, which pod events contain."""
+        return f"{self.text()}: {why}"
+
+
+def find_rejecting_policies(message: str) -> frozenset[str]:
+    """The policies whose `PolicyKey.reason` kube-scheduler's message contains, as in `PolicyKey.text`.
+
+    TASPolicies are left out: they have no guard, which is what the policies are counted for.
+    """
+    return frozenset(_REASON.findall(message))
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from nodewise.agents.telemetry import rule_operators
 from nodewise.agents.telemetry.hysteresis import HoldTimes
 from nodewise.agents.telemetry.placement_policy import Comparison, PolicyKey, PolicyKind
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
+from nodewise.verdicts import OWN_REASON
 
 _MAX_LENGTH: Final = 512
 """Characters of the text of several rules, which the response contains once for every node."""
@@ -41,7 +42,7 @@ class RuleBroken(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"{self.policy.text()}: {comparison_text(self.rule, self.policy.kind)}{times_text(self.times)}"
+        return self.policy.reason(comparison_text(self.rule, self.policy.kind) + times_text(self.times))
 
     def remedy(self) -> str:
         return ""
@@ -58,7 +59,7 @@ class AllBroken(msgspec.Struct, frozen=True):
     def text(self) -> str:
         text = " and ".join(comparison_text(rule, self.policy.kind) for rule in self.rules)
         text += times_text(self.times)
-        return f"{self.policy.text()}: {text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + '…'}"
+        return self.policy.reason(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
 
     def remedy(self) -> str:
         return "a node passes if it keeps at least one of these rules"
@@ -74,7 +75,7 @@ class NoValue(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"{self.policy.text()}: no fresh value of {self.rule.metric_request().name}"
+        return self.policy.reason(f"no fresh value of {self.rule.metric_request().name}")
 
     def remedy(self) -> str:
         why = f": {self.cause}" if self.cause else ""
@@ -91,7 +92,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"{self.policy.text()}: metric {self.metric} was never fetched: {self.cause.event_text()}"
+        return self.policy.reason(f"metric {self.metric} was never fetched: {self.cause.event_text()}")
 
     def remedy(self) -> str:
         return f"no node has a value of {self.metric}: {self.cause}"
@@ -108,7 +109,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         more = f" ({self.other_remedy})" if self.other_remedy else ""
-        return f"{self.policy.text()}: {self.why}{more}"
+        return self.policy.reason(f"{self.why}{more}")
 
     def remedy(self) -> str:
         return self.other_remedy or "correct the policy; nodewise policy lint lists all problems"
@@ -121,7 +122,7 @@ class PolicyMissing(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: policy {self.policy} does not exist"
+        return f"{OWN_REASON}policy {self.policy} does not exist"
 
     def remedy(self) -> str:
         return (
@@ -136,7 +137,7 @@ class LabelEmpty(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: pod label {self.label} is empty, it must name a policy"
+        return f"{OWN_REASON}pod label {self.label} is empty, it must name a policy"
 
     def remedy(self) -> str:
         return f"set the label {self.label} to the name of a policy, or remove it"
@@ -148,7 +149,7 @@ class PoliciesNotReady(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return "nodewise: starting, policies are not read yet"
+        return f"{OWN_REASON}starting, policies are not read yet"
 
     def remedy(self) -> str:
         return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"

@@ -4,21 +4,18 @@ The message of an unschedulable pod contains the reasons of an extender, which b
 says that nodes did not match the node affinity or node selector, which names the policies by the keys of their labels.
 """
 
-import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from nodewise.agents.telemetry import policy_mode, verdict_labels, verdict_requirements
+from nodewise.agents.telemetry import placement_policy, policy_mode, verdict_labels, verdict_requirements
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
 from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
 
-_POLICY: Final = re.compile(r"(?:cluster )?placement policy [a-z0-9./-]+(?=: )")
-"""The policy in a reason, as `PolicyKey.text` writes it."""
 _AFFINITY: Final = "node affinity"
 """Part of the message of kube-scheduler's plugin NodeAffinity (1.36: `didn't match Pod's node affinity/selector`)."""
 _MAX_BYTES: Final = 8 * 1024
@@ -56,7 +53,7 @@ def keep_pod(pod: WaitingPod) -> WaitingPod | None:
         ),
         "",
     )
-    causes = frozenset(_POLICY.findall(message))
+    causes = placement_policy.find_rejecting_policies(message)
     if _AFFINITY in message:
         required = verdict_requirements.verdict_requirements(pod.spec)
         causes |= {requirement.key for requirement in required if not requirement.is_preferred}

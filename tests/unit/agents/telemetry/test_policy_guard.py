@@ -8,9 +8,17 @@ import pytest
 
 from nodewise import cooperative_scheduling
 from nodewise.agents.telemetry import policy_objects, waiting_pods
-from nodewise.agents.telemetry.placement_policy import Guard, Mode, Policy, PolicyKey
+from nodewise.agents.telemetry.agent import TelemetryAgent
+from nodewise.agents.telemetry.placement_policy import Comparison, Guard, Mode, Policy, PolicyKey
 from nodewise.agents.telemetry.policy_guard import GuardFacts, PolicyGuards
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject, StepBack
+from nodewise.agents.telemetry.policy_rejection_reasons import (
+    AllBroken,
+    NeverFetched,
+    NoValue,
+    RuleBroken,
+    RuleUnusable,
+)
 from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.verdict_labels import label_key
@@ -161,6 +169,32 @@ def test_pods_that_wait_because_of_a_policy_are_counted() -> None:
         [each for each in pods if each], cluster.snapshot.agent_states["telemetry"]
     )
     assert cooperative_scheduling.run_without_pauses(counting) == {KEY: 2}
+
+
+@pytest.mark.parametrize(
+    ("key", "causes"),
+    [
+        (KEY, {"placement policy d/cool"}),
+        (PolicyKey("ClusterPlacementPolicy", "", "cool.1"), {"cluster placement policy cool.1"}),
+        (PolicyKey("TASPolicy", "d", "cool"), None),
+    ],
+    ids=lambda value: value.kind if isinstance(value, PolicyKey) else "",
+)
+def test_every_reason_of_a_policy_is_found_in_the_message_about_a_pod(
+    key: PolicyKey, causes: set[str] | None
+) -> None:
+    hot = Comparison("heat", "above", 80 * 10**9)
+    for reason in (
+        RuleBroken(key, hot),
+        AllBroken(key, (hot, hot)),
+        NoValue(key, hot),
+        NeverFetched(key, "heat"),
+        RuleUnusable(key, "it is wrong"),
+    ):
+        message = f"0/3 nodes are available: 1 Insufficient cpu, 2 {reason.text()}. preemption: 0/3 nodes."
+        pod_ = waiting_pod(message)
+        assert (pod_ and pod_.causes) == causes
+        assert any(mark in message for mark in TelemetryAgent.reason_marks)
 
 
 @pytest.mark.parametrize(
