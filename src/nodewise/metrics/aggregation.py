@@ -32,7 +32,7 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
 
 
 _CONFLICT: Final = " of one node differ"
-_CONFLICT_REMEDY: Final = ": set aggregate"
+_CONFLICT_REMEDY: Final = "set aggregate: max or "
 
 
 class ValueConflict(NamedTuple):
@@ -42,12 +42,18 @@ class ValueConflict(NamedTuple):
     remedy: str
 
 
+def conflict_text(values: str, alternative: str, where: str = "") -> str:
+    """Why a value is invalid: `2 series of one node differ in label "core": set aggregate: max or use a query`.
+
+    `values` are `2 series`, `where` is ` in label "core"`, and `alternative` is the remedy besides `aggregate`.
+    """
+    return f"{values}{_CONFLICT}{where}: {_CONFLICT_REMEDY}{alternative}"
+
+
 def split_conflict(why: str) -> ValueConflict | None:
-    """The parts of a reason why a value is invalid; None if it is not that values differ."""
-    if _CONFLICT not in why:
-        return None
-    text, _, remedy = why.rpartition(_CONFLICT_REMEDY)
-    return ValueConflict(text, f"set aggregate{remedy}") if text else ValueConflict(why, "")
+    """The parts of a text of `conflict_text`; None for any other reason why a value is invalid."""
+    text, _, alternative = why.rpartition(f": {_CONFLICT_REMEDY}")
+    return ValueConflict(text, f"{_CONFLICT_REMEDY}{alternative}") if _CONFLICT in text else None
 
 
 def _aggregate_values(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:

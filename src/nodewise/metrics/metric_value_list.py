@@ -149,9 +149,7 @@ class SeriesBuilder:
     def _aggregate(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
         several = self._several.get(node)
         if several:
-            conflict = (
-                f"{len(several)} values of one node differ: set aggregate: max or give the source one value"
-            )
+            conflict = aggregation.conflict_text(f"{len(several)} values", "give the source one value")
             return aggregation.reduce(several, aggregate, conflict)
         if isinstance(entry, str):
             raise ValueError(entry)  # noqa: TRY004 - one kind for the caller

@@ -167,7 +167,7 @@ def _describe_conflict(own: Sequence[SeriesValue]) -> str:
     differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
     listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
     where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
-    return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
+    return aggregation.conflict_text(f"{len(own)} series", "use a query", where)
 
 
 def _labels_that_name_nodes(

@@ -14,6 +14,7 @@ from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
 from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
 from nodewise.agents.telemetry.taspolicy_status import PolicyCondition, PolicyStatus
+from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
@@ -31,7 +32,7 @@ from tests.unit.agents.telemetry.policy_snapshot_builders import (
 
 NOW = 1000.0
 NODES = "n1 n2 n3"
-CONFLICT = '2 series of one node differ in label "sensor": set aggregate: max or use a query'
+CONFLICT = aggregation.conflict_text("2 series", "use a query", ' in label "sensor"')
 HOT = policy(dontschedule=[rule("m", target=80)])
 
 
