@@ -76,8 +76,8 @@ class PolicyEvaluation(NamedTuple):
     """The key of its label in native mode."""
     only_prefers: bool = False
     """Whether its pods may be on nodes that it avoids."""
-    problem_conditions: tuple[tuple[str, str], ...] = ()
-    """Type and message of its conditions Suspended, SteppedBack, LabelConflict and Flapping that are True."""
+    true_conditions: tuple[tuple[str, str], ...] = ()
+    """Type and message of its conditions that are True."""
 
     @property
     def where(self) -> str:

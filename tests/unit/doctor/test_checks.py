@@ -403,9 +403,9 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"namespace-not-trusted"},
     ),
     ("a namespace over its budget", policy(over_budget="33 metrics"), {"namespace-over-budget"}),
-    ("rules that flap are only noted", policy(problem_conditions=(("Flapping", "why"),)), set()),
+    ("rules that flap are only noted", policy(true_conditions=(("Flapping", "why"),)), set()),
     *(
-        (f"the condition {kind}", policy(problem_conditions=((kind, "why"),)), {"policy-condition"})
+        (f"the condition {kind}", policy(true_conditions=((kind, "why"),)), {"policy-condition"})
         for kind in ("Suspended", "SteppedBack", "LabelConflict")
     ),
     (
@@ -571,6 +571,17 @@ def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
     (finding,) = check_runner.examine(selected_pod(resources=(), age_s=age_s)).findings
     assert (finding.object, finding.remedy.startswith(remedy)) == ("Pod/web/shop", True)
     assert finding.found.startswith("is selected by PlacementPolicy/web/cool, and does not request ")
+
+
+def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
+    """The others are healthy if they are True, or have findings of their own."""
+    reported = {
+        kind
+        for kind in placement_policy_status.GOOD
+        for finding in check_runner.examine(policy(true_conditions=((kind, "why"),))).findings
+        if finding.id == "policy-condition"
+    }
+    assert reported == {"Suspended", "SteppedBack", "LabelConflict", "Flapping"}
 
 
 def test_policies_that_reject_every_node_together_are_one_finding() -> None:

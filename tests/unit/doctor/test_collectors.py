@@ -390,7 +390,7 @@ def test_policies_of_all_kinds_and_the_pods_that_they_select() -> None:
     cool, wide = cluster.policies
     assert isinstance(cool, PolicyEvaluation)
     assert isinstance(wide, PolicyEvaluation)
-    assert cool.problem_conditions == (("Suspended", "heat is lost"),)
+    assert cool.true_conditions == (("Suspended", "heat is lost"),)
     assert (wide.over_budget, wide.not_trusted) == ("too many", "")
     assert not isinstance(cluster.pods, UnavailableFact)
     by_name = {pod.name: pod.policies for pod in cluster.pods}

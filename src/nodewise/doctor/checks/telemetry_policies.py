@@ -40,6 +40,7 @@ _CONDITION_REMEDIES: Final = {
     "LabelConflict": "remove the label of the other owner, or use another key in the policy",
     "Flapping": "add the field that the message suggests to the rule",
 }
+"""By type, the conditions that are a finding while they are True, if no other check reports them."""
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
 )
@@ -133,15 +134,16 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
 def check_problem_conditions(policies: Policies) -> Iterator[Finding]:
     """The verdict of the replicas, from the status of policies. Rules that flap are enforced: that is a note."""
     for policy in policies:
-        for kind, message in policy.problem_conditions:
-            yield finding(
-                "policy-condition",
-                policy.where,
-                f"{kind}: {message}",
-                f"the condition {kind} is not True",
-                remedy=_CONDITION_REMEDIES[kind],
-                severity="note" if kind == "Flapping" else None,
-            )
+        for kind, message in policy.true_conditions:
+            if remedy := _CONDITION_REMEDIES.get(kind):
+                yield finding(
+                    "policy-condition",
+                    policy.where,
+                    f"{kind}: {message}",
+                    f"the condition {kind} is not True",
+                    remedy=remedy,
+                    severity="note" if kind == "Flapping" else None,
+                )
 
 
 @check("policy-without-effect")

@@ -38,7 +38,6 @@ from nodewise.metrics.series import Series
 from nodewise.terminal_escaping import short
 
 _SYNC_PERIOD_S: Final = 5.0
-_PROBLEM_CONDITIONS: Final = ("Suspended", "SteppedBack", "LabelConflict", "Flapping")
 
 
 async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableFact, ...]:
@@ -182,9 +181,9 @@ def _create_evaluation(
         verdict_labels.label_key(policy.uid) if policy.uid else "",
         policy.only_prefers,
         tuple(
-            (kind, short(message, 500))
-            for kind in _PROBLEM_CONDITIONS
-            if (message := status.message_if(kind, "True"))
+            (condition.type, short(condition.message, 500))
+            for condition in status.conditions
+            if condition.status == "True"
         ),
     )
 
