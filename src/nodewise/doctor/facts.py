@@ -60,9 +60,9 @@ class ProbedServer(NamedTuple):
     """Where the certificates come from: a handshake, or a Secret."""
     is_refused: bool = False
     """Whether every attempt ended with `connection refused`."""
-    response: str = ""
-    """The result of a request with the client certificate of the entry: `answered`, why it was rejected, or empty
-    if there was none."""
+    rejection: str | None = None
+    """Why it rejected a request with the client certificate of the entry; empty if it answered, None if there was no
+    request."""
 
 
 class Service(NamedTuple):

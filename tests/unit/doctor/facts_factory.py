@@ -128,7 +128,7 @@ def scheduler(configuration: Any = CONFIGURATION, workload: Workload | None = ST
                 f"{HOST}:9001",
                 certificates=certificates.parse_pem(SERVER.cert),
                 source="a handshake",
-                response="answered",
+                rejection="",
             )
         },
         {0: Service("Service/nodewise/nodewise", (9001,), 2)},

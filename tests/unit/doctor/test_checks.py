@@ -341,7 +341,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
     ("no PEM", certificates_of(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
     ("refused by name", with_replica_metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
-    ("turned away", server(response="tlsv1 alert unknown ca"), {"unknown-ca"}),
+    ("turned away", server(rejection="tlsv1 alert unknown ca"), {"unknown-ca"}),
     ("another CA", server(certificates=STRANGE), {"unknown-ca"}),
     (
         "another CA, say pods",
@@ -352,10 +352,10 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("the server's is over", server(certificates=OVER), {"server-certificate-wrong", "unknown-ca"}),
     (
         "refused here, and ready there",
-        server(certificates=(), address="", response="", is_refused=True),
+        server(certificates=(), address="", rejection=None, is_refused=True),
         {"not-looked-at"},
     ),
-    ("no handshake", server(certificates=(), address="", response=""), {"not-looked-at"}),
+    ("no handshake", server(certificates=(), address="", rejection=None), {"not-looked-at"}),
     ("5,000 nodes, 600 rejected", with_rejected_nodes(600), {"sample-too-small"}),
     ("5,000 nodes, 400 rejected", with_rejected_nodes(400), set()),
     ("all are rejected", with_rejected_nodes(5000), set()),
@@ -789,7 +789,7 @@ def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
 
 
 def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None:
-    away = server(certificates=(), address="", response="", attempts=("nodewise: no such host",))
+    away = server(certificates=(), address="", rejection=None, attempts=("nodewise: no such host",))
     for chain, expected in (
         (certificates.parse_pem(facts_factory.SERVER.cert), set()),
         (STRANGE, {"unknown-ca"}),
@@ -799,7 +799,7 @@ def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None
 
 
 def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
-    facts = server(response="")._replace(
+    facts = server(rejection=None)._replace(
         extenders=(EXTENDER._replace(client_ca=certificates.parse_pem(STRANGER.cert)),)
     )
     (finding,) = check_runner.examine(facts).findings

@@ -191,11 +191,11 @@ def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterat
     remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
     expected = "a certificate of the --client-ca"
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
-    response = registration.server.response
-    if response and response != "answered":
-        actual = f": nodewise rejects {name}: {response}"
+    rejection = registration.server.rejection
+    if rejection:
+        actual = f": nodewise rejects {name}: {rejection}"
         yield create_entry_finding("unknown-ca", registration, actual, expected, remedy)
-    elif response or not chain or not accepted:
+    elif rejection is not None or not chain or not accepted:
         return
     elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
         actual = f": {name} is not signed by nodewise's --client-ca, {_format_names(accepted[0][0])}"

@@ -55,7 +55,7 @@ async def connect(probe: Probe) -> ProbedServer:
         try:
             server = await _probe_address(probe, address)
             if _is_same_server_everywhere(host, address) or _is_server_of_entry(probe, server):
-                return server._replace(response=await _probe_client_certificate(probe, address))
+                return server._replace(rejection=await _probe_client_certificate(probe, address))
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
             refusals += 1
@@ -108,15 +108,15 @@ def _unverified_tls_context() -> ssl.SSLContext:
     return context
 
 
-async def _probe_client_certificate(probe: Probe, address: Address) -> str:
-    """`answered`, or how the server rejects the client certificate; empty if no request can be made."""
+async def _probe_client_certificate(probe: Probe, address: Address) -> str | None:
+    """How the server rejects the client certificate; empty if it does not, None if no request can be made."""
     if not (probe.cert_file and probe.key_file) or split_url(probe.entry.url)[0] == "http":
-        return ""
+        return None
     context = _unverified_tls_context()
     try:
         context.load_cert_chain(probe.cert_file, probe.key_file, password="")
     except (OSError, ssl.SSLError, ValueError):
-        return ""
+        return None
     try:
         async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
@@ -128,10 +128,10 @@ async def _probe_client_certificate(probe: Probe, address: Address) -> str:
             finally:
                 writer.transport.abort()
     except TimeoutError:
-        return ""
+        return None
     except (OSError, ssl.SSLError) as error:
         return _tls_error_text(error)
-    return "answered" if line.startswith(b"HTTP/") else "it closes the connection"
+    return "" if line.startswith(b"HTTP/") else "it closes the connection"
 
 
 def _tls_error_text(error: Exception) -> str:
