@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+
 
 class PodInfo(NamedTuple):
     """A pod that a policy selects, that names a policy or nearly names one, or that waits for a node."""
@@ -10,7 +12,7 @@ class PodInfo(NamedTuple):
     namespace: str
     policy: str = ""
     """The TASPolicy that it names, unless another policy replaces that one."""
-    scheduler_name: str = "default-scheduler"
+    scheduler_name: str = DEFAULT_SCHEDULER
     node: str = ""
     age_s: float = 0.0
     resources: tuple[str, ...] = ()

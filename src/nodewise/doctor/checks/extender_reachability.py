@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, cast
 
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
@@ -21,7 +22,6 @@ from nodewise.doctor.policy_facts import PodInfo, Pods
 from nodewise.serve.options import is_loopback
 from nodewise.terminal_escaping import short
 
-DEFAULT_SCHEDULER: Final = "default-scheduler"
 _IDLE_S: Final = 600.0
 """A replica without a call for this long is not called."""
 _QUEUE_S: Final = 120.0

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx2
 
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
@@ -160,7 +161,7 @@ def _scheduler_without_config_flag(
     if old:
         return UnavailableFact(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
     default = SchedulerConfiguration()
-    name = workloads.flag(container, "scheduler-name") or "default-scheduler"
+    name = workloads.flag(container, "scheduler-name") or DEFAULT_SCHEDULER
     return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
 
 

@@ -12,6 +12,7 @@ from nodewise.agents.telemetry.agent import find_misspelt_policy_label
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
 from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, verdict_requirements
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -217,7 +218,7 @@ def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | 
         name=get_text(value, "metadata", "name"),
         namespace=get_text(value, "metadata", "namespace"),
         policy=policy if selected is None or any(key.kind == "TASPolicy" for key in keys) else "",
-        scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
+        scheduler_name=get_text(spec, "schedulerName") or DEFAULT_SCHEDULER,
         node=get_text(spec, "nodeName"),
         age_s=now - _parse_creation_time(value, now),
         resources=tuple(sorted(_requested_resources(spec))),

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
 from nodewise.errors import UNREADABLE, BadInput, shown
@@ -21,7 +22,6 @@ from nodewise.terminal_escaping import short
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000
-_DEFAULT_SCHEDULER: Final = "default-scheduler"
 _MAX_BYTES: Final = 2**20
 _MAX_ENTRIES: Final = 100
 
@@ -82,7 +82,7 @@ class Profile(NamedTuple):
 class SchedulerConfiguration(NamedTuple):
     """The fields of a KubeSchedulerConfiguration that checks read."""
 
-    profiles: tuple[Profile, ...] = (Profile("default-scheduler"),)
+    profiles: tuple[Profile, ...] = (Profile(DEFAULT_SCHEDULER),)
     percentage: int = 0
     entries: tuple[ExtenderEntry, ...] = ()
     problems: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
     listed = tuple(_parse_profile(item) for item in get_list(profiles) if isinstance(item, dict))
     percentage = get_number(get_field_ignoring_case(value, "percentageOfNodesToScore")) or 0
     return SchedulerConfiguration(
-        listed or (Profile(_DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
+        listed or (Profile(DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
     )
 
 
@@ -169,7 +169,7 @@ def _parse_profile(value: Any) -> Profile:
         for item in get_list(get_field_ignoring_case(get_field_ignoring_case(plugins, point), "enabled"))
     ]
     return Profile(
-        _get_text_field(value, "schedulerName") or _DEFAULT_SCHEDULER,
+        _get_text_field(value, "schedulerName") or DEFAULT_SCHEDULER,
         get_number(get_field_ignoring_case(value, "percentageOfNodesToScore")),
         tuple(dict.fromkeys(filter(None, names))),
     )

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.doctor.parsing.object_fields import (
     get,
     get_condition,
@@ -69,7 +70,7 @@ class Workload(NamedTuple):
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     account: str = "default"
-    scheduler_name: str = "default-scheduler"
+    scheduler_name: str = DEFAULT_SCHEDULER
     host_network: bool = False
     dns_policy: str = "ClusterFirst"
     is_static: bool = False
@@ -97,7 +98,7 @@ def parse(kind: str, value: Any) -> Workload:
         labels=get_text_mapping(template, "metadata", "labels"),
         annotations=get_text_mapping(template, "metadata", "annotations"),
         account=get_text(spec, "serviceAccountName") or "default",
-        scheduler_name=get_text(spec, "schedulerName") or "default-scheduler",
+        scheduler_name=get_text(spec, "schedulerName") or DEFAULT_SCHEDULER,
         host_network=get(spec, "hostNetwork") is True,
         dns_policy=get_text(spec, "dnsPolicy") or "ClusterFirst",
         is_static=_MIRROR in get_text_mapping(value, "metadata", "annotations"),
