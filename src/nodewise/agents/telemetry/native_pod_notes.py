@@ -1,4 +1,6 @@
-"""The Event of a pod of native mode that kube-scheduler finds no node for: the rules that reject nodes. No I/O.
+"""The Event of a pod of native mode that kube-scheduler finds no node for. No I/O.
+
+It names the rules that reject nodes, and the labels that the pod requires of deleted policies.
 
 kube-scheduler itself only counts nodes that "didn't match Pod's node affinity/selector".
 """
@@ -16,7 +18,7 @@ from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.verdicts import Reason
 
 _MAX_REASONS: Final = 5
-"""Reasons that a note names."""
+"""Reasons, and labels of deleted policies, that a note names."""
 _CHANGED_S: Final = 30.0
 """The shortest time between two notes with different texts for one pod. Counts of nodes may change all the time."""
 _REPEATED_S: Final = 600.0
@@ -49,10 +51,32 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     return f"policies reject {many} {node_count} nodes: {listed}{more}"
 
 
-def remedy(pod: UnscheduledPod) -> str:
-    """The end of each note."""
-    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-    return f"; relax a rule, or wait until nodes recover: nodewise explain {name} shows each node"
+def deletion_note(keys: Iterable[str]) -> str:
+    """That the pod requires the labels with these keys, whose policies do not exist any more; empty for no keys."""
+    ordered = sorted(keys)
+    if not ordered:
+        return ""
+    listed = ", ".join(ordered[:_MAX_REASONS])
+    more = f" and {len(ordered) - _MAX_REASONS} more" if len(ordered) > _MAX_REASONS else ""
+    return (
+        f"the pod requires node labels of policies that do not exist any more: {listed}{more};"
+        " create it again to remove the requirement"
+    )
+
+
+def _note(
+    keys: frozenset[str], states: Mapping[str, PolicyState], deleted: frozenset[str], node_count: int
+) -> str:
+    """Why no node matches a pod that requires labels with these keys, and what to do; empty if nodewise is not why."""
+    rejection = rejection_note(keys, states, node_count)
+    parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
+    parts.append(deletion_note(keys & deleted))
+    return "; ".join(filter(None, parts))
+
+
+def event_text(pod: UnscheduledPod, note: str) -> str:
+    """The text of the Event with a note for a pod."""
+    return f"{note}: nodewise explain {pod.metadata.namespace}/{pod.metadata.name} shows each node"
 
 
 def states_by_label_key(states: Iterable[PolicyState]) -> dict[str, PolicyState]:
@@ -74,11 +98,17 @@ class NoteSchedule:
         """By namespace, the monotonic time of its last note."""
 
     def due(
-        self, pods: Iterable[UnscheduledPod], states: Mapping[str, PolicyState], node_count: int, now_s: float
+        self,
+        pods: Iterable[UnscheduledPod],
+        states: Mapping[str, PolicyState],
+        deleted: frozenset[str],
+        node_count: int,
+        now_s: float,
     ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
         """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
 
-        `states` are the policies by label key. Pods with the same requirements have the same note. Yields between pods.
+        `states` are the policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the
+        same requirements have the same note. Yields between pods.
         """
         notes: dict[frozenset[str], str] = {}
         queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
@@ -91,7 +121,7 @@ class NoteSchedule:
             if not pod.lacks_matching_node or pod.gate >= 0:
                 continue
             if pod.keys not in notes:
-                notes[pod.keys] = rejection_note(pod.keys, states, node_count)
+                notes[pod.keys] = _note(pod.keys, states, deleted, node_count)
             if notes[pod.keys] and self._is_due(uid, notes[pod.keys], now_s):
                 queues.setdefault(pod.metadata.namespace, []).append((pod, notes[pod.keys]))
         self._sent = sent

@@ -391,17 +391,33 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
         assert fixture.native.not_enforced.keys() == {"uid10"}
 
 
+def _rejected_pod(name: str, key: str) -> Any:
+    """A waiting pod for which kube-scheduler found no node."""
+    message = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+    conditions = [{"type": "PodScheduled", "status": "False", "message": message}]
+    return _waiting_pod(name, key) | {"status": {"phase": "Pending", "conditions": conditions}}
+
+
+async def test_a_waiting_pod_of_a_deleted_policy_gets_an_event() -> None:
+    async with native_mode() as fixture:
+        without_policy = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
+        fixture.api.put(PODS, _rejected_pod("waits", fixture.label))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        await fixture.native.step(*without_policy)
+        await fixture.recorder.flush()
+        assert not fixture.api.objects(EVENTS), "the watch may show the pod before its policy"
+        fixture.api.clock.advance(31.0)
+        await fixture.native.step(*without_policy)
+        await fixture.recorder.flush()
+        (event,) = fixture.api.objects(EVENTS).values()
+        assert "policies that do not exist any more: " + fixture.label in event["note"]
+
+
 async def test_waiting_pods_get_events_within_a_limit() -> None:
     async with native_mode() as fixture:
-        expression = {"key": fixture.label, "operator": "NotIn", "values": ["violating"]}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-        message = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
-        conditions = [{"type": "PodScheduled", "status": "False", "message": message}]
         for number in range(60):
-            metadata = {"name": f"p{number}", "namespace": "web", "uid": f"uid{number}"}
-            spec, status = {"affinity": affinity}, {"phase": "Pending", "conditions": conditions}
-            fixture.api.put(PODS, {"metadata": metadata, "spec": spec, "status": status})
+            fixture.api.put(PODS, _rejected_pod(f"p{number}", fixture.label))
         for _ in range(1000):
             await asyncio.sleep(0)
         await fixture.step("n0", "n1", "n2")

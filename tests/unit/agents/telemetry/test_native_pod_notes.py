@@ -94,12 +94,46 @@ def test_the_note_is_short() -> None:
     assert len(text) < 500
 
 
+def texts(pods: list[UnscheduledPod], *states: PolicyState, deleted: tuple[str, ...] = ()) -> list[str]:
+    """The texts of the Events that are due."""
+    by_key = native_pod_notes.states_by_label_key(states)
+    due = NoteSchedule().due(pods, by_key, frozenset(map(label_key, deleted)), 4, 0.0)
+    notes = cooperative_scheduling.run_without_pauses(due)
+    return [native_pod_notes.event_text(waiting, text) for waiting, text in notes]
+
+
+def test_the_event_says_what_to_do() -> None:
+    (text,) = texts([pod("waits")], state("cool", 1, 1, 0, 0))
+    assert text == (
+        "policies reject 2 of 4 nodes: 2 placement policy web/cool: temp above 80; relax a rule, or wait until nodes"
+        " recover: nodewise explain web/waits shows each node"
+    )
+
+
+def test_a_pod_of_a_deleted_policy_gets_an_event() -> None:
+    (text,) = texts([pod("waits")], deleted=("cool", "other"))
+    assert text == (
+        "the pod requires node labels of policies that do not exist any more:"
+        " policy.nodewise.node-restriction.kubernetes.io/cool; create it again to remove the requirement: nodewise"
+        " explain web/waits shows each node"
+    )
+    assert texts([pod("waits")], deleted=("other",)) == []
+    assert texts([pod("new", message=""), pod("gated", gated=True)], deleted=("cool",)) == []
+
+
+def test_the_note_names_some_labels_of_many_deleted_policies() -> None:
+    assert native_pod_notes.deletion_note(map(str, range(9))) == (
+        "the pod requires node labels of policies that do not exist any more: 0, 1, 2, 3, 4 and 4 more;"
+        " create it again to remove the requirement"
+    )
+
+
 def due(
     schedule: NoteSchedule, now_s: float, *pods: UnscheduledPod, codes: tuple[int, ...] = (1, 0, 0, 0)
 ) -> Any:
-    """The pods whose note is due, by namespace and name; all count as told."""
+    """The pods whose note is due, by namespace and name; all count as having got it."""
     states = native_pod_notes.states_by_label_key([state("cool", *codes)])
-    notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, 4, now_s))
+    notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, frozenset(), 4, now_s))
     for waiting, text in notes:
         schedule.record(waiting, text, now_s)
     return [f"{waiting.metadata.namespace}/{waiting.metadata.name}" for waiting, _ in notes]

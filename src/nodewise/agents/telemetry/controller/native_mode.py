@@ -130,7 +130,7 @@ class NativeMode:
                 )
             )
             await self._write_statuses_and_gates(statuses, pods, policies)
-            await self._events.step(pods, states, len(snapshot.nodes))
+            await self._events.step(pods, states, deleted, len(snapshot.nodes))
 
     def _update_unknown_keys(
         self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]

@@ -1,4 +1,4 @@
-"""Events on pods of native mode that kube-scheduler finds no node for, because policies reject nodes."""
+"""Events on pods of native mode that kube-scheduler finds no node for, because of policies or of deleted ones."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -28,17 +28,24 @@ class NativePodEvents:
         self._limit = TokenBucket(_EVENTS_PER_S, _BURST)
 
     async def step(
-        self, pods: Iterable[UnscheduledPod], states: Mapping[PolicyKey, PolicyState], node_count: int
+        self,
+        pods: Iterable[UnscheduledPod],
+        states: Mapping[PolicyKey, PolicyState],
+        deleted: frozenset[str],
+        node_count: int,
     ) -> None:
-        """Record the events that are due, within the limit; the next step continues."""
+        """Record the events that are due, within the limit; the next step continues.
+
+        `deleted` are the label keys of policies that do not exist any more.
+        """
         now_s = self._handle.clock.monotonic()
         by_key = native_pod_notes.states_by_label_key(states.values())
-        due = await cooperative_scheduling.run(self._schedule.due(pods, by_key, node_count, now_s))
+        due = await cooperative_scheduling.run(self._schedule.due(pods, by_key, deleted, node_count, now_s))
         for pod, note in due:
             if self._limit.take(now_s, 0.0) is None:
                 return
             metadata = pod.metadata
             about = ObjectReference(PODS, metadata.namespace, metadata.name, metadata.uid)
-            text = note + native_pod_notes.remedy(pod)
+            text = native_pod_notes.event_text(pod, note)
             self._handle.recorder.record(about, "Warning", NO_NODE_PASSES, text, "Filtering")
             self._schedule.record(pod, note, now_s)
