@@ -117,6 +117,12 @@ def descheduler_program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def karpenter_folder(request: pytest.FixtureRequest) -> Path:
+    """The folder with Karpenter; see `karpenter_process`."""
+    return get_or_skip(request, program_cache.karpenter_folder)
+
+
+@pytest.fixture(scope="session")
 def adapter_program(request: pytest.FixtureRequest) -> Path:
     """prometheus-adapter; see `metrics_pipeline`."""
     return get_or_skip(request, program_cache.prometheus_adapter)

@@ -71,6 +71,13 @@ KREW = GoModule(
         "validate-krew-manifest": "sigs.k8s.io/krew/cmd/validate-krew-manifest",
     },
 )
+KARPENTER = GoModule(
+    "karpenter",
+    "Karpenter v1.14.1",
+    "v1.14.1",
+    MODULE / "karpenter",
+    {"karpenter": "sigs.k8s.io/karpenter/kwok", "karpenter-crds": "."},
+)
 OTELCOL = _module("otelcol", "the OpenTelemetry Collector", "v0.165.0", ".")
 
 SET_UP = "make controlplane"
@@ -129,6 +136,13 @@ def krew_folder() -> Path:
     return KREW.built()
 
 
+def karpenter_folder() -> Path:
+    """The folder with Karpenter and the program that prints its definitions, built if necessary, which takes about two
+    minutes. Raises MissingError.
+    """
+    return KARPENTER.built()
+
+
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
     return debian_packages.get().prometheus.parent
@@ -154,6 +168,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: helm().parent,
     lambda: otelcol().parent,
     krew_folder,
+    karpenter_folder,
     containers_folder,
     debian_packages.MACHINE.get,
     debian_packages.IMAGE_TOOLS.get,
