@@ -35,6 +35,7 @@
 | `verdict_requirements.py` | what a pod requires of these labels |
 | `unscheduled_pods.py` | pods without a node in native mode |
 | `uncovered_pods.py` | policies that native mode does not apply to pods that they select |
+| `examination_budget.py` | how many nodes may be labelled while many pods wait |
 | `native_pod_notes.py` | the Events of pods for which no node has the required labels |
 | `policy_conditions.py` | conditions of a status |
 | `taspolicy_status.py` | the status of a TASPolicy |

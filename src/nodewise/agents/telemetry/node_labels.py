@@ -228,11 +228,20 @@ def changed_label_groups(
     return groups
 
 
+def begins_to_violate(wanted: Labels, owned: Labels) -> bool:
+    """Whether a label of a node becomes `violating`."""
+    return any(value == VIOLATING != owned.get(key) for key, value in wanted.items())
+
+
 def order_fairly(
-    columns: Mapping[str, LabelColumn], wanted: Mapping[str, Labels], owned: Mapping[str, Labels]
+    columns: Mapping[str, LabelColumn],
+    wanted: Mapping[str, Labels],
+    owned: Mapping[str, Labels],
+    turn: int = 0,
 ) -> Generator[None, None, list[str]]:
     """The nodes of `wanted` in the order in which they are written: the namespaces take turns. Yields between nodes.
 
+    `turn` determines which namespace is first, because not all nodes may be written in one step.
     Each namespace has the nodes on which its labels change, so that one whose labels always change everywhere delays
     no other. Nodes that begin to violate a policy come first, because pods are still placed there.
     """
@@ -244,7 +253,9 @@ def order_fairly(
             queues = violating if any(labels.get(key) == VIOLATING for key in keys) else others
             for namespace in group or ("",):
                 queues.setdefault(namespace, []).append(node)
-    namespaces = violating | others
+    namespaces = sorted(violating | others)
+    first = turn % max(len(namespaces), 1)
+    namespaces = namespaces[first:] + namespaces[:first]
     turns = chain.from_iterable(
         zip_longest(*([*violating.get(name, ()), *others.get(name, ())] for name in namespaces))
     )

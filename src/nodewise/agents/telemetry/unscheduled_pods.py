@@ -94,6 +94,11 @@ def keys_with_ok(pods: Iterable[UnscheduledPod]) -> frozenset[tuple[str, str]]:
     return frozenset(required | {("", key) for _, key in required})
 
 
+def count_rejected(pods: Iterable[UnscheduledPod]) -> int:
+    """The number of pods that kube-scheduler rejected by node labels. It examines them whenever a label changes."""
+    return sum(pod.lacks_matching_node and pod.gate < 0 for pod in pods)
+
+
 def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> list[UnscheduledPod]:
     """The pods whose gate is to be removed: all their keys are `settled`. Namespaces take turns."""
     queues: dict[str, list[UnscheduledPod]] = {}

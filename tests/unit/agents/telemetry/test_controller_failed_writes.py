@@ -84,11 +84,12 @@ class ApiServerFixture:
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 
-    async def step(self, *violating: str) -> None:
+    async def step(self, *violating: str, waiting_pods: int = 0) -> None:
         """Run one step with a snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
         column = LabelColumn("pol", ("violating",), codes, np.zeros(len(codes), bool))
-        await self.writer.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
+        snapshot = Snapshot(NodeIndex(self.names), {}, 0.0, 1)
+        await self.writer.step(snapshot, {"pol": column}, waiting_pods=waiting_pods)
 
     async def step_of_namespaces(self, **violating: Iterable[str]) -> None:
         """Run one step; by namespace, the nodes that violate its policy, which has the namespace's name."""
@@ -114,6 +115,24 @@ class ApiServerFixture:
             if line.startswith(b"nodewise_nodes_to_label ")
         ]
         return float(line.split()[1])
+
+
+async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> None:
+    fixture = ApiServerFixture(300)
+    await fixture.step(*fixture.names, waiting_pods=2500)
+    assert len(fixture.labelled()) == 300, "nodes that begin to violate a policy do not wait"
+    fixture.watch()
+    await fixture.step(waiting_pods=2500)
+    assert len(fixture.labelled()) == 300
+    fixture.clock.advance(7.5)
+    await fixture.step(waiting_pods=2500)
+    left = len(fixture.labelled())
+    assert left == pytest.approx(250, abs=1), (
+        "20 nodes a second, after five seconds that the first labels cost"
+    )
+    assert fixture.left() == left
+    await fixture.step(waiting_pods=0)
+    assert not fixture.labelled()
 
 
 async def test_a_label_that_was_written_unheard_goes_when_the_node_heals() -> None:

@@ -430,3 +430,18 @@ async def test_waiting_pods_get_events_within_a_limit() -> None:
         await fixture.step("n0", "n1", "n2")
         await fixture.recorder.flush()
         assert len(fixture.api.objects(EVENTS)) == 55
+
+
+async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> None:
+    async with native_mode(200) as fixture:
+        for number in range(2000):
+            fixture.api.put(PODS, _rejected_pod(f"p{number}", fixture.label))
+        for _ in range(3000):  # the watch delivers the pods
+            await asyncio.sleep(0)
+        await fixture.step(*fixture.names)
+        assert len(fixture.labelled()) == 200
+        fixture.watch()
+        fixture.api.clock.advance(5.0)
+        await fixture.step()
+        left = len(fixture.labelled())
+        assert left == pytest.approx(150, abs=1), "25 nodes a second; the first labels took the budget of 8 s"

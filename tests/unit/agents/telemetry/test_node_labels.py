@@ -182,5 +182,17 @@ def test_nodes_that_begin_to_violate_a_policy_are_written_first_and_namespaces_t
         "n5": {"a": "violating"},
         "n6": {"b": "violating"},
     }
-    ordered = cooperative_scheduling.run_without_pauses(node_labels.order_fairly(columns, wanted, owned))
-    assert ordered == ["n3", "n6", "n5", "n4", "n1", "n2"]
+    ordered = [
+        cooperative_scheduling.run_without_pauses(node_labels.order_fairly(columns, wanted, owned, turn))
+        for turn in range(3)
+    ]
+    assert ordered[0] == ordered[2] == ["n3", "n6", "n5", "n4", "n1", "n2"]
+    assert ordered[1] == ["n6", "n3", "n4", "n5", "n1", "n2"]
+
+
+def test_a_node_begins_to_violate_when_a_label_becomes_violating() -> None:
+    begins = node_labels.begins_to_violate
+    assert begins({"a": "violating"}, {})
+    assert begins({"a": "violating", "b": "ok"}, {"a": "ok"})
+    assert not begins({"a": "violating", "b": "ok"}, {"a": "violating"})
+    assert not begins({}, {"a": "violating"})

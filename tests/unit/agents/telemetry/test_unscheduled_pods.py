@@ -76,6 +76,13 @@ def test_a_pod_requires_ok_of_the_policies_of_its_own_namespace_and_of_the_clust
     assert unscheduled_pods.keys_with_ok(pods) == {("web", A), ("", A), ("db", B), ("", B)}
 
 
+def test_pods_without_a_gate_that_no_node_matches_count_as_rejected() -> None:
+    waiting = stored("p", "web", None, [(A, ["violating"])])
+    gated = stored("p", "web", [{"name": GATE}], [(A, ["violating"])])
+    rejected = [msgspec.structs.replace(pod, lacks_matching_node=True) for pod in (waiting, gated)]
+    assert unscheduled_pods.count_rejected([waiting, gated, *rejected]) == 1
+
+
 def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> None:
     gate = [{"name": GATE}]
     pods = [

@@ -120,7 +120,7 @@ class NativeMode:
         }
         try:
             held = frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S)
-            await self._labels.step(snapshot, labels.columns, held)
+            await self._labels.step(snapshot, labels.columns, held, unscheduled_pods.count_rejected(pods))
         finally:
             deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
             statuses = self._statuses(policies, labels, deleted)

@@ -1,8 +1,7 @@
 """Writes node labels by server-side apply."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,6 +10,7 @@ from nodewise import cooperative_scheduling
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import node_label_ownership, node_labels
+from nodewise.agents.telemetry.examination_budget import ExaminationBudget
 from nodewise.agents.telemetry.node_label_ownership import POLICY_LABELS, LabelOwner
 from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.state import PolicyState
@@ -44,6 +44,15 @@ class _DesiredLabels(NamedTuple):
     nodes: NodeIndex
 
 
+class _Writes(NamedTuple):
+    """The labels of nodes that differ from the desired ones."""
+
+    ordered: Sequence[str]
+    """The nodes, in the order in which they are written."""
+    wanted: Mapping[str, Labels]
+    waiting_pods: int
+
+
 class LabelWriter:
     """Applies node labels by server-side apply, and owns no others.
 
@@ -62,6 +71,9 @@ class LabelWriter:
         self._unconfirmed: set[str] = set()
         self._seen: dict[str, Any] = {}
         self._conflicts: dict[str, dict[str, _LabelConflict]] = {}
+        self._budget = ExaminationBudget()
+        self._turn = 0
+        """The number of steps that wrote labels."""
         self._remaining = 0
         self.pending_keys: frozenset[str] | None = None
         """The keys of labels that the last step left to be written, or that are refused; None if it failed early."""
@@ -88,12 +100,14 @@ class LabelWriter:
         snapshot: Snapshot,
         columns: dict[str, node_labels.LabelColumn],
         held: frozenset[str] = frozenset(),
+        waiting_pods: int = 0,
     ) -> None:
         """Write the labels that differ, for `_STEP_S` at most; the next snapshot continues. Labels with the keys `held`
         stay as they are.
 
-        The namespaces of the policies take turns. A failure of one node does not affect the others; the first error
-        is raised at the end.
+        `waiting_pods` are those that kube-scheduler examines whenever one of these labels changes. If there are many,
+        nodes that recover are labelled later (`examination_budget`). The namespaces of the policies take turns. A
+        failure of one node does not affect the others; the first error is raised at the end.
         """
         desired = _DesiredLabels(columns, held, snapshot.nodes)
         done, self._done, self.pending_keys = self._done, None, None
@@ -108,11 +122,11 @@ class LabelWriter:
             self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
         )
         await asyncio.sleep(0)
-        await self._write_differing_labels(desired)
+        await self._write_differing_labels(desired, waiting_pods)
         if not self.pending_keys and not self._conflicts:
             self._done = desired
 
-    async def _write_differing_labels(self, desired: _DesiredLabels) -> None:
+    async def _write_differing_labels(self, desired: _DesiredLabels, waiting_pods: int) -> None:
         columns = desired.columns
         wanted = await cooperative_scheduling.run(
             node_labels.desired_labels(columns, desired.nodes, self._owned, desired.held)
@@ -126,17 +140,32 @@ class LabelWriter:
             node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
         }
         self._set_remaining(len(differing))
-        ordered = await cooperative_scheduling.run(node_labels.order_fairly(columns, differing, self._owned))
-        until_s = self._handle.clock.monotonic() + _STEP_S
-        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, ordered)
+        self._turn += 1
+        ordered = await cooperative_scheduling.run(
+            node_labels.order_fairly(columns, differing, self._owned, self._turn)
+        )
+        writes = _Writes(ordered, differing, waiting_pods)
         try:
-            await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
+            await run_api_calls(
+                self._finish_node(node, differing[node], columns) for node in self._due(writes)
+            )
         finally:
             self.pending_keys = frozenset(
                 key
                 for node in differing.keys() | self._conflicts.keys()
                 for key, _ in wanted.get(node, {}).items() ^ self._owned.get(node, {}).items()
             )
+
+    def _due(self, writes: _Writes) -> Iterator[str]:
+        """The nodes that are written now. Those that begin to violate a policy do not wait for the budget."""
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        for node in writes.ordered:
+            now_s = self._handle.clock.monotonic()
+            if now_s >= until_s:
+                return
+            is_urgent = node_labels.begins_to_violate(writes.wanted[node], self._owned.get(node, {}))
+            if self._budget.take(now_s, writes.waiting_pods, is_urgent=is_urgent):
+                yield node
 
     async def _finish_node(
         self, node: str, wanted: Labels, columns: dict[str, node_labels.LabelColumn]
