@@ -189,29 +189,48 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "native_waiting_bind_rate_none_5000": Figure(
         NATIVE_WAITING,
-        "pods bound per second, no policy, 5,000 rejected pods wait, 50 labels change a second",
+        "pods bound per second while labels change and node selectors reject 5,000 waiting pods, no policy",
         "1/s",
+    ),
+    "native_waiting_bind_rate_affinity_5000": Figure(
+        NATIVE_WAITING, "the same, required node affinity rejects the waiting pods", "1/s"
     ),
     "native_waiting_bind_rate_5000": Figure(
         NATIVE_WAITING,
-        "the same, native mode rejects the waiting pods and half of the nodes",
+        "the same, native mode rejects the waiting pods and half of the nodes, missing values allowed",
         "1/s",
     ),
+    "native_waiting_bind_ratio_affinity_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to required node affinity without a policy", at_least=0.95
+    ),
     "native_waiting_bind_ratio_none_5000": Figure(
-        NATIVE_WAITING, "the same, ratio to no policy", at_least=0.95
+        NATIVE_WAITING, "the same, ratio to node selectors without a policy", at_least=0.95
     ),
-    "native_waiting_cpu_none_5000_ms": Figure(
-        NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, no policy", "ms"
-    ),
-    "native_waiting_cpu_5000_ms": Figure(NATIVE_WAITING, "the same, native mode", "ms"),
     "native_waiting_strict_bind_rate_5000": Figure(
         NATIVE_WAITING, "pods bound per second, the same policies with whenMissing: Reject", "1/s"
     ),
     "native_waiting_strict_bind_ratio_none_5000": Figure(
-        NATIVE_WAITING, "the same, ratio to no policy", at_least=0.95
+        NATIVE_WAITING, "the same, ratio to node selectors without a policy", at_least=0.95
+    ),
+    "native_waiting_label_rate_none_5000": Figure(
+        NATIVE_WAITING, "labels that another client changes per second in the rounds without a policy", "1/s"
+    ),
+    "native_waiting_label_rate_5000": Figure(
+        NATIVE_WAITING,
+        "labels that native mode writes while the verdicts of 50 nodes change per second",
+        "1/s",
+    ),
+    "native_waiting_cpu_none_5000_ms": Figure(
+        NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, no policy, node selectors", "ms"
+    ),
+    "native_waiting_cpu_affinity_5000_ms": Figure(
+        NATIVE_WAITING, "the same, no policy, required node affinity", "ms"
+    ),
+    "native_waiting_cpu_5000_ms": Figure(
+        NATIVE_WAITING, "the same, native mode, missing values allowed", "ms"
     ),
     "native_waiting_strict_cpu_5000_ms": Figure(
-        NATIVE_WAITING, "CPU time of kube-scheduler per bound pod, whenMissing: Reject", "ms"
+        NATIVE_WAITING, "the same, native mode, whenMissing: Reject", "ms"
     ),
     "native_label_p50_s": Figure(
         NATIVE_LABELS, "from a change of ten metrics on 100 nodes to a label, period 5 s: median", "s"

@@ -32,7 +32,7 @@ RAISED_LIMITS: Final[Object] = {"qps": 5000, "burst": 5000}
 """Client limits that do not limit the rate."""
 
 
-SLOWEST_RATE: Final = 5.0
+SLOWEST_RATE: Final = 2.0
 """Pods per second; a slower round is aborted."""
 
 
@@ -87,6 +87,8 @@ class BindSummary(NamedTuple):
     """CPU time of the scheduler per pod, without the first pods."""
     reopened: int
     """Number of times that the watch was reopened, because it was read too slowly: then times are late."""
+    label_rate: float = 0.0
+    """Labels of nodes that changed per second; 0 if none were changed on purpose."""
 
 
 Rounds = dict[str, list[BindSummary]]
@@ -188,6 +190,11 @@ def median_rate(rounds: Rounds, name: str) -> float:
 def median_cpu_ms(rounds: Rounds, name: str) -> float:
     """CPU time of the scheduler per pod, in the median round of a contender."""
     return round(statistics.median(each.cpu_ms for each in rounds[name]), 2)
+
+
+def median_label_rate(rounds: Rounds, name: str) -> float:
+    """Labels of nodes that changed per second, in the median round of a contender."""
+    return round(statistics.median(each.label_rate for each in rounds[name]), 1)
 
 
 def median_ratio(rounds: Rounds, name: str, to: str) -> float:

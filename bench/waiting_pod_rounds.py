@@ -1,13 +1,15 @@
 """Rounds of `bench.cluster` while rejected pods wait and labels of nodes change, with and without native mode.
 
 kube-scheduler examines all waiting pods whenever a label of a node changes. Therefore pods wait and labels change in
-the rounds without nodewise as well.
+the rounds without nodewise as well. Their waiting pods are rejected by a constraint of the same kind as that of native
+mode, because kube-scheduler compares a node selector much faster than node affinity.
 """
 
 import contextlib
 import functools
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -15,10 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
-from tests.cluster import kubernetes_objects
+from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.api_client import MERGE, ClusterApi, Object
 from tests.cluster.child_processes import Process
-from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 from bench import native_mode_rounds, scheduler_bind_rounds
 from bench.generated_cluster_objects import HALF_LABEL
@@ -31,42 +33,61 @@ from bench.native_mode_rounds import (
     RunningController,
 )
 from bench.progress_lines import report_progress_line
-from bench.scheduler_bind_rounds import Rounds
+from bench.scheduler_bind_rounds import BindSummary, BindWatch, Rounds
 
-NONE, NATIVE = "no policy, pods wait", "native mode, pods wait"
-STRICT = "native mode, whenMissing: Reject, pods wait"
-"""As `NATIVE`, but the requirements are node selectors."""
+SELECTOR, AFFINITY = "no policy, pods wait for a node selector", "no policy, pods wait for node affinity"
+NATIVE = "native mode, missing values allowed"
+"""The requirements are node affinity."""
+STRICT = "native mode, missing values rejected"
+"""The requirements are node selectors."""
 WAITING_PODS: Final = 5000
 _REJECTION_S: Final = 600.0
 _STRICT: Final = {"app": "strict"}
 
 
-_Changing = Callable[[], AbstractContextManager[None]]
-"""Changes labels of nodes until the block ends."""
+_Changing = Callable[[], AbstractContextManager[Callable[[], float]]]
+"""Changes labels of nodes until the block ends. Yields a function that returns how many were changed so far."""
 
 
 class _Contender(NamedTuple):
-    """The measured pods, and those that wait."""
+    """What is measured in a series of rounds."""
 
+    name: str
     measured: Callable[[str], Object]
+    """Makes the pods that are bound."""
     waiting: Callable[[str], Object]
+    """Makes the pods that wait."""
+    summary: Callable[[BindWatch], BindSummary] = scheduler_bind_rounds.summary
 
 
 def measure(cluster: NativeCluster, count: int) -> Rounds:
     """Measure rounds of all contenders, one contender after the other."""
-    rounds: Rounds = {}
-    changing: _Changing = functools.partial(_labels_change, cluster)
-    contender = _Contender(kubernetes_objects.pod, _pod_with_selector_of_no_node)
-    rounds[NONE] = _measure(cluster, NONE, contender, count, changing)
+    run = functools.partial(_measure, cluster, count=count)
+    labels_change = functools.partial(_labels_change, cluster)
+    plain = kubernetes_objects.pod
+    rounds = {
+        contender.name: run(contender, changing=labels_change)
+        for contender in (
+            _Contender(SELECTOR, plain, _pod_with_selector_of_no_node),
+            _Contender(AFFINITY, plain, _pod_with_affinity_to_no_node),
+        )
+    }
     _put_policies_that_reject_missing_values(cluster)
     # steadily, instead of 200 labels at once
     with native_mode_rounds.controller(cluster.account, cluster.bench.folder, "--kube-burst=10") as running:
         running.wait_settled()
-        changing = functools.partial(_verdicts_change, cluster, running)
-        contender = _Contender(native_mode_rounds.pod_with_policy, _pod_that_a_policy_rejects)
-        rounds[NATIVE] = _measure(cluster, NATIVE, contender, count, changing)
+        verdicts_change = functools.partial(_verdicts_change, cluster, running)
+        half = functools.partial(native_mode_rounds.half_summary, cluster)
         strict = functools.partial(kubernetes_objects.pod, labels=_STRICT)
-        rounds[STRICT] = _measure(cluster, STRICT, _Contender(strict, strict), count, changing)
+        rounds |= {
+            contender.name: run(contender, changing=verdicts_change)
+            for contender in (
+                _Contender(
+                    NATIVE, native_mode_rounds.pod_with_policy, _pod_that_a_policy_rejects, summary=half
+                ),
+                _Contender(STRICT, strict, strict, summary=half),
+            )
+        }
     return rounds
 
 
@@ -87,40 +108,67 @@ def figures(rounds: Rounds, nodes: int) -> dict[str, float]:
     rate = functools.partial(scheduler_bind_rounds.median_rate, rounds)
     ratio = functools.partial(scheduler_bind_rounds.median_ratio, rounds)
     cpu_ms = functools.partial(scheduler_bind_rounds.median_cpu_ms, rounds)
+    label_rate = functools.partial(scheduler_bind_rounds.median_label_rate, rounds)
     return {
-        f"native_waiting_bind_rate_none_{nodes}": rate(NONE),
+        f"native_waiting_bind_rate_none_{nodes}": rate(SELECTOR),
+        f"native_waiting_bind_rate_affinity_{nodes}": rate(AFFINITY),
         f"native_waiting_bind_rate_{nodes}": rate(NATIVE),
-        f"native_waiting_bind_ratio_none_{nodes}": ratio(NATIVE, NONE),
+        f"native_waiting_bind_ratio_affinity_{nodes}": ratio(NATIVE, AFFINITY),
+        f"native_waiting_bind_ratio_none_{nodes}": ratio(NATIVE, SELECTOR),
         f"native_waiting_strict_bind_rate_{nodes}": rate(STRICT),
-        f"native_waiting_strict_bind_ratio_none_{nodes}": ratio(STRICT, NONE),
-        f"native_waiting_cpu_none_{nodes}_ms": cpu_ms(NONE),
+        f"native_waiting_strict_bind_ratio_none_{nodes}": ratio(STRICT, SELECTOR),
+        f"native_waiting_label_rate_none_{nodes}": label_rate(SELECTOR),
+        f"native_waiting_label_rate_{nodes}": label_rate(NATIVE),
+        f"native_waiting_cpu_none_{nodes}_ms": cpu_ms(SELECTOR),
+        f"native_waiting_cpu_affinity_{nodes}_ms": cpu_ms(AFFINITY),
         f"native_waiting_cpu_{nodes}_ms": cpu_ms(NATIVE),
         f"native_waiting_strict_cpu_{nodes}_ms": cpu_ms(STRICT),
     }
 
 
 def _measure(
-    cluster: NativeCluster,
-    name: str,
-    contender: _Contender,
-    count: int,
-    changing: _Changing,
-) -> list[scheduler_bind_rounds.BindSummary]:
-    """Rounds of one contender. The scheduler is stopped by a signal while the pods of a round are created."""
+    cluster: NativeCluster, contender: _Contender, count: int, changing: _Changing
+) -> list[BindSummary]:
+    """Rounds of one contender. Each has a scheduler of its own, without events that an earlier round left behind."""
     series = []
-    with _rejected_pods(cluster, contender.waiting) as scheduler:
+    with _waiting_pods(cluster, contender.waiting):
         for number in range(count):
-            with changing():
-                watch = native_mode_rounds.bind(cluster, contender.measured, _resumed(scheduler))
-            is_native = name != NONE
-            bound = (
-                native_mode_rounds.half_summary(cluster, watch)
-                if is_native
-                else scheduler_bind_rounds.summary(watch)
-            )
+            with _scheduler_that_rejected_all(cluster.waiting, cluster.bench.limits) as scheduler:
+                busy = _BusyScheduler(scheduler, changing)
+                watch = native_mode_rounds.bind(cluster, contender.measured, busy)
+            bound = contender.summary(watch)._replace(label_rate=round(busy.label_rate, 1))
             series.append(bound)
-            report_progress_line(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
+            report_progress_line(
+                f"round {number + 1} of {count}, {contender.name}: {bound.rate:g} pods a second,"
+                f" {bound.label_rate:g} labels a second"
+            )
     return series
+
+
+class _BusyScheduler(AbstractContextManager[Process]):
+    """Lets a scheduler run while labels change, from the time of the first change."""
+
+    def __init__(self, scheduler: Process, changing: _Changing) -> None:
+        self._scheduler = scheduler
+        self._changing = changing
+        self._ended = contextlib.ExitStack()
+        self.label_rate = 0.0
+        """Changed labels per second, after the end of the block."""
+
+    def __enter__(self) -> Process:
+        with contextlib.ExitStack() as stack:
+            changed = stack.enter_context(self._changing())
+            wait("labels change", lambda: changed() > 0 or None, 4 * PERIOD_S)
+            stack.callback(self._measure, changed, changed(), time.monotonic())
+            stack.enter_context(_resumed(self._scheduler))
+            self._ended = stack.pop_all()
+        return self._scheduler
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.close()
+
+    def _measure(self, changed: Callable[[], float], before: float, began_s: float) -> None:
+        self.label_rate = (changed() - before) / (time.monotonic() - began_s)
 
 
 def _pod_with_selector_of_no_node(name: str) -> Object:
@@ -129,13 +177,21 @@ def _pod_with_selector_of_no_node(name: str) -> Object:
     return pod
 
 
+def _pod_with_affinity_to_no_node(name: str) -> Object:
+    pod = kubernetes_objects.pod(name)
+    requirement = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["linux"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+    pod["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return pod
+
+
 def _pod_that_a_policy_rejects(name: str) -> Object:
     return kubernetes_objects.pod(name, labels=WAITING)
 
 
 @contextlib.contextmanager
-def _rejected_pods(cluster: NativeCluster, wanted: Callable[[str], Object]) -> Iterator[Process]:
-    """Pods that no node accepts, and a scheduler that has rejected them and is stopped by a signal."""
+def _waiting_pods(cluster: NativeCluster, wanted: Callable[[str], Object]) -> Iterator[None]:
+    """Pods that no node accepts."""
     sandbox = cluster.waiting
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     report_progress_line(f"creating and rejecting {WAITING_PODS} pods")
@@ -143,25 +199,40 @@ def _rejected_pods(cluster: NativeCluster, wanted: Callable[[str], Object]) -> I
     create = functools.partial(sandbox.api.request, "POST", path)
     scheduler_bind_rounds.run_concurrently(lambda pod: create(json=pod), pods)
     with scheduler_bind_rounds.watching(sandbox.plane, path) as watch:
-        # by default, all of them would be tried again after five minutes, which takes minutes
-        flags = {"pod-max-in-unschedulable-pods-duration": "24h"}
-        config = {"clientConnection": cluster.bench.limits}
-        scheduler = sandbox.plane.start_scheduler(config, verbosity=0, more=flags)
-        try:
-            wait(
-                "all waiting pods are rejected",
-                lambda: len(watch.rejected) >= WAITING_PODS or None,
-                _REJECTION_S,
-                watch.progress,
-            )
-            os.kill(scheduler.pid, signal.SIGSTOP)
-            yield scheduler
-        finally:
-            scheduler.kill()
+        yield
         if watch.at_s:
             raise RuntimeError(f"{len(watch.at_s)} of the waiting pods were bound")
     sandbox.api.delete(path)
     wait("the waiting pods are gone", lambda: not sandbox.api.get(path, limit="1")["items"] or None)
+
+
+@contextlib.contextmanager
+def _scheduler_that_rejected_all(sandbox: Sandbox, limits: Object) -> Iterator[Process]:
+    """A scheduler that has rejected all waiting pods and is stopped by a signal."""
+    port = child_processes.free_port()
+    # by default, all of them would be tried again after five minutes, which takes minutes
+    flags = {"secure-port": str(port), "pod-max-in-unschedulable-pods-duration": "24h"}
+    scheduler = sandbox.plane.start_scheduler({"clientConnection": limits}, verbosity=0, more=flags)
+    try:
+        numbers = functools.partial(_pending_pods, sandbox.plane.api, port)
+        rejected = {"active": 0, "backoff": 0, "unschedulable": WAITING_PODS}
+        wait(
+            "all waiting pods are rejected",
+            lambda: numbers().items() >= rejected.items() or None,
+            _REJECTION_S,
+            numbers,
+        )
+        os.kill(scheduler.pid, signal.SIGSTOP)
+        yield scheduler
+    finally:
+        scheduler.kill()
+
+
+def _pending_pods(api: ClusterApi, port: int) -> dict[str, int]:
+    """The pods without a node by queue of the scheduler with this port."""
+    text = api.request("GET", f"https://127.0.0.1:{port}/metrics").text
+    pattern = r'^scheduler_pending_pods\{queue="(\w+)"\} (\d+)$'
+    return {queue: int(count) for queue, count in re.findall(pattern, text, re.MULTILINE)}
 
 
 @contextlib.contextmanager
@@ -195,30 +266,31 @@ def _repeating(do: Callable[[int], object], pause_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _labels_change(cluster: NativeCluster) -> Iterator[None]:
+def _labels_change(cluster: NativeCluster) -> Iterator[Callable[[], float]]:
     """Change 50 labels a second that no pod selects."""
     names, plane = cluster.bench.names[:CHANGING_NODES], cluster.bench.plane
     api = ClusterApi(plane.url, plane.authority.client_context(plane.admin.pair))
+    changed = 0
 
     def change(number: int) -> None:
+        nonlocal changed
         labels = {"node.example/flapping": str(number)}
         path = f"/api/v1/nodes/{names[number % len(names)]}"
         api.request("PATCH", path, json={"metadata": {"labels": labels}}, headers={"Content-Type": MERGE})
+        changed += 1
 
     with contextlib.closing(api), _repeating(change, PERIOD_S / CHANGING_NODES):
-        yield
+        yield lambda: changed
 
 
 @contextlib.contextmanager
-def _verdicts_change(cluster: NativeCluster, running: RunningController) -> Iterator[None]:
-    """Change 50 labels a second by metric values, and report how many were written."""
+def _verdicts_change(cluster: NativeCluster, running: RunningController) -> Iterator[Callable[[], float]]:
+    """Change the verdicts of 50 nodes a second by metric values. The controller writes fewer labels while pods wait."""
     names, metrics = cluster.bench.names[:CHANGING_NODES], cluster.bench.metrics
+    before = running.label_writes()
 
     def change(number: int) -> None:
-        metrics.set(FLAPPING, dict.fromkeys(names, 90 * (number % 2)))
+        metrics.set(FLAPPING, dict.fromkeys(names, 90 * (1 - number % 2)))
 
     with _repeating(change, PERIOD_S):
-        before, began_s = running.label_writes(), time.monotonic()
-        yield
-        rate = (running.label_writes() - before) / (time.monotonic() - began_s)
-    report_progress_line(f"{rate:.0f} labels a second")
+        yield lambda: running.label_writes() - before
