@@ -44,15 +44,6 @@ class _DesiredLabels(NamedTuple):
     nodes: NodeIndex
 
 
-class _Writes(NamedTuple):
-    """The labels of nodes that differ from the desired ones."""
-
-    ordered: Sequence[str]
-    """The nodes, in the order in which they are written."""
-    wanted: Mapping[str, Labels]
-    waiting_pods: int
-
-
 class LabelWriter:
     """Applies node labels by server-side apply, and owns no others.
 
@@ -144,11 +135,9 @@ class LabelWriter:
         ordered = await cooperative_scheduling.run(
             node_labels.order_fairly(columns, differing, self._owned, self._turn)
         )
-        writes = _Writes(ordered, differing, waiting_pods)
+        due = self._due(ordered, differing, waiting_pods)
         try:
-            await run_api_calls(
-                self._finish_node(node, differing[node], columns) for node in self._due(writes)
-            )
+            await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
         finally:
             self.pending_keys = frozenset(
                 key
@@ -156,15 +145,15 @@ class LabelWriter:
                 for key, _ in wanted.get(node, {}).items() ^ self._owned.get(node, {}).items()
             )
 
-    def _due(self, writes: _Writes) -> Iterator[str]:
+    def _due(self, ordered: Iterable[str], wanted: Mapping[str, Labels], waiting_pods: int) -> Iterator[str]:
         """The nodes that are written now. Those that begin to violate a policy do not wait for the budget."""
         until_s = self._handle.clock.monotonic() + _STEP_S
-        for node in writes.ordered:
+        for node in ordered:
             now_s = self._handle.clock.monotonic()
             if now_s >= until_s:
                 return
-            is_urgent = node_labels.begins_to_violate(writes.wanted[node], self._owned.get(node, {}))
-            if self._budget.take(now_s, writes.waiting_pods, is_urgent=is_urgent):
+            is_urgent = node_labels.begins_to_violate(wanted[node], self._owned.get(node, {}))
+            if self._budget.take(now_s, waiting_pods, is_urgent=is_urgent):
                 yield node
 
     async def _finish_node(
