@@ -201,16 +201,22 @@ FIGURES: Final[Mapping[str, Figure]] = {
         "1/s",
     ),
     "native_waiting_bind_ratio_affinity_5000": Figure(
-        NATIVE_WAITING, "the same, ratio to required node affinity without a policy", at_least=0.95
+        NATIVE_WAITING,
+        "the same, ratio to node affinity without a policy, where more labels change",
+        at_least=0.95,
     ),
     "native_waiting_bind_ratio_none_5000": Figure(
-        NATIVE_WAITING, "the same, ratio to node selectors without a policy", at_least=0.95
+        NATIVE_WAITING,
+        "the same, ratio to node selectors without a policy, where more labels change",
+        at_least=0.95,
     ),
     "native_waiting_strict_bind_rate_5000": Figure(
         NATIVE_WAITING, "pods bound per second, the same policies with whenMissing: Reject", "1/s"
     ),
     "native_waiting_strict_bind_ratio_none_5000": Figure(
-        NATIVE_WAITING, "the same, ratio to node selectors without a policy", at_least=0.95
+        NATIVE_WAITING,
+        "the same, ratio to node selectors without a policy, where more labels change",
+        at_least=0.95,
     ),
     "native_waiting_label_rate_none_5000": Figure(
         NATIVE_WAITING, "labels that another client changes per second in the rounds without a policy", "1/s"

@@ -240,7 +240,7 @@ class PodCreator:
 
 
 _TIMEOUTS = ("context deadline exceeded", "Client.Timeout exceeded")
-"""Either is in the error of Go's net/http after a timeout: the context or the timer of the request may end first."""
+"""Go's net/http reports a timeout of kube-scheduler's call with one of these texts."""
 
 
 @contextlib.contextmanager
