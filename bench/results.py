@@ -187,18 +187,26 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "native_raised_cpu_admitting_5000_ms": Figure(
         NATIVE_RAISED, "the same, native mode that rejects no node", "ms"
     ),
+    "native_waiting_bind_rate_quiet_5000": Figure(
+        NATIVE_WAITING,
+        "pods bound per second while required node affinity rejects 5,000 pods, no policy",
+        "1/s",
+    ),
     "native_waiting_bind_rate_none_5000": Figure(
         NATIVE_WAITING,
-        "pods bound per second while labels change and node selectors reject 5,000 waiting pods, no policy",
+        "pods bound per second while labels change and node selectors reject 5,000 pods, no policy",
         "1/s",
     ),
     "native_waiting_bind_rate_affinity_5000": Figure(
-        NATIVE_WAITING, "the same, required node affinity rejects the waiting pods", "1/s"
+        NATIVE_WAITING, "the same, required node affinity rejects them", "1/s"
     ),
     "native_waiting_bind_rate_5000": Figure(
         NATIVE_WAITING,
-        "the same, native mode rejects the waiting pods and half of the nodes, missing values allowed",
+        "the same, native mode rejects them, and half of the nodes for others; missing values allowed",
         "1/s",
+    ),
+    "native_waiting_bind_ratio_quiet_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to no policy while no labels change"
     ),
     "native_waiting_bind_ratio_affinity_5000": Figure(
         NATIVE_WAITING,
@@ -213,9 +221,33 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "native_waiting_strict_bind_rate_5000": Figure(
         NATIVE_WAITING, "pods bound per second, the same policies with whenMissing: Reject", "1/s"
     ),
+    "native_waiting_strict_bind_ratio_quiet_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to no policy while no labels change"
+    ),
     "native_waiting_strict_bind_ratio_none_5000": Figure(
         NATIVE_WAITING,
         "the same, ratio to node selectors without a policy, where more labels change",
+        at_least=0.95,
+    ),
+    "native_waiting_equal_bind_rate_5000": Figure(
+        NATIVE_WAITING,
+        "pods bound per second in native mode while another client changes labels, missing values allowed",
+        "1/s",
+    ),
+    "native_waiting_equal_bind_ratio_affinity_5000": Figure(
+        NATIVE_WAITING, "the same, ratio to node affinity without a policy, where as many labels change"
+    ),
+    "native_waiting_equal_bind_ratio_none_5000": Figure(
+        NATIVE_WAITING,
+        "the same, ratio to node selectors without a policy, where as many labels change",
+        at_least=0.95,
+    ),
+    "native_waiting_equal_strict_bind_rate_5000": Figure(
+        NATIVE_WAITING, "pods bound per second, the same policies with whenMissing: Reject", "1/s"
+    ),
+    "native_waiting_equal_strict_bind_ratio_none_5000": Figure(
+        NATIVE_WAITING,
+        "the same, ratio to node selectors without a policy, where as many labels change",
         at_least=0.95,
     ),
     "native_waiting_label_rate_none_5000": Figure(

@@ -230,19 +230,20 @@ def bind_pods(
 ) -> BindWatch:
     """Create pods, let a scheduler bind them all, and delete them.
 
-    `wanted` makes a pod from its name. The scheduler runs while its context is open.
+    `wanted` makes a pod from its name. A scheduler that does not run yet is started by entering its context.
     """
     plane = sandbox.plane
     path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     made = [wanted(f"web-{number:05d}") for number in range(pods)]
-    run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), made)
-    with watching(plane, path) as watch, scheduler as process:
-        deadline_s = 60 + pods / SLOWEST_RATE
-        first = int(EXCLUDED_SHARE * pods)
-        wait("the first pods are bound", lambda: watch.is_done(first) or None, deadline_s, watch.progress)
-        bound, cpu_s = len(watch.at_s), _cpu_s(process)
-        wait("all pods are bound", lambda: watch.is_done(pods) or None, deadline_s, watch.progress)
-        watch.cpu_ms = 1000 * (_cpu_s(process) - cpu_s) / max(pods - bound, 1)
+    deadline_s = 60 + pods / SLOWEST_RATE
+    first = int(EXCLUDED_SHARE * pods)
+    with watching(plane, path) as watch:
+        run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), made)
+        with scheduler as process:
+            wait("the first pods are bound", lambda: watch.is_done(first) or None, deadline_s, watch.progress)
+            bound, cpu_s = len(watch.at_s), _cpu_s(process)
+            wait("all pods are bound", lambda: watch.is_done(pods) or None, deadline_s, watch.progress)
+            watch.cpu_ms = 1000 * (_cpu_s(process) - cpu_s) / max(pods - bound, 1)
     plane.api.delete(path)
     wait("all pods are gone", lambda: not plane.api.get(path, limit="1")["items"] or None, 60)
     return watch

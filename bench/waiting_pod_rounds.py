@@ -8,9 +8,7 @@ mode, because kube-scheduler compares a node selector much faster than node affi
 import contextlib
 import functools
 import itertools
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,18 +33,23 @@ from bench.native_mode_rounds import (
 from bench.progress_lines import report_progress_line
 from bench.scheduler_bind_rounds import BindSummary, BindWatch, Rounds
 
+QUIET = "no policy, pods wait for node affinity, no label changes"
 SELECTOR, AFFINITY = "no policy, pods wait for a node selector", "no policy, pods wait for node affinity"
 NATIVE = "native mode, missing values allowed"
 """The requirements are node affinity."""
 STRICT = "native mode, missing values rejected"
 """The requirements are node selectors."""
+EQUAL = " (labels of another client change)"
+"""Appended to a name in native mode: the same labels change as in the rounds without nodewise, and no verdict."""
 WAITING_PODS: Final = 5000
 _REJECTION_S: Final = 600.0
+_BEFORE_S: Final = 40.0
+"""Labels change for this time before the measured pods are created, so that the rates are those of a steady state."""
 _STRICT: Final = {"app": "strict"}
 
 
 _Changing = Callable[[], AbstractContextManager[Callable[[], float]]]
-"""Changes labels of nodes until the block ends. Yields a function that returns how many were changed so far."""
+"""Changes labels of nodes, or none, until the block ends. Yields a function that counts the changes so far."""
 
 
 class _Contender(NamedTuple):
@@ -66,10 +69,11 @@ def measure(cluster: NativeCluster, count: int) -> Rounds:
     labels_change = functools.partial(_labels_change, cluster)
     plain = kubernetes_objects.pod
     rounds = {
-        contender.name: run(contender, changing=labels_change)
-        for contender in (
-            _Contender(SELECTOR, plain, _pod_with_selector_of_no_node),
-            _Contender(AFFINITY, plain, _pod_with_affinity_to_no_node),
+        contender.name: run(contender, changing=changing)
+        for contender, changing in (
+            (_Contender(QUIET, plain, _pod_with_affinity_to_no_node), _no_label_changes),
+            (_Contender(SELECTOR, plain, _pod_with_selector_of_no_node), labels_change),
+            (_Contender(AFFINITY, plain, _pod_with_affinity_to_no_node), labels_change),
         )
     }
     _put_policies_that_reject_missing_values(cluster)
@@ -79,13 +83,14 @@ def measure(cluster: NativeCluster, count: int) -> Rounds:
         verdicts_change = functools.partial(_verdicts_change, cluster, running)
         half = functools.partial(native_mode_rounds.half_summary, cluster)
         strict = functools.partial(kubernetes_objects.pod, labels=_STRICT)
+        allow = _Contender(NATIVE, native_mode_rounds.pod_with_policy, _pod_that_a_policy_rejects, half)
+        reject = _Contender(STRICT, strict, strict, half)
         rounds |= {
-            contender.name: run(contender, changing=verdicts_change)
-            for contender in (
-                _Contender(
-                    NATIVE, native_mode_rounds.pod_with_policy, _pod_that_a_policy_rejects, summary=half
-                ),
-                _Contender(STRICT, strict, strict, summary=half),
+            contender.name: run(contender, changing=changing)
+            for each in (allow, reject)
+            for contender, changing in (
+                (each, verdicts_change),
+                (each._replace(name=each.name + EQUAL), labels_change),
             )
         }
     return rounds
@@ -110,13 +115,21 @@ def figures(rounds: Rounds, nodes: int) -> dict[str, float]:
     cpu_ms = functools.partial(scheduler_bind_rounds.median_cpu_ms, rounds)
     label_rate = functools.partial(scheduler_bind_rounds.median_label_rate, rounds)
     return {
+        f"native_waiting_bind_rate_quiet_{nodes}": rate(QUIET),
         f"native_waiting_bind_rate_none_{nodes}": rate(SELECTOR),
         f"native_waiting_bind_rate_affinity_{nodes}": rate(AFFINITY),
         f"native_waiting_bind_rate_{nodes}": rate(NATIVE),
+        f"native_waiting_bind_ratio_quiet_{nodes}": ratio(NATIVE, QUIET),
         f"native_waiting_bind_ratio_affinity_{nodes}": ratio(NATIVE, AFFINITY),
         f"native_waiting_bind_ratio_none_{nodes}": ratio(NATIVE, SELECTOR),
         f"native_waiting_strict_bind_rate_{nodes}": rate(STRICT),
+        f"native_waiting_strict_bind_ratio_quiet_{nodes}": ratio(STRICT, QUIET),
         f"native_waiting_strict_bind_ratio_none_{nodes}": ratio(STRICT, SELECTOR),
+        f"native_waiting_equal_bind_rate_{nodes}": rate(NATIVE + EQUAL),
+        f"native_waiting_equal_bind_ratio_affinity_{nodes}": ratio(NATIVE + EQUAL, AFFINITY),
+        f"native_waiting_equal_bind_ratio_none_{nodes}": ratio(NATIVE + EQUAL, SELECTOR),
+        f"native_waiting_equal_strict_bind_rate_{nodes}": rate(STRICT + EQUAL),
+        f"native_waiting_equal_strict_bind_ratio_none_{nodes}": ratio(STRICT + EQUAL, SELECTOR),
         f"native_waiting_label_rate_none_{nodes}": label_rate(SELECTOR),
         f"native_waiting_label_rate_{nodes}": label_rate(NATIVE),
         f"native_waiting_cpu_none_{nodes}_ms": cpu_ms(SELECTOR),
@@ -133,42 +146,23 @@ def _measure(
     series = []
     with _waiting_pods(cluster, contender.waiting):
         for number in range(count):
-            with _scheduler_that_rejected_all(cluster.waiting, cluster.bench.limits) as scheduler:
-                busy = _BusyScheduler(scheduler, changing)
-                watch = native_mode_rounds.bind(cluster, contender.measured, busy)
-            bound = contender.summary(watch)._replace(label_rate=round(busy.label_rate, 1))
+            with (
+                _scheduler_that_rejected_all(cluster.waiting, cluster.bench.limits) as scheduler,
+                changing() as changed,
+            ):
+                time.sleep(_BEFORE_S)
+                before, began_s = changed(), time.monotonic()
+                watch = native_mode_rounds.bind(
+                    cluster, contender.measured, contextlib.nullcontext(scheduler)
+                )
+                label_rate = (changed() - before) / (time.monotonic() - began_s)
+            bound = contender.summary(watch)._replace(label_rate=round(label_rate, 1))
             series.append(bound)
             report_progress_line(
                 f"round {number + 1} of {count}, {contender.name}: {bound.rate:g} pods a second,"
                 f" {bound.label_rate:g} labels a second"
             )
     return series
-
-
-class _BusyScheduler(AbstractContextManager[Process]):
-    """Lets a scheduler run while labels change, from the time of the first change."""
-
-    def __init__(self, scheduler: Process, changing: _Changing) -> None:
-        self._scheduler = scheduler
-        self._changing = changing
-        self._ended = contextlib.ExitStack()
-        self.label_rate = 0.0
-        """Changed labels per second, after the end of the block."""
-
-    def __enter__(self) -> Process:
-        with contextlib.ExitStack() as stack:
-            changed = stack.enter_context(self._changing())
-            wait("labels change", lambda: changed() > 0 or None, 4 * PERIOD_S)
-            stack.callback(self._measure, changed, changed(), time.monotonic())
-            stack.enter_context(_resumed(self._scheduler))
-            self._ended = stack.pop_all()
-        return self._scheduler
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.close()
-
-    def _measure(self, changed: Callable[[], float], before: float, began_s: float) -> None:
-        self.label_rate = (changed() - before) / (time.monotonic() - began_s)
 
 
 def _pod_with_selector_of_no_node(name: str) -> Object:
@@ -208,7 +202,7 @@ def _waiting_pods(cluster: NativeCluster, wanted: Callable[[str], Object]) -> It
 
 @contextlib.contextmanager
 def _scheduler_that_rejected_all(sandbox: Sandbox, limits: Object) -> Iterator[Process]:
-    """A scheduler that has rejected all waiting pods and is stopped by a signal."""
+    """A scheduler that has rejected all waiting pods."""
     port = child_processes.free_port()
     # by default, all of them would be tried again after five minutes, which takes minutes
     flags = {"secure-port": str(port), "pod-max-in-unschedulable-pods-duration": "24h"}
@@ -222,7 +216,6 @@ def _scheduler_that_rejected_all(sandbox: Sandbox, limits: Object) -> Iterator[P
             _REJECTION_S,
             numbers,
         )
-        os.kill(scheduler.pid, signal.SIGSTOP)
         yield scheduler
     finally:
         scheduler.kill()
@@ -233,15 +226,6 @@ def _pending_pods(api: ClusterApi, port: int) -> dict[str, int]:
     text = api.request("GET", f"https://127.0.0.1:{port}/metrics").text
     pattern = r'^scheduler_pending_pods\{queue="(\w+)"\} (\d+)$'
     return {queue: int(count) for queue, count in re.findall(pattern, text, re.MULTILINE)}
-
-
-@contextlib.contextmanager
-def _resumed(scheduler: Process) -> Iterator[Process]:
-    os.kill(scheduler.pid, signal.SIGCONT)
-    try:
-        yield scheduler
-    finally:
-        os.kill(scheduler.pid, signal.SIGSTOP)
 
 
 @contextlib.contextmanager
@@ -263,6 +247,11 @@ def _repeating(do: Callable[[int], object], pause_s: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def _no_label_changes() -> Iterator[Callable[[], float]]:
+    yield lambda: 0.0
 
 
 @contextlib.contextmanager
