@@ -127,8 +127,8 @@ async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> N
     fixture.clock.advance(7.5)
     await fixture.step(waiting_pods=2500)
     left = len(fixture.labelled())
-    assert left == pytest.approx(250, abs=1), (
-        "20 nodes a second, after five seconds that the first labels cost"
+    assert left == pytest.approx(275, abs=1), (
+        "10 nodes a second, after five seconds that the first labels cost"
     )
     assert fixture.left() == left
     await fixture.step(waiting_pods=0)
