@@ -1,8 +1,8 @@
 """Rounds of `bench.cluster` while rejected pods wait and labels of nodes change, with and without native mode.
 
-kube-scheduler examines all waiting pods whenever a label of a node changes. Therefore pods wait and labels change in
-the rounds without nodewise as well. Their waiting pods are rejected by a constraint of the same kind as that of native
-mode, because kube-scheduler compares a node selector much faster than node affinity.
+kube-scheduler examines all waiting pods whenever a label of a node changes. Therefore pods wait in the rounds without
+nodewise as well, and labels change in all of these but one series. Their waiting pods are rejected by a constraint of
+the same kind as that of native mode, because kube-scheduler compares a node selector much faster than node affinity.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ EQUAL = " (labels of another client change)"
 WAITING_PODS: Final = 5000
 _REJECTION_S: Final = 600.0
 _BEFORE_S: Final = 40.0
-"""Labels change for this time before the measured pods are created, so that the rates are those of a steady state."""
+"""Labels change for this time before the measured pods are created, because native mode writes the most at first."""
 _STRICT: Final = {"app": "strict"}
 
 
