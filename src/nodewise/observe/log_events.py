@@ -108,6 +108,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "warning",
         "A step of a controller takes more than ten periods and blocks the controller. Other controllers continue.",
     ),
+    "deleted_policies_failed": LogEvent(
+        "warning",
+        "The Lease with the deleted policies for whose pods labels stay cannot be read or written. A new leader removes"
+        " these labels.",
+    ),
     "label_conflict": LogEvent(
         "warning",
         "Another field manager owns a label of a policy. It is not changed; see the policy's status.",

@@ -2,15 +2,14 @@
 
 Everyone who may create a policy could otherwise use up the memory, the requests to metric sources and the space for
 node labels that all namespaces share. Within a namespace older policies come first, so that a new policy never takes
-effect away from one that works. Policies beyond a budget of rules, metrics or queries are not evaluated: their pods are
-rejected with a reason that names the budget. Node labels beyond a budget are not written. Both are reported in
-`Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one policy is a
-problem of that policy (`policy_objects.MAX_POLICY_LABELS`).
+effect away from one that works. Policies beyond a budget of rules, metrics or queries are not evaluated: their pods
+are rejected with a reason that names the budget. Node labels beyond a budget are not written (`node_label_budget`).
+Both are reported in `Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one
+policy is a problem of that policy (`policy_objects.MAX_POLICY_LABELS`).
 
 PlacementPolicies and TASPolicies of a namespace share its budgets. ClusterPlacementPolicies have no budgets of rules,
-because only administrators write them, but their node labels share the space on a node. Of the PlacementPolicies of a
-namespace, and of the ClusterPlacementPolicies, a limited number is enforced (`Policy.not_enforced`): each policy that
-selects a pod costs time when the pod is created.
+because only administrators write them. Of the PlacementPolicies of a namespace, and of the ClusterPlacementPolicies, a
+limited number is enforced (`Policy.not_enforced`): each policy that selects a pod costs time when the pod is created.
 """
 
 from collections import Counter
@@ -19,20 +18,13 @@ from typing import Final
 
 import msgspec
 
-from nodewise.agents.telemetry import node_labels
+from nodewise.agents.telemetry import node_label_budget
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.agents.telemetry.policy_selection import SYSTEM_NAMESPACE
 
 MAX_ENFORCED: Final = 50
 """PlacementPolicies of one namespace that are enforced, and ClusterPlacementPolicies."""
-MAX_NAMESPACE_LABELS: Final = 64
-"""Different node labels of the policies of one namespace, all of which may be on the same node."""
-MAX_NODE_LABEL_BYTES: Final = 16 * 1024
-"""Keys and values of all node labels of nodewise, which may be on the same node. The API server accepts objects of
-1.5 MiB in total, and each key is in `managedFields` again."""
-_MAX_NAMED: Final = 3
-"""Labels that a message names."""
 
 _Policies = Sequence[Policy]
 
@@ -44,6 +36,7 @@ class NamespaceBudgets:
         self._rules = options.rules_per_namespace
         self._metrics = options.metrics_per_namespace
         self._queries = options.queries_per_namespace
+        self._native_mode = options.native_mode
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, options.own_namespace)))
 
     def enforce(self, policies: Mapping[PolicyKey, Policy]) -> dict[PolicyKey, Policy]:
@@ -55,7 +48,8 @@ class NamespaceBudgets:
             name: self._enforce_rule_budgets(listed) if name else listed
             for name, listed in by_namespace.items()
         }
-        enforced = {policy.key: policy for listed in _enforce_label_budgets(evaluated) for policy in listed}
+        labelled = node_label_budget.enforce(evaluated, native_mode=self._native_mode)
+        enforced = {policy.key: policy for listed in labelled for policy in listed}
         return {key: enforced[key] for key in policies}
 
     def _limit_policies(self, policies: Iterable[Policy]) -> Iterator[Policy]:
@@ -127,20 +121,6 @@ def _describe_policy_excess(policy: Policy, count: int) -> str:
     return f"{scope}; at most {MAX_ENFORCED} are enforced, and older policies come first"
 
 
-def fair_shares(requested: Mapping[str, int], total: int) -> dict[str, int]:
-    """Divide a total by max-min fairness: who requests less than an equal share gets all of it, and leaves the rest.
-
-    Source of the definition: Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2.
-    """
-    shares: dict[str, int] = {}
-    left = total
-    by_amount = sorted(requested.items(), key=lambda item: (item[1], item[0]))
-    for position, (name, amount) in enumerate(by_amount):
-        shares[name] = min(amount, left // (len(by_amount) - position))
-        left -= shares[name]
-    return shares
-
-
 def _reject_policy(policy: Policy, excess: str) -> Policy:
     """The policy with all rules unusable, so that its pods wait with a reason."""
     remedy = (
@@ -154,65 +134,3 @@ def _reject_policy(policy: Policy, excess: str) -> Policy:
 
     message = f"no rule is evaluated: {excess}; {remedy}"
     return msgspec.structs.replace(policy.with_comparisons(reject), over_budget=message)
-
-
-def _enforce_label_budgets(by_namespace: Mapping[str, _Policies]) -> Iterator[list[Policy]]:
-    """The policies of each namespace, without node labels beyond a budget.
-
-    The bytes are divided among the namespaces, so that no namespace can fill a node for all others.
-    """
-    requested = {
-        namespace: [node_labels.requested_labels(policy) for policy in policies]
-        for namespace, policies in by_namespace.items()
-    }
-    totals = {namespace: _sum_bytes(labels) for namespace, labels in requested.items()}
-    shares = fair_shares(totals, MAX_NODE_LABEL_BYTES)
-    for namespace, policies in by_namespace.items():
-        labels = requested[namespace]
-        # the budget of labels is for tenants; the space on a node is for all
-        count = sum(map(len, labels)) if namespace else 0
-        if count <= MAX_NAMESPACE_LABELS and totals[namespace] <= shares[namespace]:
-            yield list(policies)
-            continue
-        limits = _describe_label_excess(namespace, count, totals[namespace], shares[namespace])
-        yield list(_admit_labels_in_order(policies, labels, shares[namespace], limits))
-
-
-def _sum_bytes(labels: Iterable[Mapping[str, int]]) -> int:
-    return sum(sum(bytes_by_key.values()) for bytes_by_key in labels)
-
-
-def _describe_label_excess(namespace: str, count: int, size: int, share: int) -> str:
-    excesses = []
-    if count > MAX_NAMESPACE_LABELS:
-        excesses.append(f"{count} labels, at most {MAX_NAMESPACE_LABELS}")
-    if size > share:
-        excesses.append(
-            f"{size} bytes of labels, at most {share} of the {MAX_NODE_LABEL_BYTES} bytes per node"
-        )
-    policies = f"the policies of namespace {namespace}" if namespace else "the ClusterPlacementPolicies"
-    return f"{policies} request {' and '.join(excesses)}, and older policies come first"
-
-
-def _admit_labels_in_order(
-    policies: _Policies, requested: Sequence[Mapping[str, int]], share: int, limits: str
-) -> Iterator[Policy]:
-    """The policies of one namespace, oldest first, each with the labels that fit after those before them."""
-    count = size = 0
-    for policy, bytes_by_key in zip(policies, requested, strict=True):
-        omitted = []
-        for key, label_bytes in bytes_by_key.items():
-            is_within_count = count < MAX_NAMESPACE_LABELS or not policy.namespace
-            if is_within_count and size + label_bytes <= share:
-                count, size = count + 1, size + label_bytes
-            else:
-                omitted.append(key)
-        yield _without_labels(policy, omitted, limits) if omitted else policy
-
-
-def _without_labels(policy: Policy, omitted: Sequence[str], limits: str) -> Policy:
-    named = ", ".join(omitted[:_MAX_NAMED])
-    more = f" and {len(omitted) - _MAX_NAMED} more" if len(omitted) > _MAX_NAMED else ""
-    message = f"{limits}; not written for this policy: {named}{more}"
-    left = policy.with_label_keys(lambda key: key not in omitted)
-    return msgspec.structs.replace(left, over_budget=message)

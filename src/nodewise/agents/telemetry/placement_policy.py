@@ -219,6 +219,8 @@ class Policy(msgspec.Struct, frozen=True):
     for none."""
     over_budget: str = ""
     """A message about what is beyond a budget of the namespace (`namespace_budgets`); empty for nothing."""
+    no_verdict_label: str = ""
+    """Why native mode has no space for its node label (`node_label_budget`); empty if it has, or does not need it."""
     not_enforced: str = ""
     """Why the whole policy has no effect; empty if it has."""
     uid: str = ""

@@ -51,15 +51,17 @@ class UncoveredPods:
         self._newest: dict[str, dict[PodLabelGroup, _NewestPod]] = {}
         """By namespace, those seen last at the end."""
 
-    def record(self, pod: UnscheduledPod, now_s: float) -> None:
-        """A pod as the API server returned it, before it has a node. `now_s` is monotonic."""
+    def record(self, pod: UnscheduledPod, now_s: float) -> PodLabelGroup | None:
+        """A pod as the API server returned it, before it has a node, and its group; None for a pod that is not counted.
+        `now_s` is monotonic.
+        """
         metadata = pod.metadata
         fields = ListedPodMetadata(
             metadata.name, metadata.namespace, metadata.labels, metadata.ownerReferences
         )
         listed = self._groups.keep(ListedPod(fields))
         if listed is None or listed.group is None:
-            return
+            return None
         required = verdict_requirements.verdict_requirements(pod.spec)
         keys = frozenset(requirement.key for requirement in required)
         newest = self._newest.setdefault(metadata.namespace, {})
@@ -67,6 +69,7 @@ class UncoveredPods:
         newest[listed.group] = _NewestPod(metadata.name, keys, now_s)
         if len(newest) > _MAX_GROUPS:
             del newest[next(iter(newest))]
+        return listed.group
 
     def find(
         self, selection: SelectionIndex, policies: Mapping[PolicyKey, LabelledSelector], now_s: float

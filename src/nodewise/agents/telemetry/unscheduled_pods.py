@@ -8,6 +8,7 @@ import msgspec
 
 from nodewise.agents.telemetry import verdict_requirements
 from nodewise.agents.telemetry.policy_selection import PodOwner
+from nodewise.agents.telemetry.selected_pods import PodLabelGroup
 from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
 
 GATE: Final = "nodewise.io/policy-not-active"
@@ -58,6 +59,8 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     """The position of our gate among its gates; -1 without it."""
     lacks_matching_node: bool = False
     """Whether kube-scheduler reports nodes that do not match the node affinity or node selector of the pod."""
+    group: PodLabelGroup | None = None
+    """Its labels, by which policies select it. The leader sets it; None for a pod with very many labels."""
 
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:

@@ -19,10 +19,6 @@ from nodewise.agents.telemetry.rule_evaluation import Codes
 from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
 
 OK: Final = "ok"
-MAX_NAMESPACE_KEYS: Final = 10
-"""Policies of one namespace with a label. Each one that selects a pod adds more than 1 ms to the pod's creation."""
-MAX_CLUSTER_KEYS: Final = 20
-"""ClusterPlacementPolicies with a label."""
 
 
 class LabelledPolicy(NamedTuple):
@@ -33,15 +29,6 @@ class LabelledPolicy(NamedTuple):
     """By node number, 0 where the policy accepts the node; None if it rejects no node, or has no label."""
     awaits_metrics: bool
     """Whether a metric has neither values nor a failure yet, so that the verdict is not meaningful."""
-
-
-class VerdictLabels(NamedTuple):
-    """The labels of all policies together."""
-
-    columns: dict[str, LabelColumn]
-    """By label key."""
-    excess: dict[str, str]
-    """By uid of a policy beyond the budget: why it has no label."""
 
 
 def label_key(uid: str) -> str:
@@ -60,38 +47,26 @@ def verdict_labels(
     policies: Iterable[LabelledPolicy],
     size: int,
     required_ok: frozenset[tuple[str, str]] = frozenset(),
-) -> Generator[None, None, VerdictLabels]:
-    """The labels of the policies that reject nodes, within the budgets of keys; older policies come first. Yields.
+    accepting: frozenset[str] = frozenset(),
+) -> Generator[None, None, dict[str, LabelColumn]]:
+    """By key, the labels of the policies that reject nodes and are within the budget (`node_label_budget`).
 
     `size` is the number of nodes, with the unknown node. `required_ok` (`keys_with_ok`) are the keys of which
-    unscheduled pods require the value `ok`, since the policy was another one when they were created.
+    unscheduled pods require the value `ok`, since the policy was another one when they were created. `accepting` are
+    the keys of policies that reject no node now, and whose pods must not wait for ever. Yields between policies.
     """
     columns: dict[str, LabelColumn] = {}
-    excess: dict[str, str] = {}
-    counts: dict[str, int] = {}
-    for labelled in sorted(policies, key=lambda labelled: (labelled.policy.created, labelled.policy.key)):
+    for labelled in policies:
         yield
         policy, codes = labelled.policy, labelled.codes
         key = label_key(policy.uid)
         if codes is None:
-            if (
-                policy.namespace,
-                key,
-            ) in required_ok:  # pods from before an edit of the policy must not wait for ever
+            if key in accepting:
                 columns[key] = _accepting_column(key, size)._replace(namespaces=policy.namespaces)
-            continue
-        count = counts[policy.namespace] = counts.get(policy.namespace, 0) + 1
-        limit = MAX_NAMESPACE_KEYS if policy.namespace else MAX_CLUSTER_KEYS
-        if count > limit:
-            scope = f"namespace {policy.namespace}" if policy.namespace else "the cluster"
-            excess[labelled.policy.uid] = (
-                f"native mode does not enforce it: it is policy {count} of {scope} that avoids nodes, at most {limit}"
-                " have a node label, and older policies come first"
-            )
-            continue
-        has_ok = rejects_missing(policy) or (policy.namespace, key) in required_ok
-        columns[key] = _column(key, labelled, codes, has_ok=has_ok)
-    return VerdictLabels(columns, excess)
+        elif not policy.no_verdict_label:
+            has_ok = rejects_missing(policy) or (policy.namespace, key) in required_ok
+            columns[key] = _column(key, labelled, codes, has_ok=has_ok)
+    return columns
 
 
 def is_labelled(labelled: LabelledPolicy, pending_keys: frozenset[str] | None) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
-from nodewise.agents.telemetry import namespace_budgets, node_labels, taspolicy_status
+from nodewise.agents.telemetry import node_label_budget, node_labels, taspolicy_status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_objects import PolicyObject
 from nodewise.agents.telemetry.state import PolicyState, TelemetryStateBuilder
@@ -189,10 +189,10 @@ def test_all_labels_of_a_node_have_at_most_16_kib_divided_fairly_by_namespace() 
     for built in (alone, states):
         requested = [node_labels.requested_labels(state.policy) for state in built.values()]
         total = sum(sum(sizes.values()) for sizes in requested)
-        assert namespace_budgets.MAX_NODE_LABEL_BYTES - 1000 < total <= namespace_budgets.MAX_NODE_LABEL_BYTES
+        assert node_label_budget.MAX_NODE_LABEL_BYTES - 1000 < total <= node_label_budget.MAX_NODE_LABEL_BYTES
     last = message(states["d", "g" * 200 + "3"])
     assert last.startswith(
-        "the policies of namespace d request 18752 bytes of labels, at most 15818 of the 16384"
+        "the policies of namespace d request 18752 bytes of labels, of which 15529 fit into the 16384 bytes per node"
     )
 
 

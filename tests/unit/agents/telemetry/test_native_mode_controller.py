@@ -33,7 +33,7 @@ from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NONE, Params, Patch
-from nodewise.kube.resource_kinds import EVENTS, NODES, PODS
+from nodewise.kube.resource_kinds import EVENTS, LEASES, NODES, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -310,7 +310,7 @@ async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
         assert fixture.labelled() == {}
 
 
-def _waiting_pod(name: str, *keys: str) -> dict[str, object]:
+def _waiting_pod(name: str, *keys: str, namespace: str = "web") -> dict[str, object]:
     """A pod without a node that requires labels."""
     terms = [
         {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]}
@@ -318,25 +318,100 @@ def _waiting_pod(name: str, *keys: str) -> dict[str, object]:
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     }
-    metadata = {"name": name, "namespace": "web", "uid": f"uid-{name}"}
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
     return {"metadata": metadata, "spec": {"affinity": affinity}, "status": {"phase": "Pending"}}
 
 
-async def test_the_labels_of_a_deleted_policy_stay_while_a_pod_waits_for_at_most_an_hour() -> None:
+def _without_policies(
+    fixture: NativeModeFixture,
+) -> tuple[Snapshot, dict[PolicyKey, PolicyState], SelectionIndex]:
+    """The arguments of a step after all policies were deleted."""
+    return Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
+
+
+async def _deliver_watch_events() -> None:
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["same_leader", "new_leaders"])
+async def test_labels_of_a_deleted_policy_stay_for_its_waiting_pods_for_an_hour(is_followed: bool) -> None:
     async with native_mode() as fixture:
-        without_policy = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
-        await fixture.step("n0")
+        await fixture.step("n0", selects=True)
         fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
-        for _ in range(1000):  # the watch delivers the pod
-            await asyncio.sleep(0)
-        await fixture.native.step(*without_policy)
-        fixture.watch()
-        fixture.api.clock.advance(3599.0)
-        await fixture.native.step(*without_policy)
+        await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
+        for seconds, labelled in ((1800.0, {"n0": "violating"}), (1799.0, {"n0": "violating"}), (1.0, {})):
+            fixture.watch()
+            fixture.api.clock.advance(seconds)
+            if is_followed:
+                fixture.native.begin()
+            await fixture.native.step(*_without_policies(fixture))
+            assert fixture.labelled() == labelled
+
+
+async def test_labels_of_a_deleted_policy_go_with_its_last_waiting_pod() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", selects=True)
+        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
+        await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
         assert fixture.labelled() == {"n0": "violating"}
-        fixture.api.clock.advance(1.0)
-        await fixture.native.step(*without_policy)
+        await fixture.api.delete(PODS.path("web", "waits"))
+        await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
         assert fixture.labelled() == {}
+        fixture.api.put(PODS, _waiting_pod("later", fixture.label))
+        await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
+        assert fixture.labelled() == {}
+        (lease,) = fixture.api.objects(LEASES).values()
+        assert lease["metadata"]["annotations"]["nodewise.io/deleted-policies"] == "{}"
+
+
+@pytest.mark.parametrize("namespace", ["web", "db"])
+async def test_labels_of_a_deleted_policy_do_not_stay_for_pods_that_it_did_not_select(namespace: str) -> None:
+    """Everyone who may create pods can name any label key."""
+    async with native_mode() as fixture:
+        await fixture.step("n0", selects=namespace != "web")
+        fixture.api.put(PODS, _waiting_pod("waits", fixture.label, namespace=namespace))
+        await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
+        assert fixture.labelled() == {}
+        assert not fixture.api.objects(LEASES), "nothing was recorded"
+
+
+async def test_labels_of_deleted_policies_of_a_namespace_stay_within_its_limit() -> None:
+    """A tenant creates and deletes policies in a loop, and a pod requires the labels of all of them."""
+    async with native_mode() as fixture:
+        keys: set[str] = set()
+        codes = np.array([1, 1, 1, 0], np.int16)
+        for number in range(6):
+            policies = [
+                Policy(
+                    KEY._replace(name=f"p{number}-{part}"),
+                    selection=PodSelection(),
+                    avoid=(AvoidRule((RULE,)),),
+                    uid=f"{number}-{part}",
+                )
+                for part in range(5)
+            ]
+            states = {
+                each.key: PolicyState(each, AvoidVerdict(codes, (RuleBroken(KEY, RULE),)), (), None, None)
+                for each in policies
+            }
+            labels = [label_key(each.uid) for each in policies]
+            keys.update(labels)
+            snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
+            await fixture.native.step(snapshot, states, SelectionIndex(policies, {}))
+            fixture.api.put(PODS, _waiting_pod(f"waits{number}", *labels))
+            await _deliver_watch_events()
+            fixture.api.clock.advance(1.0)
+            await fixture.native.step(*_without_policies(fixture))
+            fixture.watch()
+        node = fixture.api.objects(NODES)["", "n0"]["metadata"]["labels"]
+        newest = {label_key(f"{number}-{part}") for number in (4, 5) for part in range(5)}
+        assert node.keys() & keys == newest
 
 
 async def test_keys_that_belong_to_no_policy_take_no_memory_for_each_node() -> None:
@@ -383,12 +458,13 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
                 f"2026-01-01T00:00:{number:02}Z",
                 avoid=(AvoidRule((RULE,)),),
                 uid=f"uid{number}",
+                no_verdict_label="no space" if number == 10 else "",
             )
             states[policy.key] = PolicyState(policy, AvoidVerdict(codes, ()), (), None, None)
         await fixture.native.step(
             Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states, SelectionIndex((), {})
         )
-        assert fixture.native.not_enforced.keys() == {"uid10"}
+        assert fixture.native.not_enforced == {"uid10": "no space"}
 
 
 def _rejected_pod(name: str, key: str) -> Any:

@@ -1,8 +1,8 @@
 """Node labels with verdicts: which value each node has, which policies have a label, and agreement with `decide`."""
 
 import itertools
-from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +17,7 @@ from nodewise.agents.telemetry.placement_policy import (
     PolicyKind,
     unusable_rule,
 )
-from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels, label_key
+from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, label_key
 from nodewise.metrics.node_index import NodeIndex
 
 NODES = NodeIndex(["n1", "n2", "n3"])
@@ -42,25 +42,19 @@ def policy(
     return LabelledPolicy(made, codes, awaits_metrics)
 
 
-def labels_for(
-    policies: Iterable[LabelledPolicy],
-    required_ok: frozenset[tuple[str, str]] = frozenset(),
-) -> VerdictLabels:
-    return cooperative_scheduling.run_without_pauses(
-        verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok)
-    )
-
-
 def labels_of(
     *policies: LabelledPolicy,
     required_ok: frozenset[tuple[str, str]] = frozenset(),
+    accepting: frozenset[str] = frozenset(),
     held: frozenset[str] = frozenset(),
     owned: dict[str, dict[str, str]] | None = None,
 ) -> dict[str, dict[str, str]]:
     """The labels of each node."""
-    labels = labels_for(policies, required_ok)
+    columns = cooperative_scheduling.run_without_pauses(
+        verdict_labels.verdict_labels(policies, len(NODES) + 1, required_ok, accepting)
+    )
     return cooperative_scheduling.run_without_pauses(
-        node_labels.desired_labels(labels.columns, NODES, owned or {}, held)
+        node_labels.desired_labels(columns, NODES, owned or {}, held)
     )
 
 
@@ -88,9 +82,7 @@ def test_a_policy_that_rejects_no_node_now_lets_pods_pass_that_were_created_befo
     """Such as a policy that was edited to the mode Shadow."""
     labelled = policy("a")._replace(codes=None)
     assert labels_of(labelled, owned={"n2": {A: "violating"}}) == {}
-    assert labels_of(labelled, required_ok=frozenset([("web", A)])) == {
-        name: {A: "ok"} for name in ("n1", "n2", "n3")
-    }
+    assert labels_of(labelled, accepting=frozenset([A])) == {name: {A: "ok"} for name in ("n1", "n2", "n3")}
 
 
 def test_no_pod_requires_ok_of_a_policy_that_is_only_preferred() -> None:
@@ -115,7 +107,6 @@ def test_pods_of_another_namespace_cause_no_labels() -> None:
     """A pod can name the key of any policy in its affinity."""
     required = frozenset([("db", A), ("", A)])
     assert labels_of(policy("a", rejected="2"), required_ok=required) == {"n2": {A: "violating"}}
-    assert labels_of(policy("a")._replace(codes=None), required_ok=required) == {}
     of_cluster = policy("a", kind="ClusterPlacementPolicy", namespace="", rejected="23")
     assert labels_of(of_cluster, required_ok=required)["n1"] == {A: "ok"}
 
@@ -135,31 +126,10 @@ def test_labels_of_a_deleted_policy_stay_for_pods_that_wait() -> None:
     assert labels_of(owned=owned) == {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "namespace", "limit"), [("PlacementPolicy", "web", 10), ("ClusterPlacementPolicy", "", 20)]
-)
-def test_the_oldest_policies_have_labels(kind: PolicyKind, namespace: str, limit: int) -> None:
-    newest_first = [
-        policy(str(number), kind=kind, namespace=namespace, created=f"2026-01-01T00:00:{59 - number}Z")
-        for number in range(limit + 2)
-    ]
-    other = policy("other", namespace="db", created="2026-02-01T00:00:00Z")
-    labels = labels_for([*newest_first, other])
-    assert labels.columns.keys() == {label_key(str(n)) for n in range(2, limit + 2)} | {label_key("other")}
-    assert labels.excess.keys() == {"0", "1"}
-    where = f"namespace {namespace}" if namespace else "the cluster"
-    assert labels.excess["1"] == (
-        f"native mode does not enforce it: it is policy {limit + 1} of {where} that avoids nodes, at most {limit}"
-        " have a node label, and older policies come first"
-    )
-
-
-def test_kinds_of_a_namespace_share_its_labels_and_policies_without_rules_need_none() -> None:
-    named = [policy(f"t{number}", kind="TASPolicy") for number in range(6)]
-    selecting = [policy(f"p{number}") for number in range(6)]
-    ranking = policy("ranking", created="2025-01-01T00:00:00Z")._replace(codes=None)
-    labels = labels_for([ranking, *named, *selecting])
-    assert (len(labels.columns), len(labels.excess)) == (10, 2)
+def test_a_policy_beyond_the_budget_has_no_label() -> None:
+    labelled = policy("a", rejected="2")
+    beyond = labelled._replace(policy=msgspec.structs.replace(labelled.policy, no_verdict_label="no space"))
+    assert labels_of(beyond, required_ok=frozenset([("web", A)])) == {}
 
 
 def test_a_policy_is_labelled_when_no_write_is_pending() -> None:

@@ -1,6 +1,7 @@
 """Native mode in the leader: labels nodes with the verdicts of policies, and releases the pods that wait for it."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, takewhile
@@ -11,17 +12,20 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Handle
-from nodewise.agents.telemetry import policy_mode, unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry import node_label_budget, policy_mode, unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry.controller.deleted_policy_lease import DeletedPolicyLease
 from nodewise.agents.telemetry.controller.native_pod_events import NativePodEvents
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
+from nodewise.agents.telemetry.deleted_policies import DeletedPolicies
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
+from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.uncovered_pods import LabelledSelector, UncoveredPods
 from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
-from nodewise.agents.telemetry.verdict_labels import LabelledPolicy, VerdictLabels
+from nodewise.agents.telemetry.verdict_labels import LabelledPolicy
 from nodewise.errors import BadInput, Conflict
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
@@ -33,8 +37,6 @@ _STEP_S: Final = 2.0
 """The longest time that statuses and gates are written from one snapshot."""
 _UNKNOWN_S: Final = 30.0
 """The time after which the policy of a key counts as deleted. A pod may be seen before its policy."""
-_HELD_S: Final = 3600.0
-"""The longest time that the labels of a deleted policy stay for pods that wait."""
 _VISIBLE_S: Final = 2.0
 """The time between the last label of a new policy and its first pods. kube-scheduler watches nodes and pods by separate
 requests, so it may see a pod without a gate before it sees labels that were written earlier.
@@ -82,6 +84,9 @@ class NativeMode:
         """By key of unscheduled pods without a policy, when it was first seen."""
         self.not_enforced: Mapping[str, str] = {}
         """By uid of a policy, why it has no label, as of the last step."""
+        self._deleted = DeletedPolicies()
+        self._deleted_lease = DeletedPolicyLease(handle)
+        self._is_new_leader = True
         self._uncovered = UncoveredPods()
         self.uncovered: Mapping[str, str] = {}
         """By uid of a policy, a pod that it selects and that does not require its label, as of the last step."""
@@ -89,13 +94,15 @@ class NativeMode:
     def begin(self) -> None:
         self._labels.begin()
         self._written = {}
+        self._is_new_leader = True
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self._pods.run,)
 
     def _keep_pod(self, pod: UnscheduledPod) -> UnscheduledPod | None:
-        self._uncovered.record(pod, self._handle.clock.monotonic())
-        return unscheduled_pods.keep_pod(pod)
+        group = self._uncovered.record(pod, self._handle.clock.monotonic())
+        kept = unscheduled_pods.keep_pod(pod)
+        return None if kept is None else msgspec.structs.replace(kept, group=group)
 
     async def step(
         self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState], selection: SelectionIndex
@@ -103,27 +110,34 @@ class NativeMode:
         """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others."""
         if not self._pods.synced:
             return
+        if self._is_new_leader:
+            self._deleted.begin(await self._deleted_lease.load())
+            self._is_new_leader = False
         pods = list(self._pods.store.values())
         policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
         unknown = self._update_unknown_keys(pods, policies.values())
-        labels = await cooperative_scheduling.run(
+        live = {verdict_labels.label_key(labelled.policy.uid): key for key, labelled in policies.items()}
+        now_s = self._handle.clock.now()
+        await cooperative_scheduling.run(self._deleted.update(live, selection, pods, now_s))
+        await self._deleted_lease.save(self._deleted.records)
+        required_ok = unscheduled_pods.keys_with_ok(pods)
+        waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
+        columns = await cooperative_scheduling.run(
             verdict_labels.verdict_labels(
-                policies.values(),
-                len(snapshot.nodes) + 1,
-                unscheduled_pods.keys_with_ok(pods),
+                policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
             )
         )
-        self.not_enforced = labels.excess | {
-            labelled.policy.uid: _ONLY_EXTENDER
+        self.not_enforced = {
+            labelled.policy.uid: reason
             for labelled in policies.values()
-            if labelled.policy.mode == "Canary" and not policy_mode.has_labels(labelled.policy)
+            if (reason := _not_enforced(labelled.policy))
         }
         try:
-            held = frozenset(key for key, age_s in unknown.items() if age_s < _HELD_S)
-            await self._labels.step(snapshot, labels.columns, held, unscheduled_pods.count_rejected(pods))
+            held = waited_for - live.keys()
+            await self._labels.step(snapshot, columns, held, unscheduled_pods.count_rejected(pods))
         finally:
             deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
-            statuses = self._statuses(policies, labels, deleted)
+            statuses = self._statuses(policies, columns, deleted)
             self.uncovered = await cooperative_scheduling.run(
                 self._uncovered.find(
                     selection, _labelled_selectors(policies, statuses), self._handle.clock.monotonic()
@@ -131,6 +145,27 @@ class NativeMode:
             )
             await self._write_statuses_and_gates(statuses, pods, policies)
             await self._events.step(pods, states, deleted, len(snapshot.nodes))
+
+    def _labels_of_waiting_pods(
+        self, policies: Iterable[LabelledPolicy], required_ok: frozenset[tuple[str, str]]
+    ) -> frozenset[str]:
+        """The keys of labels that only waiting pods need, within the budget: those of policies that reject no node any
+        more, and those of deleted policies.
+        """
+        wanted = []
+        counts: Counter[str] = Counter()
+        for labelled in policies:
+            policy, key = labelled.policy, verdict_labels.label_key(labelled.policy.uid)
+            if labelled.codes is None:
+                if (policy.namespace, key) in required_ok:
+                    wanted.append((key, frozenset([policy.namespace])))
+            elif not policy.no_verdict_label:
+                counts[policy.namespace] += 1
+        wanted += self._deleted.wanted_labels()
+        if not wanted:
+            return frozenset()
+        free = node_label_budget.free_bytes(labelled.policy for labelled in policies)
+        return node_label_budget.admit_labels_of_waiting_pods(wanted, counts, free)
 
     def _update_unknown_keys(
         self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]
@@ -143,7 +178,10 @@ class NativeMode:
         return {key: now_s - since_s for key, since_s in self._unknown_since_s.items()}
 
     def _statuses(
-        self, policies: Mapping[PolicyKey, LabelledPolicy], labels: VerdictLabels, deleted: frozenset[str]
+        self,
+        policies: Mapping[PolicyKey, LabelledPolicy],
+        columns: Mapping[str, LabelColumn],
+        deleted: frozenset[str],
     ) -> _Statuses:
         wanted: dict[PolicyKey, _NativeStatus] = {}
         settled = set(deleted)
@@ -160,7 +198,7 @@ class NativeMode:
                 wanted[key] = _NativeStatus()
                 settled.add(label)
                 continue
-            node_label = label if label in labels.columns else ""
+            node_label = label if label in columns else ""
             before = self._status_before(labelled.policy)
             was_active = before.active and before.node_label == node_label
             labelled_s = now_s - self._labelled_since_s.get(labelled.policy.uid, now_s)
@@ -232,6 +270,13 @@ class NativeMode:
             await self._handle.api.patch(path, unscheduled_pods.gate_removal(pod), "json", params)
         except (Conflict, NotFound, BadInput):
             return  # the pod has changed, and the watch shows it soon
+
+
+def _not_enforced(policy: Policy) -> str:
+    """Why native mode does not enforce the policy; empty if it does, or if the policy needs no label."""
+    if policy.mode == "Canary" and not policy_mode.has_labels(policy):
+        return _ONLY_EXTENDER
+    return policy.no_verdict_label
 
 
 def _labelled_selectors(

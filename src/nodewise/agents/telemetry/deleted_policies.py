@@ -1,0 +1,114 @@
+"""Policies that were deleted while pods waited for their labels, in native mode. No I/O.
+
+The API server adds the requirement for the label of a policy when a pod is created, and the pod keeps it when the
+policy is deleted. So the labels stay while such pods wait, for an hour at most. They stay only for pods that the policy
+selected: everyone who may create pods can name any key.
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from nodewise import clock
+from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.agents.telemetry.policy_selection import SelectionIndex
+from nodewise.agents.telemetry.selected_pods import PodLabelGroup
+from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
+from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.errors import UNREADABLE
+
+HELD_S: Final = 3600.0
+"""The longest time that the labels of a deleted policy stay."""
+_MAX_NAMESPACES: Final = 16
+"""Namespaces of one record. Records of as many policies as have labels then fit into the annotations of one object."""
+
+
+class DeletedPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """A policy that was deleted."""
+
+    deleted_at: str
+    """RFC 3339."""
+    namespaces: tuple[str, ...]
+    """The namespaces of the pods that waited for its labels then, and that it selected."""
+
+    def age_s(self, now_s: float) -> float:
+        """The seconds since the deletion; `now_s` is since 1970. A time in the future, by another clock, is now."""
+        return max(0.0, now_s - clock.parse_rfc3339(self.deleted_at))
+
+
+Records = Mapping[str, DeletedPolicy]
+"""Deleted policies by uid."""
+
+
+def encode(records: Records) -> str:
+    """The records as JSON, for an annotation."""
+    return msgspec.json.encode(records, order="sorted").decode()
+
+
+def decode(text: str) -> dict[str, DeletedPolicy]:
+    """The records in an annotation; none if it cannot be read, so that no label stays for it."""
+    try:
+        records = msgspec.json.decode(text, type=dict[str, DeletedPolicy])
+        for record in records.values():
+            record.age_s(0.0)
+    except UNREADABLE:
+        return {}
+    return records
+
+
+class DeletedPolicies:
+    """Records policies deleted while pods wait for their labels, and forgets them after the last of these pods."""
+
+    def __init__(self) -> None:
+        self.records: Records = {}
+        self._live: Mapping[str, PolicyKey] = {}
+        """By label key, the policies of the last update."""
+        self._selection: SelectionIndex | None = None
+
+    def begin(self, records: Records) -> None:
+        """Continue with the records of an earlier leader."""
+        self.records, self._live, self._selection = records, {}, None
+
+    def update(
+        self,
+        live: Mapping[str, PolicyKey],
+        selection: SelectionIndex,
+        pods: Iterable[UnscheduledPod],
+        now_s: float,
+    ) -> Generator[None, None, None]:
+        """Compare the policies (`live`, by label key) with those of the last update. Yields between pods.
+
+        `selection` selects pods by these policies. `now_s` is in seconds since 1970.
+        """
+        by_key = {label_key(uid): (uid, record) for uid, record in self.records.items()}
+        deleted = self._live.keys() - live.keys() - by_key.keys()
+        waiting: dict[str, set[str]] = {}
+        selected: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
+        for pod in pods:
+            yield
+            namespace = pod.metadata.namespace
+            for key in pod.keys & by_key.keys():
+                if namespace in by_key[key][1].namespaces:
+                    waiting.setdefault(key, set()).add(namespace)
+            for key in pod.keys & deleted:
+                if pod.group is not None and self._selection is not None:
+                    if pod.group not in selected:
+                        selected[pod.group] = frozenset(self._selection.select(pod.group.pod()))
+                    if self._live[key] in selected[pod.group]:
+                        waiting.setdefault(key, set()).add(namespace)
+        records = {}
+        for key, namespaces in waiting.items():
+            uid, record = by_key.get(key, (key.rpartition("/")[2], None))
+            if record is None:
+                record = DeletedPolicy(
+                    clock.format_rfc3339(now_s), tuple(sorted(namespaces)[:_MAX_NAMESPACES])
+                )
+            if key not in live and record.age_s(now_s) < HELD_S:
+                records[uid] = record
+        self.records, self._live, self._selection = records, live, selection
+
+    def wanted_labels(self) -> list[tuple[str, frozenset[str]]]:
+        """The keys of labels that stay if there is space for them, each with its namespaces; the newest first."""
+        ordered = sorted(self.records.items(), key=lambda item: (item[1].deleted_at, item[0]), reverse=True)
+        return [(label_key(uid), frozenset(record.namespaces)) for uid, record in ordered]
