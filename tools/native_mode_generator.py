@@ -170,6 +170,28 @@ def _variables(rejects_missing: str) -> str:
 
 
 _PATH: Final = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+_ADD_NODE_AFFINITY: Final = """\
+(has(object.spec.affinity) ? [] : [JSONPatch{op: 'add', path: '/spec/affinity', value: {}}])
+        + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
+        : [JSONPatch{op: 'add', path: '/spec/affinity/nodeAffinity', value: {}}])"""
+_EXCLUSION: Final = "{'key': dyn('metadata.name'), 'operator': dyn('NotIn'), 'values': dyn([name])}"
+_EXCLUSIONS: Final = f"""\
+(size(variables.excluded) == 0 ? [] : variables.hasAffinity
+        ? variables.terms.transformList(i, term,
+        size(term.?matchExpressions.orValue([])) + size(term.?matchFields.orValue([])) > 0, has(term.matchFields)
+        ? variables.excluded.filter(name, !term.matchFields.exists(field,
+        field.key == 'metadata.name' && field.operator == 'NotIn' && name in field.values)).map(name,
+        JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
+        + string(i) + '/matchFields/-', value: {_EXCLUSION}}})
+        : [JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
+        + string(i) + '/matchFields', value: variables.excluded.map(name, {_EXCLUSION})}}]).flatten()
+        : variables.rejectsMissing ? {_ADD_NODE_AFFINITY}
+        + [JSONPatch{{op: 'add', path: '{_PATH}', value: {{'nodeSelectorTerms':
+        [{{'matchFields': variables.excluded.map(name, {_EXCLUSION})}}]}}}}]
+        : [JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/0/matchFields',
+        value: variables.excluded.map(name, {_EXCLUSION})}}])"""
+"""The list of JSON patches that exclude by name the nodes that refuse the label of the policy. They follow those that
+add the requirement, which make a term where there is none."""
 _PATCHES: Final = f"""\
 (variables.rejectsMissing
         ? (variables.selectsOk ? []
@@ -177,9 +199,7 @@ _PATCHES: Final = f"""\
         ? [JSONPatch{{op: 'add', path: '/spec/nodeSelector/' + jsonpatch.escapeKey(variables.key), value: 'ok'}}]
         : [JSONPatch{{op: 'add', path: '/spec/nodeSelector', value: {{variables.key: 'ok'}}}}])
         : !variables.hasAffinity
-        ? (has(object.spec.affinity) ? [] : [JSONPatch{{op: 'add', path: '/spec/affinity', value: {{}}}}])
-        + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
-        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity', value: {{}}}}])
+        ? {_ADD_NODE_AFFINITY}
         + [JSONPatch{{op: 'add', path: '{_PATH}',
         value: {{'nodeSelectorTerms': [{{'matchExpressions': [variables.requirement]}}]}}}}]
         : variables.terms.transformList(i, term, !variables.isComplete[i], has(term.matchExpressions)
@@ -187,6 +207,7 @@ _PATCHES: Final = f"""\
         + string(i) + '/matchExpressions/-', value: variables.requirement}}
         : JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
         + string(i) + '/matchExpressions', value: [variables.requirement]}}))
+        + {_EXCLUSIONS}
         + (params.?status.?active.orValue(false) ? []
         : !has(object.spec.schedulingGates)
         ? [JSONPatch{{op: 'add', path: '/spec/schedulingGates', value: [{{'name': '{GATE}'}}]}}]
@@ -201,9 +222,7 @@ _PREFERRED_TERMS: Final = f"object.spec.?affinity.?nodeAffinity.?{_PREFERRED}"
 _PREFERENCE: Final = f"""\
 ({_PREFERRED_TERMS}.orValue([])
         .exists(term, term.preference.?matchExpressions.orValue([]).exists(e, e.key == variables.key)) ? []
-        : (has(object.spec.affinity) ? [] : [JSONPatch{{op: 'add', path: '/spec/affinity', value: {{}}}}])
-        + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
-        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity', value: {{}}}}])
+        : {_ADD_NODE_AFFINITY}
         + ({_PREFERRED_TERMS}.hasValue() ? []
         : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}', value: []}}])
         + [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}/-', value: {{'weight': dyn(100),
@@ -230,6 +249,7 @@ spec:
 {variables}\
   - name: requirement
     expression: "{{'key': dyn(variables.key), 'operator': dyn('NotIn'), 'values': dyn(['violating'])}}"
+  - {{name: excluded, expression: 'params.?status.?excludedNodes.orValue([])'}}
   mutations:
   - patchType: JSONPatch
     jsonPatch:

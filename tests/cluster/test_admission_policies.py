@@ -117,6 +117,18 @@ def pod() -> Object:
     return made | {"metadata": made["metadata"] | {"namespace": "tenant"}}
 
 
+EXCLUDING: Final = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}
+            ]
+        }
+    }
+}
+"""Node affinity that excludes a node by name."""
+
+
 def gated_pod() -> Object:
     """A pod with a gate of its own and the one of native mode."""
     made = kubernetes_objects.pod("gated")
@@ -301,6 +313,9 @@ POD_FORBIDDEN: Final = {
         ],
         JSON_PATCH,
     ),
+    "node affinity of a pod whose other gate waits": WriteRequest(
+        f"{PODS}/foreign-gate", [{"op": "add", "path": "/spec/affinity", "value": EXCLUDING}], JSON_PATCH
+    ),
     "a label by the Binding": WriteRequest(f"{POD}/binding", binding(labels={"app": "other"}), "POST"),
     "the label of descheduling by the Binding": WriteRequest(
         f"{POD}/binding", binding(labels={DESCHEDULE: "gpu"}), "POST"
@@ -323,6 +338,14 @@ POD_ALLOWED: Final = {
     ),
     "the gate of native mode removed": WriteRequest(
         GATED, [{"op": "remove", "path": f"{GATES}/1"}], JSON_PATCH
+    ),
+    "the gate of native mode removed and a node excluded": WriteRequest(
+        GATED,
+        [
+            {"op": "add", "path": "/spec/affinity", "value": EXCLUDING},
+            {"op": "remove", "path": f"{GATES}/1"},
+        ],
+        JSON_PATCH,
     ),
     "nothing": WriteRequest(POD, {}),
     "a Binding": WriteRequest(f"{POD}/binding", binding(), "POST"),
@@ -391,6 +414,10 @@ def cluster(plane: ControlPlane, audit_log: AuditLog) -> GuardedCluster:
     plane.api.patch(STATUS, {"status": IN_STATUS})
     plane.api.create(pod())
     plane.api.create(gated_pod())
+    foreign = kubernetes_objects.pod("foreign-gate")
+    gate = {"schedulingGates": [{"name": "example.org/wait"}]}
+    metadata = {"name": "foreign-gate", "namespace": "tenant"}
+    plane.api.create(foreign | {"metadata": metadata, "spec": foreign["spec"] | gate})
     accounts = [plane.service_account(name, NAMESPACE) for name in ("nodewise", "nodewise-annotator")]
     cluster = GuardedCluster(plane, audit_log, *accounts)
     wait_enforced(cluster)

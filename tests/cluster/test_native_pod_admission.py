@@ -24,6 +24,7 @@ OTHER_NAMESPACE: Final = "native-other"
 AVOID: Final = {"metric": "temp", "above": 80}
 REJECT: Final = AVOID | {"whenMissing": "Reject"}
 ACTIVE: Final = {"active": True, "mode": "Enforce"}
+EXCLUDING: Final = ACTIVE | {"excludedNodes": ["node-2", "node-3"]}
 
 
 def _policy(selector: Object, *avoid: Object) -> Object:
@@ -77,6 +78,12 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
     "reject": (_policy(_app("reject"), AVOID, REJECT), ACTIVE),
     "all-reject": (_policy(_app("all-reject"), {"all": [REJECT, REJECT]}), ACTIVE),
     "some-reject": (_policy(_app("some-reject"), {"all": [REJECT, AVOID]}), ACTIVE),
+    "excluding": (_policy(_app("excluding"), AVOID), EXCLUDING),
+    "excluding-reject": (_policy(_app("excluding-reject"), REJECT), EXCLUDING),
+    "native-excluding": (
+        _cluster_policy(_app("excluding") | _match("wide", "Exists"), {}, AVOID),
+        ACTIVE | {"excludedNodes": ["node-2", "node-4"]},
+    ),
     "shadow": (_shadow(_policy(_app("shadow"), AVOID)), {}),
     "canary": (
         _canary(_policy(_app("canary"), AVOID), {"podSelector": _match("track", "In", "canary")}),
@@ -108,6 +115,7 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
     "strict": (_tas(HOT, STRICT), ACTIVE),
     "all-of": (_tas(HOT, STRICT, operator="allOf"), ACTIVE),
     "all-strict": (_tas(STRICT, STRICT, operator="allOf"), ACTIVE),
+    "excluding-named": (_tas(HOT), EXCLUDING),
     "fresh": (_tas(HOT), {}),
     "over-budget": (_tas(HOT), {"nodeLabel": "", "active": True}),
     "ranks": (
@@ -197,8 +205,8 @@ def _terms(pod: Object) -> list[Object]:
 def _sort_requirements(pod: Object) -> None:
     """Sorts the requirements of each term: the API server applies policies in any order."""
     for term in _terms(pod):
-        if "matchExpressions" in term:
-            term["matchExpressions"].sort(key=lambda expression: str(expression["key"]))
+        for requirements in term.values():
+            requirements.sort(key=lambda requirement: (str(requirement["key"]), requirement["values"]))
 
 
 def _not_in(policy: str) -> Object:
@@ -215,6 +223,13 @@ def _required(*terms: Object) -> Object:
 
 def _all(*expressions: Object) -> Object:
     return {"matchExpressions": [*expressions]}
+
+
+def _fields(*nodes: str) -> Object:
+    """A part of a term that excludes nodes by name."""
+    return {
+        "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    }
 
 
 def _preference_for(policy: str) -> Object:
@@ -394,6 +409,55 @@ CASES: Final = {
             "nodeAffinity": _required(_all(_not_in("plain")))["nodeAffinity"]
             | _preference_for("preferred-new")
         },
+    ),
+    **{
+        f"nodes excluded by name, {name}": Case(
+            {"app": "excluding"}, {} if before is None else {"affinity": before}, (before or {}) | after
+        )
+        for name, before, after in (
+            ("no affinity", None, _required(_all(_not_in("excluding")) | _fields("node-2", "node-3"))),
+            ("other affinity", SPREAD, _required(_all(_not_in("excluding")) | _fields("node-2", "node-3"))),
+            (
+                "terms",
+                _required(_all(ZONE), {}, NAME),
+                _required(
+                    _all(ZONE, _not_in("excluding")) | _fields("node-2", "node-3"),
+                    {},
+                    _all(_not_in("excluding"))
+                    | {"matchFields": [*NAME["matchFields"], *_fields("node-2", "node-3")["matchFields"]]},
+                ),
+            ),
+            (
+                "one of them already",
+                _required(_all(_not_in("excluding")) | _fields("node-3")),
+                _required(_all(_not_in("excluding")) | _fields("node-3", "node-2")),
+            ),
+        )
+    },
+    **{
+        f"nodes excluded by name and missing values rejected, {name}": Case(
+            {"app": "excluding-reject"},
+            {} if before is None else {"affinity": before},
+            after,
+            selector={"<excluding-reject>": "ok"},
+        )
+        for name, before, after in (
+            ("no affinity", None, _required(_fields("node-2", "node-3"))),
+            ("other affinity", SPREAD, SPREAD | _required(_fields("node-2", "node-3"))),
+            ("a term", _required(_all(ZONE)), _required(_all(ZONE) | _fields("node-2", "node-3"))),
+        )
+    },
+    "nodes excluded by name by two policies": Case(
+        {"app": "excluding", "wide": ""},
+        {},
+        _required(
+            _all(*map(_not_in, ("excluding", "native-excluding"))) | _fields("node-2", "node-3", "node-4")
+        ),
+    ),
+    "nodes excluded by name by a TASPolicy": Case(
+        {"telemetry-policy": "excluding-named"},
+        {},
+        _required(_all(_not_in("excluding-named")) | _fields("node-2", "node-3")),
     ),
     "only preferences": Case({"app": "prefers"}, {}, None),
     "no labels": Case({}, {}, None),

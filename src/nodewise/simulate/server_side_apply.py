@@ -1,4 +1,4 @@
-"""The subset of server-side apply that nodewise uses: owned labels by key, and a status as a whole.
+"""The subset of server-side apply that nodewise uses: owned labels by key, and the fields of a status.
 
 Source: KEP-555, and k8s.io/apimachinery v0.36 `pkg/util/managedfields`. Ownership is stored in managedFields, in the
 API server's format.
@@ -16,8 +16,7 @@ def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, 
     Labels that the manager applied before and omits now are removed, unless another manager owns them too.
     """
     if "labels" not in configuration.get("metadata", {}):
-        status = {**before.get("status", {}), **configuration.get("status", {})}
-        return {**before, "metadata": _metadata_with_uid(before, configuration), "status": status}, {}
+        return _apply_status(before, configuration, manager), {}
     labels = dict(before["metadata"].get("labels") or {})
     wanted: Mapping[str, str] = configuration["metadata"]["labels"]
     owners = _label_owners(before)
@@ -29,6 +28,21 @@ def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, 
     metadata = {**_metadata_with_uid(before, configuration), "labels": labels}
     metadata["managedFields"] = _managed_fields(before, manager, wanted)
     return {**before, "metadata": metadata}, conflicts
+
+
+def _apply_status(before: Object, configuration: Object, manager: str) -> Object:
+    """The object after an apply of its status, without fields that only this manager applied before and omits now."""
+    wanted: Object = configuration.get("status", {})
+    entries = before["metadata"].get("managedFields") or []
+    others = [entry for entry in entries if entry["manager"] != manager]
+    owned = {name for entry in entries for name in entry["fieldsV1"].get("f:status", {})}
+    owned_by_others = {name for entry in others for name in entry["fieldsV1"].get("f:status", {})}
+    omitted = {name.removeprefix("f:") for name in owned - owned_by_others} - wanted.keys()
+    status = {key: value for key, value in before.get("status", {}).items() if key not in omitted} | wanted
+    fields: Object = {"f:status": {f"f:{key}": {} for key in wanted}}
+    entry = {"manager": manager, "operation": "Apply", "subresource": "status", "fieldsV1": fields}
+    metadata = {**_metadata_with_uid(before, configuration), "managedFields": [*others, entry]}
+    return {**before, "metadata": metadata, "status": status}
 
 
 def _label_conflicts(

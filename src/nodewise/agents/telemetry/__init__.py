@@ -34,6 +34,8 @@
 | `verdict_labels.py` | the node labels with verdicts of policies, for native mode |
 | `verdict_requirements.py` | what a pod requires of these labels |
 | `unscheduled_pods.py` | pods without a node in native mode |
+| `labelling_progress.py` | when a policy is active, and nodes that refuse its label |
+| `deleted_policies.py` | deleted policies whose labels stay for waiting pods |
 | `uncovered_pods.py` | policies that native mode does not apply to pods that they select |
 | `examination_budget.py` | how many nodes may be labelled while many pods wait |
 | `native_pod_notes.py` | the Events of pods for which no node has the required labels |
@@ -43,7 +45,8 @@
 | `placement_policy_status.py` | computes the status of a PlacementPolicy or ClusterPlacementPolicy |
 | `policy_status.py` | the status of any kind, and the events of its conditions |
 | `selected_pods.py` | counts the pods that each policy selects |
-| `namespace_budgets.py` | limits the rules, metrics, queries and labels of a namespace |
+| `namespace_budgets.py` | limits the rules, metrics and queries of a namespace |
+| `node_label_budget.py` | limits the labels on a node, in fair shares of namespaces |
 | `controller` | writes labels, status and events in the leader |
 | `options.py` | settings |
 

@@ -18,6 +18,8 @@ from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.agents.telemetry.verdict_labels import label_key
 from nodewise.errors import UNREADABLE
 
+LEASE: Final = "nodewise-deleted-policies"
+"""The name of the Lease with the records. It has no holder; only an annotation is used."""
 HELD_S: Final = 3600.0
 """The longest time that the labels of a deleted policy stay."""
 _MAX_NAMESPACES: Final = 16

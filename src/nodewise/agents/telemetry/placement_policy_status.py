@@ -50,6 +50,8 @@ class StatusFacts(NamedTuple):
     """Why native mode does not enforce the policy; empty if it does, or is not used."""
     step_back: StepBack | None = None
     """Set while the policy has stepped back by its guard."""
+    label_refusal: str = ""
+    """Which nodes refuse the label of native mode, and why; empty for none."""
     uncovered_pod: str = ""
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
 
@@ -84,6 +86,7 @@ _STEPPED_BACK: Final = ConditionKind("SteppedBack", "False")
 _ALL_REJECTED: Final = ConditionKind("AllNodesRejected", "False")
 _NOT_COVERED: Final = ConditionKind("PodsNotCovered", "False")
 _FLAPPING: Final = ConditionKind("Flapping", "False")
+_LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _KINDS: Final = (
     _READY,
     _METRICS,
@@ -96,6 +99,7 @@ _KINDS: Final = (
     _ALL_REJECTED,
     _NOT_COVERED,
     _FLAPPING,
+    _LABEL_REFUSED,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -104,7 +108,7 @@ GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> Iterator[PolicyCondition]:
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
-    reason, message = _not_ready(state, not_enforced)
+    reason, message = _not_ready(state, not_enforced, facts.label_refusal)
     yield _READY.create(not reason, reason, message, "every rule applies")
     unfetched = _unfetched_text(state)
     missing_reason = policy_conditions.missing_metrics_reason(state.unfetched)
@@ -138,6 +142,8 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     yield _NOT_COVERED.create(bool(facts.uncovered_pod), "NoRequirement", text, covered)
     flapping = _flapping_text(state, now_s)
     yield _FLAPPING.create(bool(flapping), "NodesFlap", flapping, "no rule rejects nodes again and again")
+    refusal = facts.label_refusal
+    yield _LABEL_REFUSED.create(bool(refusal), "NodeRefusesLabel", refusal, "no node refuses the node label")
 
 
 def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
@@ -146,7 +152,7 @@ def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
     return None if policy.selection is None or policy.not_enforced else facts.selected_pods
 
 
-def _not_ready(state: PolicyState, not_enforced: str) -> tuple[str, str]:
+def _not_ready(state: PolicyState, not_enforced: str, label_refusal: str) -> tuple[str, str]:
     """Why the policy is not ready, as one word and as a message; empty if it is."""
     policy = state.policy
     candidates = (
@@ -155,6 +161,7 @@ def _not_ready(state: PolicyState, not_enforced: str) -> tuple[str, str]:
         ("BudgetExceeded", policy.over_budget),
         ("NotTrusted", policy.not_trusted),
         ("MetricsUnavailable", _unfetched_text(state)),
+        ("LabelRefused", label_refusal),
     )
     return next(((reason, message) for reason, message in candidates if message), ("", ""))
 

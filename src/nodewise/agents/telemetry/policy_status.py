@@ -40,6 +40,7 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
             before,
             now,
             no_node_label=facts.no_node_label,
+            label_refusal=facts.label_refusal,
         )
     return placement_policy_status.desired_status(state, facts, before, now)
 

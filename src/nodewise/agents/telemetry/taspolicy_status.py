@@ -27,13 +27,15 @@ def desired_status(
     now: str,
     *,
     no_node_label: str = "",
+    label_refusal: str = "",
 ) -> PolicyStatus:
     """The complete status. `conflict` describes which labels belong to another owner; empty for none.
 
-    `no_node_label` says why native mode does not enforce the policy; empty if it does, or is not used.
+    `no_node_label` says why native mode does not enforce the policy; empty if it does, or is not used. `label_refusal`
+    describes which nodes refuse its label.
     """
     conditions = policy_conditions.update_conditions(
-        _policy_conditions(state, conflict, no_node_label),
+        _policy_conditions(state, conflict, no_node_label, label_refusal),
         _KINDS,
         before.conditions_by_type(),
         generation,
@@ -56,12 +58,24 @@ _CONFLICT: Final = ConditionKind("LabelConflict", "False")
 _NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
 _OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
 _NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
-_KINDS: Final = (_VALID, _FETCHED, _SUSPENDED, _CONFLICT, _NOT_TRUSTED, _OVER_BUDGET, _NOT_ENFORCED)
+_LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
+_KINDS: Final = (
+    _VALID,
+    _FETCHED,
+    _SUSPENDED,
+    _CONFLICT,
+    _NOT_TRUSTED,
+    _OVER_BUDGET,
+    _NOT_ENFORCED,
+    _LABEL_REFUSED,
+)
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
-def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) -> Iterator[PolicyCondition]:
+def _policy_conditions(
+    state: PolicyState, conflict: str, no_node_label: str, label_refusal: str
+) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
     yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
     text = policy_conditions.missing_metrics_text(state.unfetched, policy_conditions.NO_NODE_PASSES)
@@ -81,6 +95,8 @@ def _policy_conditions(state: PolicyState, conflict: str, no_node_label: str) ->
     yield _OVER_BUDGET.create(bool(over_budget), "NamespaceBudget", over_budget, text)
     text = "the policy is enforced"
     yield _NOT_ENFORCED.create(bool(no_node_label), "NotEnforced", no_node_label, text)
+    text = "no node refuses the node label"
+    yield _LABEL_REFUSED.create(bool(label_refusal), "NodeRefusesLabel", label_refusal, text)
 
 
 def count_violating_nodes(state: PolicyState) -> int:

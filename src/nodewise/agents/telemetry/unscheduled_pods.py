@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,10 @@ from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
 
+_NAME_FIELD: Final = "metadata.name"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_MAX_TERMS: Final = 64
+"""Node selector terms of a pod to which requirements are added."""
 _MISMATCH: Final = "didn't match Pod's node affinity/selector"
 """A part of kube-scheduler's message (v1.36 plugins/nodeaffinity/node_affinity.go, ErrReasonPod)."""
 
@@ -45,6 +49,25 @@ class _Metadata(msgspec.Struct, frozen=True):
     """Not set for a stored pod, nor are its labels."""
 
 
+class _TermShape(NamedTuple):
+    """A required node selector term, as far as a JSON patch needs it."""
+
+    is_empty: bool
+    """Without requirements it matches no node."""
+    has_fields: bool
+    excluded: frozenset[str]
+    """The nodes that it excludes by name."""
+
+
+class _AffinityShape(NamedTuple):
+    """The parts of a pod's affinity that a JSON patch needs to exclude nodes by name."""
+
+    has_affinity: bool
+    has_node_affinity: bool
+    terms: tuple[_TermShape, ...] | None
+    """None if the pod has no required node affinity."""
+
+
 class UnscheduledPod(msgspec.Struct, frozen=True):
     """A pod without a node."""
 
@@ -59,6 +82,8 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     """The position of our gate among its gates; -1 without it."""
     lacks_matching_node: bool = False
     """Whether kube-scheduler reports nodes that do not match the node affinity or node selector of the pod."""
+    affinity: _AffinityShape | None = None
+    """Set for a stored pod with our gate and a limited number of terms."""
     group: PodLabelGroup | None = None
     """Its labels, by which policies select it. The leader sets it; None for a pod with very many labels."""
 
@@ -77,7 +102,30 @@ def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     keys = frozenset(requirement.key for requirement in required)
     with_ok = frozenset(requirement.key for requirement in required if requirement.needs_ok)
     metadata = _Metadata(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
-    return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, _reports_mismatch(pod.status))
+    lacks_node, shape = _reports_mismatch(pod.status), _affinity_shape(pod.spec) if gate >= 0 else None
+    return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, lacks_node, shape)
+
+
+def _affinity_shape(spec: _Spec) -> _AffinityShape | None:
+    node_affinity = spec.affinity.nodeAffinity if spec.affinity else None
+    required = node_affinity.requiredDuringSchedulingIgnoredDuringExecution if node_affinity else None
+    terms = (required.nodeSelectorTerms or ()) if required else ()
+    if len(terms) > _MAX_TERMS:
+        return None
+    shapes = tuple(
+        _TermShape(
+            not (term.matchExpressions or term.matchFields),
+            bool(term.matchFields),
+            frozenset(
+                name
+                for field in term.matchFields or ()
+                if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
+                for name in field.values or ()
+            ),
+        )
+        for term in terms
+    )
+    return _AffinityShape(spec.affinity is not None, node_affinity is not None, shapes if required else None)
 
 
 def _reports_mismatch(status: _Status) -> bool:
@@ -112,11 +160,45 @@ def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> 
     return [pod for pod in turns if pod is not None]
 
 
-def gate_removal(pod: UnscheduledPod) -> list[dict[str, Any]]:
-    """The JSON patch that removes our gate, and fails if the pod is another one or its gates have changed."""
+def gate_removal(pod: UnscheduledPod, excluded: frozenset[str] = frozenset()) -> list[dict[str, Any]] | None:
+    """The JSON patch that removes our gate and excludes nodes by their names; None for a pod with too many terms.
+
+    It fails if the pod is another one or its gates have changed. The API server lets requirements be added to the node
+    affinity of a pod with gates, and not be removed (validation.go of v1.36, `validateNodeAffinityMutation`).
+    """
     path = f"/spec/schedulingGates/{pod.gate}"
+    exclusions = _exclusions(pod.affinity, sorted(excluded)) if excluded else []
+    if exclusions is None:
+        return None
     return [
         {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
         {"op": "test", "path": path, "value": {"name": GATE}},
+        *exclusions,
         {"op": "remove", "path": path},
     ]
+
+
+def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[str, Any]] | None:
+    """The operations that exclude nodes by name in every term. Nodes have to meet one term only."""
+    if shape is None:
+        return None
+    fields = {name: {"key": _NAME_FIELD, "operator": "NotIn", "values": [name]} for name in excluded}
+    if shape.terms is None:
+        value: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": list(fields.values())}]}
+        path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+        if not shape.has_node_affinity:
+            value, path = {_REQUIRED: value}, "/spec/affinity/nodeAffinity"
+        if not shape.has_affinity:
+            value, path = {"nodeAffinity": value}, "/spec/affinity"
+        return [{"op": "add", "path": path, "value": value}]
+    patch: list[dict[str, Any]] = []
+    for number, term in enumerate(shape.terms):
+        path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms/{number}/matchFields"
+        missing = [field for name, field in fields.items() if name not in term.excluded]
+        if term.is_empty or not missing:
+            continue
+        if term.has_fields:
+            patch += [{"op": "add", "path": f"{path}/-", "value": field} for field in missing]
+        else:
+            patch.append({"op": "add", "path": path, "value": missing})
+    return patch

@@ -69,15 +69,6 @@ def verdict_labels(
     return columns
 
 
-def is_labelled(labelled: LabelledPolicy, pending_keys: frozenset[str] | None) -> bool:
-    """Whether every node has the label of a meaningful verdict, so that pods of the policy may be scheduled.
-
-    `pending_keys` are the keys of labels that are still to be written; None if that is unknown.
-    """
-    is_written = pending_keys is not None and label_key(labelled.policy.uid) not in pending_keys
-    return is_written and not labelled.awaits_metrics
-
-
 def _column(key: str, labelled: LabelledPolicy, codes: Codes, *, has_ok: bool) -> LabelColumn:
     namespaces = labelled.policy.namespaces
     if labelled.awaits_metrics:

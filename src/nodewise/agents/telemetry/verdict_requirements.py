@@ -25,6 +25,7 @@ class Term(msgspec.Struct, frozen=True):
     """A node selector term. Nodes meet all its expressions."""
 
     matchExpressions: tuple[Expression, ...] | None = None  # noqa: N815 - the API's name
+    matchFields: tuple[Expression, ...] | None = None  # noqa: N815
 
 
 class _NodeSelector(msgspec.Struct, frozen=True):

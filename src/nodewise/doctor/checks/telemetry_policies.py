@@ -38,6 +38,8 @@ _CONDITION_REMEDIES: Final = {
     "SteppedBack": "correct the policy or repair the nodes. An edit of the spec ends the step-back, as does"
     " guard.resumeAfter",
     "LabelConflict": "remove the label of the other owner, or use another key in the policy",
+    "LabelRefused": "remove what refuses changes of the node: the message has the cause, such as a webhook, or an"
+    " object that is too large",
     "Flapping": "add the field that the message suggests to the rule",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""

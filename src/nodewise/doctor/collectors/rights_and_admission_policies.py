@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from nodewise import agents
+from nodewise.agents.telemetry import deleted_policies
 from nodewise.configure import second_scheduler
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
@@ -39,7 +40,7 @@ _CONTROLLER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
     {
         "apiGroups": [LEASES.group],
         "resources": ["leases"],
-        "resourceNames": [CONTROLLER_LEASE],
+        "resourceNames": [CONTROLLER_LEASE, deleted_policies.LEASE],
         "verbs": ["get", "update"],
     },
 )

@@ -320,4 +320,4 @@ async def test_a_step_after_a_complete_one_only_compares() -> None:
     fixture.writer.begin()
     fixture.watch()
     assert await step(0, 0, 1) == 1
-    assert fixture.writer.pending_keys == frozenset()
+    assert fixture.writer.pending_labels(frozenset(["pol"])) == {}

@@ -31,8 +31,8 @@ from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState
 from nodewise.agents.telemetry.verdict_labels import label_key
 from nodewise.cli import object_and_metric_sources
 from nodewise.clock import ManualClock
-from nodewise.errors import BadInput, NodewiseError, Unavailable
-from nodewise.kube.api_server_interface import NONE, Params, Patch
+from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
+from nodewise.kube.api_server_interface import NONE, NotFound, Params, Patch
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NODES, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
@@ -54,13 +54,17 @@ class SlowApi(FakeApi):
         self.takes_s = 0.0
         self.refused = ""
         """The node whose patches are refused."""
+        self.refusal: NodewiseError = BadInput("patch node", [Problem("", "refused", "")])
+        self.refuses_prefix = False
+        """Whether nodes whose names begin with `refused` are refused, too."""
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
     ) -> bytes:
         self.clock.advance(self.takes_s)
-        if self.refused and path.endswith(f"/{self.refused}"):
-            raise BadInput(f"patch {path}: refused")
+        name = path.rpartition("/")[2]
+        if self.refused and (name == self.refused or (self.refuses_prefix and name.startswith(self.refused))):
+            raise self.refusal
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
     def patches(self) -> int:
@@ -206,13 +210,112 @@ async def test_a_policy_without_values_yet_is_not_active() -> None:
         assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
 
 
-async def test_a_policy_is_not_active_while_a_node_refuses_its_label() -> None:
+REFUSALS = [
+    BadInput("patch node", [Problem("", "admission webhook denied the request", "")]),
+    Refused("patch node", [Problem("", "admission webhook denied the request", "")]),
+    Conflict("patch node", [Problem("", "admission webhook denied the request", "")]),
+    NotFound("patch node", [Problem("", "admission webhook denied the request", "")]),
+    Unavailable("patch node", [Problem("", "etcdserver: request is too large", "")]),
+    Unavailable("patch node", [Problem("", "timeout", "")], timeout_s=10.0),
+]
+"""Answers to the patch of one node: all of them can come from a webhook, and 500 from etcd."""
+
+
+@pytest.mark.parametrize(
+    "error", REFUSALS, ids=lambda error: f"{type(error).__name__}-{error.problems[0].found[:9]}"
+)
+async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: NodewiseError) -> None:
+    if isinstance(error, Unavailable) and not error.timeout_s:
+        error.http_status = 500
     async with native_mode() as fixture:
-        fixture.api.refused = "n1"
-        with pytest.raises(BadInput):
+        fixture.api.refused, fixture.api.refusal = "n1", error
+        for _ in range(2):  # a node that seems to be replaced is tried once more
             await fixture.step("n0", "n1")
         assert fixture.labelled() == {"n0": "violating"}
+        excluding = {"nodeLabel": fixture.label, "active": False, "excludedNodes": ["n1"]}
+        assert fixture.status() == excluding
+        fixture.api.clock.advance(2)
+        await fixture.step("n0", "n1")
+        assert fixture.status() == excluding | {"active": True}
+        assert fixture.native.refusals == {
+            fixture.uid: f"node n1 refuses the node label of the policy: {error.problems[0].found}; new pods of the"
+            " policy exclude it by its name; pods that were created before may be placed there"
+        }
+        fixture.api.refused = ""
+        fixture.watch()
+        fixture.api.clock.advance(60)
+        await fixture.step("n0", "n1")
+        assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.native.refusals == {}
+
+
+async def test_an_active_policy_excludes_a_node_that_begins_to_violate_it_and_refuses_the_label() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0")
+        fixture.api.clock.advance(2)
+        await fixture.step("n0")
+        fixture.watch()
+        fixture.api.refused = "n1"
+        await fixture.step("n0", "n1")
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True, "excludedNodes": ["n1"]}
+        fixture.watch()
+        await fixture.step("n0")
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+
+
+async def test_a_refused_label_of_a_node_that_the_policy_accepts_excludes_nothing() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", "n1")
+        fixture.watch()
+        fixture.api.refused = "n1"
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
+        assert "excludedNodes" not in fixture.status()
+        assert "its label differs from the verdict" in fixture.native.refusals[fixture.uid]
+
+
+async def test_a_policy_waits_while_more_nodes_refuse_its_label_than_it_can_exclude() -> None:
+    async with native_mode(30) as fixture:
+        fixture.api.refused = "n1"  # n1 and n10 to n19
+        fixture.api.refuses_prefix = True
+        with pytest.raises(BadInput):
+            await fixture.step(*fixture.names)
+        fixture.api.clock.advance(2)
+        with pytest.raises(BadInput):
+            await fixture.step(*fixture.names)
+        assert len(fixture.labelled()) == 19
         assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert "at most 10 nodes can be excluded by name" in fixture.native.refusals[fixture.uid]
+
+
+async def test_nodes_that_join_later_do_not_delay_a_policy() -> None:
+    """Nodes are replaced all the time, and there is always one without a label."""
+    async with native_mode(100) as fixture:
+        fixture.api.takes_s = 0.1
+        for number in range(12):
+            await fixture.step(*fixture.names)
+            if (fixture.status() or {}).get("active"):
+                break
+            for name in fixture.names[:15]:
+                fixture.api.objects(NODES).pop(("", name), None)
+            joined = tuple(f"j{number}-{place}" for place in range(15))
+            for name in joined:
+                fixture.api.put(NODES, {"metadata": {"name": name, "labels": {}}})
+            fixture.names = fixture.names[15:] + joined
+            fixture.watch()
+        assert fixture.status()["active"]
+        assert len(fixture.labelled().keys() & set(fixture.names)) < 100
+
+
+async def test_a_policy_is_not_active_before_its_first_nodes_have_had_their_label() -> None:
+    async with native_mode(100) as fixture:
+        fixture.api.takes_s = 0.1
+        for _ in range(3):
+            await fixture.step(*fixture.names)
+            fixture.watch()
+        assert len(fixture.labelled()) < 100
+        assert not (fixture.status() or {}).get("active")
 
 
 async def test_a_policy_that_rejects_no_node_needs_no_label() -> None:
@@ -310,7 +413,7 @@ async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
         assert fixture.labelled() == {}
 
 
-def _waiting_pod(name: str, *keys: str, namespace: str = "web") -> dict[str, object]:
+def _waiting_pod(name: str, *keys: str, namespace: str = "web") -> dict[str, Any]:
     """A pod without a node that requires labels."""
     terms = [
         {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from nodewise.agents.telemetry import unscheduled_pods
 from nodewise.agents.telemetry.unscheduled_pods import GATE, UnscheduledPod
@@ -114,3 +115,60 @@ def test_the_patch_fails_for_another_pod_or_changed_gates() -> None:
         {"op": "test", "path": "/spec/schedulingGates/1", "value": {"name": GATE}},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
+
+
+def exclusion(*names: str) -> list[dict[str, Any]]:
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in names]
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+ONLY_EXCLUSION = {"nodeSelectorTerms": [{"matchFields": exclusion("n1", "n2")}]}
+TERMS = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
+
+
+@pytest.mark.parametrize(
+    ("affinity", "operations"),
+    [
+        (None, [("/spec/affinity", {"nodeAffinity": {REQUIRED: ONLY_EXCLUSION}})]),
+        ({"podAffinity": {}}, [("/spec/affinity/nodeAffinity", {REQUIRED: ONLY_EXCLUSION})]),
+        ({"nodeAffinity": {}}, [(f"/spec/affinity/nodeAffinity/{REQUIRED}", ONLY_EXCLUSION)]),
+        (
+            {
+                "nodeAffinity": {
+                    REQUIRED: {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": A, "operator": "NotIn", "values": ["violating"]}]},
+                            {},
+                            {"matchFields": exclusion("n2")},
+                            {"matchFields": exclusion("n1", "n2")},
+                        ]
+                    }
+                }
+            },
+            [
+                (f"{TERMS}/0/matchFields", exclusion("n1", "n2")),
+                (f"{TERMS}/2/matchFields/-", exclusion("n1")[0]),
+            ],
+        ),
+    ],
+)
+def test_a_pod_excludes_nodes_by_name_when_its_gate_is_removed(
+    affinity: dict[str, Any] | None, operations: list[tuple[str, Any]]
+) -> None:
+    body = {"spec": {"affinity": affinity, "schedulingGates": [{"name": GATE}]}}
+    pod = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    assert pod is not None
+    patch = unscheduled_pods.gate_removal(pod, frozenset(["n1", "n2"]))
+    assert patch is not None
+    assert [(each["path"], each["value"]) for each in patch if each["op"] == "add"] == operations
+    assert patch[-1] == {"op": "remove", "path": "/spec/schedulingGates/0"}
+
+
+def test_a_pod_with_very_many_terms_keeps_its_gate_while_nodes_refuse_labels() -> None:
+    terms = [{"matchExpressions": [{"key": A, "operator": "NotIn", "values": ["violating"]}]}] * 65
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    body = {"spec": {"affinity": affinity, "schedulingGates": [{"name": GATE}]}}
+    pod = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    assert pod is not None
+    assert unscheduled_pods.gate_removal(pod, frozenset(["n1"])) is None
+    assert unscheduled_pods.gate_removal(pod) is not None

@@ -132,13 +132,6 @@ def test_a_policy_beyond_the_budget_has_no_label() -> None:
     assert labels_of(beyond, required_ok=frozenset([("web", A)])) == {}
 
 
-def test_a_policy_is_labelled_when_no_write_is_pending() -> None:
-    assert verdict_labels.is_labelled(policy("a"), frozenset(["other"]))
-    assert not verdict_labels.is_labelled(policy("a"), frozenset([A]))
-    assert not verdict_labels.is_labelled(policy("a"), None)
-    assert not verdict_labels.is_labelled(policy("a", awaits_metrics=True), frozenset())
-
-
 @pytest.mark.parametrize("rejected", ["".join(r) for n in range(4) for r in itertools.combinations("123", n)])
 @pytest.mark.parametrize("rule", [ALLOW, REJECT])
 @pytest.mark.parametrize("was_strict", [True, False])

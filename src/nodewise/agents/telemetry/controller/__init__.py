@@ -89,6 +89,7 @@ class TelemetryController(Controller):
             rejecting = await cooperative_scheduling.run(finding)
         not_enforced = self._native_mode.not_enforced if self._native_mode else {}
         uncovered = self._native_mode.uncovered if self._native_mode else {}
+        refusals = self._native_mode.refusals if self._native_mode else {}
         step_backs = await self._guards.step_backs(agent_state)
         facts = {
             key: StatusFacts(
@@ -98,6 +99,7 @@ class TelemetryController(Controller):
                 rejecting_policies=rejecting.get(key, ()),
                 no_node_label=not_enforced.get(state.policy.uid, ""),
                 step_back=step_backs.get(key),
+                label_refusal=refusals.get(state.policy.uid, ""),
                 uncovered_pod=uncovered.get(state.policy.uid, ""),
             )
             for key, state in states.items()

@@ -6,14 +6,12 @@ import msgspec
 
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import deleted_policies
-from nodewise.agents.telemetry.deleted_policies import DeletedPolicy, Records
+from nodewise.agents.telemetry.deleted_policies import LEASE, DeletedPolicy, Records
 from nodewise.errors import UNREADABLE, BadInput, Conflict, Refused
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 
-LEASE: Final = "nodewise-deleted-policies"
-"""The name of the Lease. It has no holder; only its annotation is used."""
 ANNOTATION: Final = "nodewise.io/deleted-policies"
 """The annotation with the deleted policies, JSON by uid."""
 

@@ -17,6 +17,7 @@ from nodewise.agents.telemetry.controller.deleted_policy_lease import DeletedPol
 from nodewise.agents.telemetry.controller.native_pod_events import NativePodEvents
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.deleted_policies import DeletedPolicies
+from nodewise.agents.telemetry.labelling_progress import LabellingProgress
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
 from nodewise.agents.telemetry.node_labels import LabelColumn
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
@@ -57,6 +58,7 @@ class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     node_label: str | msgspec.UnsetType = msgspec.UNSET
     active: bool = False
+    excluded_nodes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Statuses(NamedTuple):
@@ -78,8 +80,7 @@ class NativeMode:
         self._events = NativePodEvents(handle)
         self._written: dict[str, tuple[_NativeStatus, float]] = {}
         """By uid of a policy, the last write of its status and its monotonic time."""
-        self._labelled_since_s: dict[str, float] = {}
-        """By uid of a policy whose labels all nodes have, the monotonic time of the step that found it so."""
+        self._progress = LabellingProgress()
         self._unknown_since_s: dict[str, float] = {}
         """By key of unscheduled pods without a policy, when it was first seen."""
         self.not_enforced: Mapping[str, str] = {}
@@ -93,6 +94,7 @@ class NativeMode:
 
     def begin(self) -> None:
         self._labels.begin()
+        self._progress.begin()
         self._written = {}
         self._is_new_leader = True
 
@@ -103,6 +105,11 @@ class NativeMode:
         group = self._uncovered.record(pod, self._handle.clock.monotonic())
         kept = unscheduled_pods.keep_pod(pod)
         return None if kept is None else msgspec.structs.replace(kept, group=group)
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """By uid of a policy, a message about the nodes that refuse its label, as of the last step."""
+        return self._progress.refusals
 
     async def step(
         self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState], selection: SelectionIndex
@@ -186,12 +193,8 @@ class NativeMode:
         wanted: dict[PolicyKey, _NativeStatus] = {}
         settled = set(deleted)
         now_s = self._handle.clock.monotonic()
-        self._labelled_since_s = {
-            labelled.policy.uid: self._labelled_since_s.get(labelled.policy.uid, now_s)
-            for labelled in policies.values()
-            if policy_mode.has_labels(labelled.policy)
-            and verdict_labels.is_labelled(labelled, self._labels.pending_keys)
-        }
+        pending = self._labels.pending_labels(self._progress.unlabelled_keys(policies.values()))
+        self._progress.update(policies.values(), pending, self._labels.failures(), now_s)
         for key, labelled in policies.items():
             label = verdict_labels.label_key(labelled.policy.uid)
             if not policy_mode.has_labels(labelled.policy):
@@ -201,9 +204,10 @@ class NativeMode:
             node_label = label if label in columns else ""
             before = self._status_before(labelled.policy)
             was_active = before.active and before.node_label == node_label
-            labelled_s = now_s - self._labelled_since_s.get(labelled.policy.uid, now_s)
-            is_visible = not node_label or labelled_s >= _VISIBLE_S
-            wanted[key] = _NativeStatus(node_label, was_active or is_visible)
+            is_visible = self._progress.labelled_s(labelled.policy.uid, now_s) >= _VISIBLE_S
+            excluded = self._progress.excluded_nodes(labelled.policy.uid)
+            active = was_active or not node_label or is_visible
+            wanted[key] = _NativeStatus(node_label, active, excluded or msgspec.UNSET)
             if wanted[key].active:
                 settled.add(label)
         return _Statuses(wanted, frozenset(settled))
@@ -238,7 +242,7 @@ class NativeMode:
                 if status != self._status_before(policies[key].policy)
             ),
             (
-                partial(self._remove_gate, pod)
+                partial(self._remove_gate, pod, self._excluded_nodes(pod, policies))
                 for pod in unscheduled_pods.releasable_pods(pods, statuses.settled)
             ),
         )
@@ -263,11 +267,24 @@ class NativeMode:
             return  # deleted or replaced
         self._written[policy.uid] = status, self._handle.clock.monotonic()
 
-    async def _remove_gate(self, pod: UnscheduledPod) -> None:
+    def _excluded_nodes(
+        self, pod: UnscheduledPod, policies: Mapping[PolicyKey, LabelledPolicy]
+    ) -> frozenset[str]:
+        """The nodes that the policies of a pod exclude by name."""
+        uids = {labelled.policy.uid for labelled in policies.values()}
+        excluded = (
+            self._progress.excluded_nodes(uid) for key in pod.keys if (uid := key.rpartition("/")[2]) in uids
+        )
+        return frozenset(chain.from_iterable(excluded))
+
+    async def _remove_gate(self, pod: UnscheduledPod, excluded: frozenset[str]) -> None:
         path = PODS.path(pod.metadata.namespace, pod.metadata.name)
         params = {"fieldManager": VERDICT_LABELS.field_manager}
+        patch = unscheduled_pods.gate_removal(pod, excluded)
+        if patch is None:
+            return  # it waits until the nodes have their labels
         try:
-            await self._handle.api.patch(path, unscheduled_pods.gate_removal(pod), "json", params)
+            await self._handle.api.patch(path, patch, "json", params)
         except (Conflict, NotFound, BadInput):
             return  # the pod has changed, and the watch shows it soon
 

@@ -11,6 +11,7 @@ from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent_controller_interface import Handle
 from nodewise.agents.telemetry import node_label_ownership, node_labels
 from nodewise.agents.telemetry.examination_budget import ExaminationBudget
+from nodewise.agents.telemetry.labelling_progress import PendingLabel
 from nodewise.agents.telemetry.node_label_ownership import POLICY_LABELS, LabelOwner
 from nodewise.agents.telemetry.node_labels import Labels
 from nodewise.agents.telemetry.state import PolicyState
@@ -26,6 +27,10 @@ _CONFLICT_S: Final = 60.0
 """The time after which a label that cannot be written is tried again, unless its node changes before."""
 _MAX_NAMED: Final = 5
 """Nodes that a message names."""
+MAX_FAILING_NODES: Final = 10
+"""Nodes whose labels cannot be written while others can. More of them have a common cause, which is an error."""
+_LONGEST_PAUSE_S: Final = 60.0
+"""The longest time until a node is written again whose last write got no response, and so delayed the step."""
 
 
 class _LabelConflict(NamedTuple):
@@ -34,6 +39,15 @@ class _LabelConflict(NamedTuple):
     until_s: float
     """Monotonic time at which it is tried again."""
     cause: str
+
+
+class _NodeFailure(NamedTuple):
+    """A node whose labels cannot be written."""
+
+    cause: str
+    not_before_s: float
+    """Monotonic time at which it is tried again."""
+    pause_s: float
 
 
 class _DesiredLabels(NamedTuple):
@@ -61,18 +75,43 @@ class LabelWriter:
         self._owned: dict[str, Labels] = {}
         self._unconfirmed: set[str] = set()
         self._seen: dict[str, Any] = {}
+        self._queue: dict[str, None] = {}
+        """The nodes that wait for a write, in the order in which they began to, so that new nodes delay no others."""
         self._conflicts: dict[str, dict[str, _LabelConflict]] = {}
+        self._failures: dict[str, _NodeFailure] = {}
+        self._replaced: dict[str, str] = {}
+        """By name, the uid of a node that the API server says is deleted or replaced."""
         self._budget = ExaminationBudget()
         self._turn = 0
         """The number of steps that wrote labels."""
         self._remaining = 0
-        self.pending_keys: frozenset[str] | None = None
-        """The keys of labels that the last step left to be written, or that are refused; None if it failed early."""
+        self._pending: Mapping[str, Labels] | None = None
+        """By node, the labels that it should have, of those that the last step left to be written, or that are refused;
+        None if the step failed early."""
         self._done: _DesiredLabels | None = None
         """What the last step wrote completely; None if something is pending."""
 
     def begin(self) -> None:
-        self._owned, self._seen, self._done = {}, {}, None
+        self._owned, self._seen, self._done, self._pending = {}, {}, None, None
+
+    def failures(self) -> dict[str, str]:
+        """By node whose labels cannot be written, the cause."""
+        return {node: failure.cause for node, failure in self._failures.items()}
+
+    def pending_labels(self, keys: frozenset[str]) -> dict[str, dict[str, PendingLabel]] | None:
+        """By key and node, the labels with these keys that the last step left to be written, and all labels of nodes
+        that fail; None if the step failed early.
+        """
+        if self._pending is None:
+            return None
+        pending: dict[str, dict[str, PendingLabel]] = {}
+        for node, wanted in self._pending.items():
+            current = self._owned.get(node, {})
+            for key in {key for key, _ in wanted.items() ^ current.items()}:
+                if key in keys or node in self._failures:
+                    label = PendingLabel(current.get(key, ""), wanted.get(key, ""))
+                    pending.setdefault(key, {})[node] = label
+        return pending
 
     def conflict(self, state: PolicyState) -> str:
         """A message that names the nodes where labels of the policy cannot be written, with causes; empty for none."""
@@ -80,6 +119,10 @@ class LabelWriter:
         nodes_by_cause: dict[str, list[str]] = {}
         for node, conflicting in sorted(self._conflicts.items()):
             for cause in {conflicting[key].cause for key in conflicting.keys() & keys}:
+                nodes_by_cause.setdefault(cause, []).append(node)
+        pending = self.pending_labels(frozenset()) or {}
+        for node, cause in sorted(self.failures().items()):
+            if node not in self._conflicts and any(node in pending.get(key, ()) for key in keys):
                 nodes_by_cause.setdefault(cause, []).append(node)
         return "; ".join(
             f"{cause} on node {_name_first_nodes(nodes)}; it is not changed"
@@ -97,16 +140,17 @@ class LabelWriter:
         stay as they are.
 
         `waiting_pods` are those that kube-scheduler examines whenever one of these labels changes. If there are many,
-        nodes that recover are labelled later (`examination_budget`). The namespaces of the policies take turns. A
-        failure of one node does not affect the others; the first error is raised at the end.
+        nodes that recover are labelled later (`examination_budget`). The namespaces of the policies take turns. A node
+        that cannot be written does not affect the others, and is tried again by the next step; if there are many such
+        nodes, or if no request gets a response, the first error is raised at the end.
         """
         desired = _DesiredLabels(columns, held, snapshot.nodes)
-        done, self._done, self.pending_keys = self._done, None, None
+        done, self._done, self._pending = self._done, None, None
         await self._mark_unconfirmed_nodes()
         if not self._unconfirmed and done is not None and done[1:] == desired[1:]:
             comparison = node_labels.require_same_labels(columns, done.columns)
             if await cooperative_scheduling.run(comparison):
-                self._done, self.pending_keys = done, frozenset()
+                self._done, self._pending = done, {}
                 return
         await asyncio.sleep(0)
         await run_api_calls(
@@ -114,7 +158,7 @@ class LabelWriter:
         )
         await asyncio.sleep(0)
         await self._write_differing_labels(desired, waiting_pods)
-        if not self.pending_keys and not self._conflicts:
+        if not self._pending and not self._conflicts:
             self._done = desired
 
     async def _write_differing_labels(self, desired: _DesiredLabels, waiting_pods: int) -> None:
@@ -127,46 +171,93 @@ class LabelWriter:
             node: self._labels_without_conflict(node, wanted.get(node, {}))
             for node in wanted.keys() | self._owned.keys()
         }
-        differing = {
-            node: labels_ for node, labels_ in allowed.items() if labels_ != self._owned.get(node, {})
-        }
+        changed = {node for node, labels in allowed.items() if labels != self._owned.get(node, {})}
+        self._queue = {node: None for node in self._queue if node in changed} | dict.fromkeys(sorted(changed))
+        differing = {node: allowed[node] for node in self._queue}
         self._set_remaining(len(differing))
         self._turn += 1
         ordered = await cooperative_scheduling.run(
             node_labels.order_fairly(columns, differing, self._owned, self._turn)
         )
         due = self._due(ordered, differing, waiting_pods)
+        errors: list[NodewiseError] = []
         try:
-            await run_api_calls(self._finish_node(node, differing[node], columns) for node in due)
+            await run_api_calls(self._finish_node(node, differing[node], columns, errors) for node in due)
         finally:
-            self.pending_keys = frozenset(
-                key
-                for node in differing.keys() | self._conflicts.keys()
-                for key, _ in wanted.get(node, {}).items() ^ self._owned.get(node, {}).items()
-            )
+            nodes = {node: wanted.get(node, {}) for node in differing.keys() | self._conflicts.keys()}
+            self._pending = {
+                node: labels for node, labels in nodes.items() if labels != self._owned.get(node, {})
+            }
+            self._failures = {
+                node: failure for node, failure in self._failures.items() if node in self._pending
+            }
+        if errors and (len(self._failures) > MAX_FAILING_NODES or len(self._failures) >= len(desired.nodes)):
+            raise errors[0]
 
     def _due(self, ordered: Iterable[str], wanted: Mapping[str, Labels], waiting_pods: int) -> Iterator[str]:
-        """The nodes that are written now. Those that begin to violate a policy do not wait for the budget."""
+        """The nodes that are written now. Those that begin to violate a policy do not wait for the budget, and those
+        that failed before come last.
+        """
         until_s = self._handle.clock.monotonic() + _STEP_S
-        for node in ordered:
+        for node in sorted(ordered, key=self._failures.__contains__):
             now_s = self._handle.clock.monotonic()
             if now_s >= until_s:
                 return
+            if node in self._failures and now_s < self._failures[node].not_before_s:
+                continue
             is_urgent = node_labels.begins_to_violate(wanted[node], self._owned.get(node, {}))
             if self._budget.take(now_s, waiting_pods, is_urgent=is_urgent):
                 yield node
 
     async def _finish_node(
+        self,
+        node: str,
+        wanted: Labels,
+        columns: dict[str, node_labels.LabelColumn],
+        errors: list[NodewiseError],
+    ) -> None:
+        """Write the labels of a node, in part if some are refused. An error of this node is recorded and appended to
+        `errors`; that the API server does not respond is raised.
+        """
+        try:
+            await self._write_in_groups(node, wanted, columns)
+        except NodewiseError as error:
+            if isinstance(error, Unavailable) and not (error.http_status or error.timeout_s):
+                raise
+            self._record_failure(node, error)
+            errors.append(error)
+        else:
+            if node not in self._replaced:
+                self._failures.pop(node, None)
+            self._set_remaining(self._remaining - 1)
+
+    async def _write_in_groups(
         self, node: str, wanted: Labels, columns: dict[str, node_labels.LabelColumn]
     ) -> None:
+        """Write the labels in one request, or, if they are refused, those of each namespace in one of its own.
+
+        The API server never refuses single labels with verdicts, which all have the same form.
+        """
         try:
             await self._write(node, wanted)
         except (BadInput, Refused) as error:
             groups = node_labels.changed_label_groups(columns, wanted, self._owned.get(node, {}))
-            if len(groups) == 1:
+            if len(groups) == 1 or self._owner.is_forced:
                 raise
             await self._write_one_group_after_another(node, wanted, groups, error)
-        self._set_remaining(self._remaining - 1)
+
+    def _record_failure(self, node: str, error: NodewiseError) -> None:
+        """The next step tries again. After a timeout the pause doubles, because a step waits for all of its writes."""
+        cause = "; ".join(map(str, error.problems)) or str(error)
+        before = self._failures.get(node)
+        pause_s = 0.0
+        if isinstance(error, Unavailable) and error.timeout_s:
+            pause_s = (
+                min(2 * before.pause_s, _LONGEST_PAUSE_S) if before and before.pause_s else error.timeout_s
+            )
+        self._failures[node] = _NodeFailure(cause, self._handle.clock.monotonic() + pause_s, pause_s)
+        if before is None or before.cause != cause:
+            logs.emit("node_labels_failed", node=node, error=str(error))
 
     async def _write_one_group_after_another(
         self,
@@ -225,6 +316,8 @@ class LabelWriter:
             else:
                 self._unconfirmed.add(name)
         self._seen = seen
+        self._failures = {name: failure for name, failure in self._failures.items() if name in seen}
+        self._replaced = {name: uid for name, uid in self._replaced.items() if name in seen}
 
     def _expire_conflicts(self) -> None:
         """Forget conflicts that are older than `_CONFLICT_S`, so that their labels are tried again."""
@@ -241,21 +334,26 @@ class LabelWriter:
         if node_object is None:
             self._owned.pop(node, None)
             return
+        uid = node_object.metadata.uid
         # with the uid, because an apply to a node that was just deleted would create it again
-        metadata = {"name": node, "uid": node_object.metadata.uid, "labels": wanted}
+        metadata = {"name": node, "uid": uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
             response = await self._handle.api.patch(NODES.path(name=node), body, "apply", self._apply)
-        except NotFound:
-            self._owned.pop(node, None)
+        except NotFound as error:
+            self._forget_replaced_node(node, uid, error)
         except Conflict as error:
-            await self._write_unconflicted_labels(node, wanted, error)
+            if _conflicting_keys(error) & wanted.keys():
+                await self._write_unconflicted_labels(node, wanted, error)
+            else:
+                self._forget_replaced_node(node, uid, error)
         except Unavailable:
             self._unconfirmed.add(node)  # the write may have succeeded
             raise
         else:
             self._handle.metrics_registry.count("label_writes_total")
             self._handle.node_writes.count += 1
+            self._replaced.pop(node, None)
             self._owned[node] = wanted
             if not wanted:
                 del self._owned[node]
@@ -270,12 +368,16 @@ class LabelWriter:
             params = {"fieldManager": self._owner.field_manager}
             await self._handle.api.patch(NODES.path(name=node), removal, "merge", params)
 
+    def _forget_replaced_node(self, node: str, uid: str, error: NodewiseError) -> None:
+        """The node was deleted or recreated, which the watch shows soon. If it does not, the API server refuses it."""
+        self._owned.pop(node, None)
+        if self._replaced.get(node) == uid:
+            raise error
+        self._replaced[node] = uid
+
     async def _write_unconflicted_labels(self, node: str, wanted: Labels, error: Conflict) -> None:
         """Write the labels that no other manager owns."""
         conflicting = _conflicting_keys(error) & wanted.keys()
-        if not conflicting:  # the node was recreated; the watch will show it
-            self._owned.pop(node, None)
-            return
         self._add_conflicts(node, conflicting, "another manager owns a label with that key")
         logs.emit("label_conflict", node=node, keys=sorted(conflicting), error=str(error))
         left = {key: value for key, value in wanted.items() if key not in conflicting}

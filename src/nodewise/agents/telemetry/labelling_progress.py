@@ -1,0 +1,138 @@
+"""Which nodes have the labels of each policy, and what happens to nodes that refuse them, in native mode. No I/O.
+
+A policy is active once every node that existed when the policy was first evaluated has had its label. Nodes that join
+later do not count, so that a cluster whose nodes are replaced all the time does not delay the policy: they are labelled
+like those of an active policy.
+
+A node can refuse every write, for example because its object is too large, or because of a webhook. If pods could then
+be placed on it although the policy rejects it, new pods exclude it by its name (`status.excludedNodes`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from nodewise.agents.telemetry import policy_mode, verdict_labels
+from nodewise.agents.telemetry.taspolicy_parser import VIOLATING
+from nodewise.agents.telemetry.verdict_labels import LabelledPolicy
+
+MAX_EXCLUDED_NODES: Final = 10
+"""Nodes that a policy excludes by name. If more nodes refuse its label, it waits for them."""
+_MAX_CAUSE: Final = 300
+"""Characters of a cause."""
+
+
+class PendingLabel(NamedTuple):
+    """A label that is still to be written."""
+
+    current: str
+    """Its value; empty without the label."""
+    wanted: str
+    """Empty if the label is to be removed."""
+
+
+Pending = Mapping[str, Mapping[str, PendingLabel]]
+"""By key and node, labels that are still to be written."""
+
+
+class _Progress(NamedTuple):
+    """The labels of one policy."""
+
+    unlabelled: frozenset[str]
+    """The nodes that have not had the label yet, without those that are excluded."""
+    excluded: tuple[str, ...]
+    since_s: float
+    """The monotonic time of the step that found no unlabelled node and the same excluded ones."""
+
+
+class LabellingProgress:
+    """The progress of all policies. Policies without a meaningful verdict have none."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, _Progress] = {}
+        self.refusals: Mapping[str, str] = {}
+        """By uid of a policy, a message about nodes that refuse its label."""
+
+    def begin(self) -> None:
+        """Begin again, as a new leader."""
+        self._by_uid = {}
+
+    def unlabelled_keys(self, policies: Iterable[LabelledPolicy]) -> frozenset[str]:
+        """The keys of labels that some node has not had yet."""
+        return frozenset(
+            verdict_labels.label_key(labelled.policy.uid)
+            for labelled in policies
+            if (progress := self._by_uid.get(labelled.policy.uid)) is None or progress.unlabelled
+        )
+
+    def update(
+        self,
+        policies: Iterable[LabelledPolicy],
+        pending: Pending | None,
+        failures: Mapping[str, str],
+        now_s: float,
+    ) -> None:
+        """After a step that left `pending` labels to be written: all labels of the nodes in `failures`, which refuse
+        them, with the cause, and of other nodes those with `unlabelled_keys`. None if the step failed early.
+        """
+        by_uid: dict[str, _Progress] = {}
+        refusals: dict[str, str] = {}
+        for labelled in policies:
+            uid = labelled.policy.uid
+            if not policy_mode.has_labels(labelled.policy) or labelled.awaits_metrics:
+                continue
+            before = self._by_uid.get(uid)
+            if pending is None:
+                by_uid |= {} if before is None else {uid: before}
+                continue
+            labels = pending.get(verdict_labels.label_key(uid), {})
+            refused = frozenset(labels.keys() & failures.keys())
+            unsafe = frozenset(node for node in refused if _admits_rejected_pods(labelled, labels[node]))
+            excluded = tuple(sorted(unsafe)) if len(unsafe) <= MAX_EXCLUDED_NODES else ()
+            unlabelled = labels.keys() - refused | (unsafe if not excluded else frozenset())
+            if before is not None:
+                unlabelled = (unlabelled & before.unlabelled) | (unsafe - set(excluded))
+            is_same = before is not None and (before.unlabelled, before.excluded) == (frozenset(), excluded)
+            since_s = before.since_s if before is not None and is_same else now_s
+            by_uid[uid] = _Progress(frozenset(unlabelled), excluded, since_s)
+            if refused:
+                refusals[uid] = _describe_refusal(refused, unsafe, excluded, failures)
+        self._by_uid, self.refusals = by_uid, refusals
+
+    def labelled_s(self, uid: str, now_s: float) -> float:
+        """For how long no node lacks the label of a policy, except for excluded ones; negative if some node does."""
+        progress = self._by_uid.get(uid)
+        return -1.0 if progress is None or progress.unlabelled else now_s - progress.since_s
+
+    def excluded_nodes(self, uid: str) -> tuple[str, ...]:
+        """The names of the nodes that new pods of the policy must exclude, in order."""
+        progress = self._by_uid.get(uid)
+        return progress.excluded if progress else ()
+
+
+def _admits_rejected_pods(labelled: LabelledPolicy, label: PendingLabel) -> bool:
+    """Whether the current label admits pods of the policy to a node that the policy rejects."""
+    lacks_ok = verdict_labels.rejects_missing(labelled.policy) and label.current != verdict_labels.OK
+    return label.wanted == VIOLATING and not lacks_ok
+
+
+def _describe_refusal(
+    refused: frozenset[str], unsafe: frozenset[str], excluded: tuple[str, ...], failures: Mapping[str, str]
+) -> str:
+    """Which nodes refuse the label of a policy, why, and what that means for its pods."""
+    names = sorted(unsafe or refused)
+    more = (
+        f" and {len(names) - MAX_EXCLUDED_NODES} more nodes refuse"
+        if len(names) > MAX_EXCLUDED_NODES
+        else " refuses"
+    )
+    listed = ", ".join(names[:MAX_EXCLUDED_NODES])
+    cause = failures[names[0]][:_MAX_CAUSE]
+    if not unsafe:
+        effect = "its label differs from the verdict, and it takes no pod that the policy rejects"
+    elif excluded:
+        effect = (
+            "new pods of the policy exclude it by its name; pods that were created before may be placed there"
+        )
+    else:
+        effect = f"at most {MAX_EXCLUDED_NODES} nodes can be excluded by name, so a new policy is not active until then"
+    return f"node {listed}{more} the node label of the policy: {cause}; {effect}"

@@ -1,0 +1,177 @@
+"""Native mode with a tenant who wants labels on every node, and with a node that refuses labels."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.cluster import extender_process, kubernetes_objects, namespace_sandboxes, native_mode
+from tests.cluster.api_client import ClusterApi, Object, path_of
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.placement_policy_specs import policy
+
+OPTIONS: Final = ("--native-mode", "--namespace=nodewise")
+NODES: Final = "a b c"
+MAX_LABELS: Final = 10
+"""Labels with verdicts of one namespace."""
+REFUSING: Final = "b"
+
+
+@pytest.fixture
+def nodes(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> None:
+    """Nodes that are too hot."""
+    sandbox.nodes(*kubernetes_objects.nodes(NODES))
+    metrics.set("heat", dict.fromkeys(NODES.split(), 90))
+
+
+@pytest.fixture
+def controller(native_account: User, tmp_path: Path) -> Iterator[None]:
+    with extender_process.controller(native_account, tmp_path, *OPTIONS):
+        yield
+
+
+def _avoiding(name: str, app: str = "web", **rule: str) -> Object:
+    spec = {"podSelector": {"matchLabels": {"app": app}}, "avoid": [{"metric": "heat", "above": 80, **rule}]}
+    return policy(spec, name=name)
+
+
+def _labels(api: ClusterApi) -> dict[str, dict[str, str]]:
+    """By node, its labels with verdicts by uid of the policy."""
+    return {
+        node["metadata"]["name"]: native_mode.labels_of(node) for node in api.get("/api/v1/nodes")["items"]
+    }
+
+
+def _wait_labels(api: ClusterApi, uids: set[str]) -> None:
+    """Waits until every node has the labels of exactly these policies."""
+
+    def is_so() -> bool | None:
+        return all(labels.keys() == uids for labels in _labels(api).values()) or None
+
+    wait(f"{len(uids)} labels", is_so, show=lambda: _labels(api))
+
+
+@pytest.mark.usefixtures("controller", "nodes")
+@pytest.mark.parametrize("is_selected", [True, False], ids=["selected_pods", "other_pods"])
+def test_policies_that_are_created_and_deleted_in_a_loop_leave_no_more_labels_than_the_limit(
+    sandbox: Sandbox, is_selected: bool
+) -> None:
+    """Pods that require the labels, and wait for a scheduler that does not exist, keep them for an hour at most."""
+    app = "web" if is_selected else "other"
+    for number in range(3):
+        made = [sandbox.put(_avoiding(f"p{number}-{part}")) for part in range(MAX_LABELS)]
+        uids = {str(each["metadata"]["uid"]) for each in made}
+        _wait_labels(sandbox.api, uids)
+        selector = {native_mode.LABEL_PREFIX + uid: "violating" for uid in uids}
+        pod = kubernetes_objects.pod(f"waits{number}", labels={"app": app})
+        sandbox.pods(pod | {"spec": pod["spec"] | {"nodeSelector": selector, "schedulerName": "nobody"}})
+        for each in made:
+            sandbox.api.delete(path_of(each))
+        _wait_labels(sandbox.api, uids if is_selected else set())
+    for number in range(3):
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/waits{number}")
+    _wait_labels(sandbox.api, set())
+
+
+@pytest.fixture
+def refusing_node(plane: ControlPlane) -> Iterator[str]:
+    """The path of an admission policy by which a node refuses every change by nodewise."""
+    name = "refuse-changes-of-a-node"
+    metadata = {"name": name}
+    made = plane.api.create(
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": metadata,
+            "spec": {
+                "matchConstraints": {
+                    "resourceRules": [
+                        {
+                            "apiGroups": [""],
+                            "apiVersions": ["v1"],
+                            "operations": ["UPDATE"],
+                            "resources": ["nodes"],
+                        }
+                    ]
+                },
+                "validations": [
+                    {
+                        "expression": "!request.userInfo.username.endsWith(':nodewise') ||"
+                        f" object.metadata.name != '{REFUSING}'",
+                        "message": "nobody changes this node",
+                    }
+                ],
+            },
+        }
+    )
+    binding = plane.api.create(
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": metadata,
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        }
+    )
+    yield path_of(binding)
+    for document in (binding, made):
+        plane.api.delete(path_of(document))
+
+
+def _wait_active(sandbox: Sandbox, made: Object, **expected: object) -> None:
+    def status() -> Object:
+        found: Object = sandbox.api.get(path_of(made)).get("status", {})
+        return found
+
+    def is_so() -> bool | None:
+        found = status()
+        return (found.get("active", False), found.get("excludedNodes", [])) == (
+            True,
+            expected.get("excluded", []),
+        ) or None
+
+    wait("the policy is active", is_so, show=status)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_policies_become_active_without_a_node_that_refuses_labels(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    refusing_node: str,
+    native_account: User,
+    tmp_path: Path,
+) -> None:
+    metrics.set("heat", {"a": 90, "b": 90, "c": 10})
+    lenient = sandbox.put(_avoiding("lenient"))
+    native_mode.wait_gated(sandbox, {"app": "web"})
+    sandbox.pods(kubernetes_objects.pod("gated", labels={"app": "web"}))
+    with (
+        namespace_sandboxes.created(plane) as other,
+        plane.start_scheduler({}),
+        extender_process.controller(native_account, tmp_path, *OPTIONS),
+    ):
+        strict = other.put(_avoiding("strict", whenMissing="Reject"))
+        _wait_active(other, strict)
+        _wait_active(sandbox, lenient, excluded=[REFUSING])
+        assert sandbox.expect_bound("gated") == "c"
+        metrics.set("heat", {"a": 90, "b": 90, "c": 90})
+        uid = lenient["metadata"]["uid"]
+        wait("the nodes that take labels have them", lambda: _labels(plane.api)["c"].get(uid) or None)
+        sandbox.pods(kubernetes_objects.pod("new", labels={"app": "web"}))
+        sandbox.expect_stays_unbound("new", 2)
+
+        def ready() -> Object:
+            conditions = sandbox.api.get(path_of(lenient))["status"].get("conditions", [])
+            return next((each for each in conditions if each["type"] == "Ready"), {})
+
+        wait("the condition Ready", lambda: ready().get("reason") == "LabelRefused" or None, show=ready)
+        assert "node b refuses the node label of the policy" in ready()["message"]
+        assert "nobody changes this node" in ready()["message"]
+        plane.api.delete(refusing_node)
+        _wait_active(sandbox, lenient)
+        wait("the node has its label", lambda: _labels(plane.api)[REFUSING].get(uid) or None)
+        wait("the condition Ready", lambda: ready().get("status") == "True" or None, show=ready)
