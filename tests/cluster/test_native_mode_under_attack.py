@@ -123,12 +123,12 @@ def refusing_node(plane: ControlPlane) -> Iterator[str]:
 
 def _wait_active(sandbox: Sandbox, made: Object, **expected: object) -> None:
     def status() -> Object:
-        found: Object = sandbox.api.get(path_of(made)).get("status", {})
-        return found
+        current: Object = sandbox.api.get(path_of(made)).get("status", {})
+        return current
 
     def is_so() -> bool | None:
-        found = status()
-        return (found.get("active", False), found.get("excludedNodes", [])) == (
+        current = status()
+        return (current.get("active", False), current.get("excludedNodes", [])) == (
             True,
             expected.get("excluded", []),
         ) or None

@@ -83,32 +83,48 @@ class DeletedPolicies:
 
         `selection` selects pods by these policies. `now_s` is in seconds since 1970.
         """
-        by_key = {label_key(uid): (uid, record) for uid, record in self.records.items()}
-        deleted = self._live.keys() - live.keys() - by_key.keys()
+        now = clock.format_rfc3339(now_s)
+        waiting = yield from self._waiting_namespaces(live, pods)
+        records = {}
+        for key, namespaces in waiting.items():
+            uid = key.rpartition("/")[2]
+            record = self.records.get(uid) or DeletedPolicy(now, tuple(sorted(namespaces)[:_MAX_NAMESPACES]))
+            if record.age_s(now_s) < HELD_S:
+                records[uid] = record
+        self.records, self._live, self._selection = records, live, selection
+
+    def _waiting_namespaces(
+        self, live: Mapping[str, PolicyKey], pods: Iterable[UnscheduledPod]
+    ) -> Generator[None, None, dict[str, set[str]]]:
+        """By key of a deleted policy, the namespaces of the pods that wait for its label.
+
+        For a policy that was just deleted, pods that it selected count; later, pods of the namespaces in the record.
+        """
+        by_key = {label_key(uid): record.namespaces for uid, record in self.records.items()}
+        recorded = {key: frozenset(by_key[key]) for key in by_key.keys() - live.keys()}
+        deleted = self._live.keys() - live.keys() - recorded.keys()
+        policies_by_group: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
         waiting: dict[str, set[str]] = {}
-        selected: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
         for pod in pods:
             yield
             namespace = pod.metadata.namespace
-            for key in pod.keys & by_key.keys():
-                if namespace in by_key[key][1].namespaces:
-                    waiting.setdefault(key, set()).add(namespace)
-            for key in pod.keys & deleted:
-                if pod.group is not None and self._selection is not None:
-                    if pod.group not in selected:
-                        selected[pod.group] = frozenset(self._selection.select(pod.group.pod()))
-                    if self._live[key] in selected[pod.group]:
-                        waiting.setdefault(key, set()).add(namespace)
-        records = {}
-        for key, namespaces in waiting.items():
-            uid, record = by_key.get(key, (key.rpartition("/")[2], None))
-            if record is None:
-                record = DeletedPolicy(
-                    clock.format_rfc3339(now_s), tuple(sorted(namespaces)[:_MAX_NAMESPACES])
-                )
-            if key not in live and record.age_s(now_s) < HELD_S:
-                records[uid] = record
-        self.records, self._live, self._selection = records, live, selection
+            keys = {key for key in pod.keys & recorded.keys() if namespace in recorded[key]}
+            if just_deleted := pod.keys & deleted:
+                selecting = self._selecting_policies(pod.group, policies_by_group)
+                keys |= {key for key in just_deleted if self._live[key] in selecting}
+            for key in keys:
+                waiting.setdefault(key, set()).add(namespace)
+        return waiting
+
+    def _selecting_policies(
+        self, group: PodLabelGroup | None, known: dict[PodLabelGroup, frozenset[PolicyKey]]
+    ) -> frozenset[PolicyKey]:
+        """The policies that selected pods of a group at the last update. `known` are those of other groups."""
+        if group is None or self._selection is None:
+            return frozenset()
+        if group not in known:
+            known[group] = frozenset(self._selection.select(group.pod()))
+        return known[group]
 
     def wanted_labels(self) -> list[tuple[str, frozenset[str]]]:
         """The keys of labels that stay if there is space for them, each with its namespaces; the newest first."""

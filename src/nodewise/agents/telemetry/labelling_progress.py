@@ -74,28 +74,26 @@ class LabellingProgress:
         """After a step that left `pending` labels to be written: all labels of the nodes in `failures`, which refuse
         them, with the cause, and of other nodes those with `unlabelled_keys`. None if the step failed early.
         """
+        evaluated = [
+            labelled
+            for labelled in policies
+            if policy_mode.has_labels(labelled.policy) and not labelled.awaits_metrics
+        ]
+        if pending is None:
+            uids = {labelled.policy.uid for labelled in evaluated}
+            self._by_uid = {uid: progress for uid, progress in self._by_uid.items() if uid in uids}
+            return
         by_uid: dict[str, _Progress] = {}
         refusals: dict[str, str] = {}
-        for labelled in policies:
+        for labelled in evaluated:
             uid = labelled.policy.uid
-            if not policy_mode.has_labels(labelled.policy) or labelled.awaits_metrics:
-                continue
-            before = self._by_uid.get(uid)
-            if pending is None:
-                by_uid |= {} if before is None else {uid: before}
-                continue
             labels = pending.get(verdict_labels.label_key(uid), {})
             refused = frozenset(labels.keys() & failures.keys())
             unsafe = frozenset(node for node in refused if _admits_rejected_pods(labelled, labels[node]))
-            excluded = tuple(sorted(unsafe)) if len(unsafe) <= MAX_EXCLUDED_NODES else ()
-            unlabelled = labels.keys() - refused | (unsafe if not excluded else frozenset())
-            if before is not None:
-                unlabelled = (unlabelled & before.unlabelled) | (unsafe - set(excluded))
-            is_same = before is not None and (before.unlabelled, before.excluded) == (frozenset(), excluded)
-            since_s = before.since_s if before is not None and is_same else now_s
-            by_uid[uid] = _Progress(frozenset(unlabelled), excluded, since_s)
+            written_later = frozenset(labels.keys() - refused)
+            by_uid[uid] = progress = _next_progress(self._by_uid.get(uid), written_later, unsafe, now_s)
             if refused:
-                refusals[uid] = _describe_refusal(refused, unsafe, excluded, failures)
+                refusals[uid] = _describe_refusal(refused, unsafe, progress.excluded, failures)
         self._by_uid, self.refusals = by_uid, refusals
 
     def labelled_s(self, uid: str, now_s: float) -> float:
@@ -107,6 +105,17 @@ class LabellingProgress:
         """The names of the nodes that new pods of the policy must exclude, in order."""
         progress = self._by_uid.get(uid)
         return progress.excluded if progress else ()
+
+
+def _next_progress(
+    before: _Progress | None, written_later: frozenset[str], unsafe: frozenset[str], now_s: float
+) -> _Progress:
+    """The progress after a step: `written_later` are nodes that will get the label, `unsafe` those that refuse it."""
+    excluded = tuple(sorted(unsafe)) if len(unsafe) <= MAX_EXCLUDED_NODES else ()
+    unlabelled = written_later if before is None else written_later & before.unlabelled
+    unlabelled |= unsafe - set(excluded)
+    was_labelled = before is not None and not before.unlabelled and before.excluded == excluded
+    return _Progress(unlabelled, excluded, before.since_s if before is not None and was_labelled else now_s)
 
 
 def _admits_rejected_pods(labelled: LabelledPolicy, label: PendingLabel) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from nodewise.agents.telemetry import verdict_requirements
 from nodewise.agents.telemetry.policy_selection import PodOwner
 from nodewise.agents.telemetry.selected_pods import PodLabelGroup
-from nodewise.agents.telemetry.verdict_requirements import NodeConstraints
+from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, Term
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
@@ -112,20 +112,18 @@ def _affinity_shape(spec: _Spec) -> _AffinityShape | None:
     terms = (required.nodeSelectorTerms or ()) if required else ()
     if len(terms) > _MAX_TERMS:
         return None
-    shapes = tuple(
-        _TermShape(
-            not (term.matchExpressions or term.matchFields),
-            bool(term.matchFields),
-            frozenset(
-                name
-                for field in term.matchFields or ()
-                if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
-                for name in field.values or ()
-            ),
-        )
-        for term in terms
-    )
+    shapes = tuple(map(_term_shape, terms))
     return _AffinityShape(spec.affinity is not None, node_affinity is not None, shapes if required else None)
+
+
+def _term_shape(term: Term) -> _TermShape:
+    excluded = [
+        field.values or ()
+        for field in term.matchFields or ()
+        if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
+    ]
+    is_empty = not (term.matchExpressions or term.matchFields)
+    return _TermShape(is_empty, bool(term.matchFields), frozenset(chain.from_iterable(excluded)))
 
 
 def _reports_mismatch(status: _Status) -> bool:
@@ -184,13 +182,7 @@ def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[
         return None
     fields = {name: {"key": _NAME_FIELD, "operator": "NotIn", "values": [name]} for name in excluded}
     if shape.terms is None:
-        value: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": list(fields.values())}]}
-        path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
-        if not shape.has_node_affinity:
-            value, path = {_REQUIRED: value}, "/spec/affinity/nodeAffinity"
-        if not shape.has_affinity:
-            value, path = {"nodeAffinity": value}, "/spec/affinity"
-        return [{"op": "add", "path": path, "value": value}]
+        return [_first_term(shape, {"matchFields": list(fields.values())})]
     patch: list[dict[str, Any]] = []
     for number, term in enumerate(shape.terms):
         path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms/{number}/matchFields"
@@ -202,3 +194,14 @@ def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[
         else:
             patch.append({"op": "add", "path": path, "value": missing})
     return patch
+
+
+def _first_term(shape: _AffinityShape, term: dict[str, Any]) -> dict[str, Any]:
+    """The operation that adds required node affinity to a pod without it."""
+    value: dict[str, Any] = {"nodeSelectorTerms": [term]}
+    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+    if not shape.has_node_affinity:
+        path, value = "/spec/affinity/nodeAffinity", {_REQUIRED: value}
+    if not shape.has_affinity:
+        path, value = "/spec/affinity", {"nodeAffinity": value}
+    return {"op": "add", "path": path, "value": value}

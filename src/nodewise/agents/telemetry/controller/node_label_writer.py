@@ -166,15 +166,7 @@ class LabelWriter:
         wanted = await cooperative_scheduling.run(
             node_labels.desired_labels(columns, desired.nodes, self._owned, desired.held)
         )
-        self._expire_conflicts()
-        allowed = {
-            node: self._labels_without_conflict(node, wanted.get(node, {}))
-            for node in wanted.keys() | self._owned.keys()
-        }
-        changed = {node for node, labels in allowed.items() if labels != self._owned.get(node, {})}
-        self._queue = {node: None for node in self._queue if node in changed} | dict.fromkeys(sorted(changed))
-        differing = {node: allowed[node] for node in self._queue}
-        self._set_remaining(len(differing))
+        differing = self._queue_differing_nodes(wanted)
         self._turn += 1
         ordered = await cooperative_scheduling.run(
             node_labels.order_fairly(columns, differing, self._owned, self._turn)
@@ -191,8 +183,21 @@ class LabelWriter:
             self._failures = {
                 node: failure for node, failure in self._failures.items() if node in self._pending
             }
-        if errors and (len(self._failures) > MAX_FAILING_NODES or len(self._failures) >= len(desired.nodes)):
+        failing = len(self._failures)
+        if errors and (failing > MAX_FAILING_NODES or failing >= len(desired.nodes)):
             raise errors[0]
+
+    def _queue_differing_nodes(self, wanted: Mapping[str, Labels]) -> dict[str, Labels]:
+        """By node whose labels differ, the labels that it should have, without those in conflict."""
+        self._expire_conflicts()
+        allowed = {
+            node: self._labels_without_conflict(node, wanted.get(node, {}))
+            for node in wanted.keys() | self._owned.keys()
+        }
+        changed = {node for node, labels in allowed.items() if labels != self._owned.get(node, {})}
+        self._queue = {node: None for node in self._queue if node in changed} | dict.fromkeys(sorted(changed))
+        self._set_remaining(len(changed))
+        return {node: allowed[node] for node in self._queue}
 
     def _due(self, ordered: Iterable[str], wanted: Mapping[str, Labels], waiting_pods: int) -> Iterator[str]:
         """The nodes that are written now. Those that begin to violate a policy do not wait for the budget, and those
@@ -316,11 +321,11 @@ class LabelWriter:
             else:
                 self._unconfirmed.add(name)
         self._seen = seen
-        self._failures = {name: failure for name, failure in self._failures.items() if name in seen}
-        self._replaced = {name: uid for name, uid in self._replaced.items() if name in seen}
 
     def _expire_conflicts(self) -> None:
-        """Forget conflicts that are older than `_CONFLICT_S`, so that their labels are tried again."""
+        """Forget deleted nodes, and conflicts that are older than `_CONFLICT_S`, whose labels are tried again."""
+        self._failures = {name: failure for name, failure in self._failures.items() if name in self._seen}
+        self._replaced = {name: uid for name, uid in self._replaced.items() if name in self._seen}
         now_s = self._handle.clock.monotonic()
         for node, conflicting in list(self._conflicts.items()):
             left = {key: conflict for key, conflict in conflicting.items() if conflict.until_s > now_s}
