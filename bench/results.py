@@ -56,11 +56,12 @@ class Measurement(NamedTuple):
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
 SCORING, BURSTS, ISOLATE, CLUSTER, TENANTS = "scoring", "bursts", "isolate", "cluster", "tenants"
-NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING = (
+NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING, NATIVE_TENANTS = (
     "native",
     "native_raised",
     "native_labels",
     "native_waiting",
+    "native_tenants",
 )
 BACKTEST, BACKTEST_REAL, MUTANTS = "backtest", "backtest_real", "mutants"
 PARTS: Final[Mapping[str, str]] = {
@@ -77,6 +78,7 @@ PARTS: Final[Mapping[str, str]] = {
     NATIVE_RAISED: "native mode, a real kube-scheduler with raised client limits (`make bench-cluster`)",
     NATIVE_LABELS: "labels of native mode (`make bench-cluster`)",
     NATIVE_WAITING: "native mode while rejected pods wait and labels change (`make bench-cluster`)",
+    NATIVE_TENANTS: "a tenant in native mode beside 1,500 policies (`python -m bench.native_tenants`)",
     TENANTS: "a tenant beside a hostile one at every limit (`python -m bench.hostile_tenant`)",
     BACKTEST: "7 days of 1,000 nodes, a step per minute, three rules (`python -m bench.policy_backtest`)",
     BACKTEST_REAL: "the same with a real Prometheus (`python -m bench.policy_backtest --real`)",
@@ -280,6 +282,14 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "native_writes_at_rest": Figure(
         NATIVE_LABELS, "writes to the API server in 30 s in which no verdict changes", at_most=0.0
+    ),
+    "native_tenant_label_alone_s": Figure(
+        NATIVE_TENANTS, "from a metric's change to the labels of all nodes, slowest round", "s"
+    ),
+    "native_tenant_label_s": Figure(NATIVE_TENANTS, "the same beside 150 namespaces of ten policies", "s"),
+    "native_tenant_label_ratio": Figure(NATIVE_TENANTS, "mean of these rounds, ratio to alone", at_most=3.0),
+    "native_tenant_label_bytes": Figure(
+        NATIVE_TENANTS, "labels of nodewise on a node, most in a round", "bytes", at_most=16384.0
     ),
     "tenant_metric_age_alone_s": Figure(TENANTS, "largest age of a tenant's metric", "s"),
     "tenant_metric_age_s": Figure(TENANTS, "the same beside a hostile tenant", "s", 10.0),

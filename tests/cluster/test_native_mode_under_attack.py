@@ -1,11 +1,14 @@
 """Native mode with a tenant who wants labels on every node, and with a node that refuses labels."""
 
+import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests import short_and_long_case_counts
 from tests.cluster import extender_process, kubernetes_objects, namespace_sandboxes, native_mode
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
@@ -19,6 +22,9 @@ NODES: Final = "a b c"
 MAX_LABELS: Final = 10
 """Labels with verdicts of one namespace."""
 REFUSING: Final = "b"
+TENANTS: Final = short_and_long_case_counts.of(30, 150)
+MAX_BYTES: Final = 16 * 1024
+"""Keys and values of all labels of nodewise on a node."""
 
 
 @pytest.fixture
@@ -175,3 +181,52 @@ def test_policies_become_active_without_a_node_that_refuses_labels(
         _wait_active(sandbox, lenient)
         wait("the node has its label", lambda: _labels(plane.api)[REFUSING].get(uid) or None)
         wait("the condition Ready", lambda: ready().get("status") == "True" or None, show=ready)
+
+
+def _label_bytes(api: ClusterApi) -> int:
+    """The largest number of bytes of labels of nodewise on a node."""
+    sizes = [
+        sum(len(native_mode.LABEL_PREFIX + uid) + len(value) for uid, value in labels.items())
+        for labels in _labels(api).values()
+    ]
+    return max(sizes)
+
+
+@pytest.mark.usefixtures("nodes", "controller")
+def test_policies_of_many_namespaces_share_the_labels_of_a_node(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi
+) -> None:
+    """Each namespace has policies that reject all nodes, more of them together than labels fit on a node."""
+    metrics.set("calm", dict.fromkeys(NODES.split(), 10))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(8) as pool:
+        tenants = [stack.enter_context(namespace_sandboxes.created(plane)) for _ in range(TENANTS)]
+        for part in range(MAX_LABELS):
+            list(pool.map(lambda tenant, name=f"p{part}": tenant.put(_avoiding(name)), tenants))
+        calm = {"metric": "calm", "above": 50}
+        victim = sandbox.put(policy({"podSelector": {}, "avoid": [calm]}, name="calm"))
+        _wait_active(sandbox, victim)
+        wait("the nodes are full", lambda: _label_bytes(plane.api) > MAX_BYTES - 200 or None, 120)
+        metrics.set("calm", dict.fromkeys(NODES.split(), 90))
+        uid = victim["metadata"]["uid"]
+        wait(
+            "the victim's labels",
+            lambda: all(uid in labels for labels in _labels(plane.api).values()) or None,
+        )
+        assert _label_bytes(plane.api) <= MAX_BYTES
+
+        def refusals() -> list[str]:
+            """The messages of the policies beyond the budget."""
+            listed = plane.api.get("/apis/nodewise.io/v1alpha1/placementpolicies")["items"]
+            conditions = [each for item in listed for each in item.get("status", {}).get("conditions", ())]
+            return [
+                each["message"]
+                for each in conditions
+                if (each["type"], each["status"]) == ("NotEnforced", "True")
+            ]
+
+        most = MAX_BYTES // (len(native_mode.LABEL_PREFIX) + 36 + len("violating"))
+        beyond = TENANTS * MAX_LABELS + 1 - most
+        wait(
+            "the others are reported", lambda: len(refusals()) == beyond or None, 300, lambda: len(refusals())
+        )
+        assert all("16384 bytes per node that namespaces share equally" in message for message in refusals())
