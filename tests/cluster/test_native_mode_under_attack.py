@@ -1,6 +1,8 @@
 """Native mode with a tenant who wants labels on every node, and with a node that refuses labels."""
 
 import contextlib
+import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,6 +183,36 @@ def test_policies_become_active_without_a_node_that_refuses_labels(
         _wait_active(sandbox, lenient)
         wait("the node has its label", lambda: _labels(plane.api)[REFUSING].get(uid) or None)
         wait("the condition Ready", lambda: ready().get("status") == "True" or None, show=ready)
+
+
+def test_a_policy_becomes_active_while_nodes_are_replaced_all_the_time(
+    sandbox: Sandbox, metrics: FakeCustomMetricsApi, native_account: User, tmp_path: Path
+) -> None:
+    """More nodes join than are labelled, so that some node never has a label."""
+    names = [f"n{number}" for number in range(30)]
+    sandbox.nodes(*map(kubernetes_objects.node, names))
+    ended = threading.Event()
+
+    def replace() -> None:
+        for number in itertools.count():
+            old, new = names.pop(0), f"joined-{number}"
+            names.append(new)
+            metrics.set("heat", dict.fromkeys(names, 90))
+            sandbox.create(kubernetes_objects.node(new))
+            sandbox.api.delete(f"/api/v1/nodes/{old}")
+            if ended.wait(0.1):
+                break
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        with extender_process.controller(
+            native_account, tmp_path, *OPTIONS, "--kube-qps=4", "--kube-burst=1"
+        ):
+            _wait_active(sandbox, sandbox.put(_avoiding("cool")))
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _label_bytes(api: ClusterApi) -> int:
