@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-cluster test-long laws check format docs pictures site chart image plugin release bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test test-cluster test-attacks test-long laws check format docs pictures site chart image plugin release bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
+
+test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real programs; part of the two above
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not long' $$($(BIN)/python -m tests.attack_list) $(ARGS)
 
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
