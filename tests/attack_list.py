@@ -1,4 +1,4 @@
-"""The attacks that `docs/security.md` lists, each with the tests that try it; `python -m tests.attack_list` prints the tests.
+"""The attacks that `docs/security.md` lists, each with its tests, which `python -m tests.attack_list` prints.
 
 A row of a table below "Tested attacks" is one attack: what is tried, the defence, and files with tests or single tests.
 """

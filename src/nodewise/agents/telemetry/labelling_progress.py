@@ -93,7 +93,8 @@ class LabellingProgress:
             written_later = frozenset(labels.keys() - refused)
             by_uid[uid] = progress = _next_progress(self._by_uid.get(uid), written_later, unsafe, now_s)
             if refused:
-                refusals[uid] = _describe_refusal(refused, unsafe, progress.excluded, failures)
+                effect = _describe_effect(labelled, unsafe, progress.excluded)
+                refusals[uid] = _describe_refusal(unsafe or refused, failures, effect)
         self._by_uid, self.refusals = by_uid, refusals
 
     def labelled_s(self, uid: str, now_s: float) -> float:
@@ -120,28 +121,31 @@ def _next_progress(
 
 def _admits_rejected_pods(labelled: LabelledPolicy, label: PendingLabel) -> bool:
     """Whether the current label admits pods of the policy to a node that the policy rejects."""
+    if labelled.policy.only_prefers:
+        return False
     lacks_ok = verdict_labels.rejects_missing(labelled.policy) and label.current != verdict_labels.OK
     return label.wanted == VIOLATING and not lacks_ok
 
 
-def _describe_refusal(
-    refused: frozenset[str], unsafe: frozenset[str], excluded: tuple[str, ...], failures: Mapping[str, str]
-) -> str:
-    """Which nodes refuse the label of a policy, why, and what that means for its pods."""
-    names = sorted(unsafe or refused)
-    more = (
-        f" and {len(names) - MAX_EXCLUDED_NODES} more nodes refuse"
-        if len(names) > MAX_EXCLUDED_NODES
-        else " refuses"
-    )
-    listed = ", ".join(names[:MAX_EXCLUDED_NODES])
-    cause = failures[names[0]][:_MAX_CAUSE]
-    if not unsafe:
-        effect = "its label differs from the verdict, and it takes no pod that the policy rejects"
-    elif excluded:
-        effect = (
+def _describe_effect(labelled: LabelledPolicy, unsafe: frozenset[str], excluded: tuple[str, ...]) -> str:
+    """What it means for pods of a policy that nodes refuse its label."""
+    if excluded:
+        return (
             "new pods of the policy exclude it by its name; pods that were created before may be placed there"
         )
-    else:
-        effect = f"at most {MAX_EXCLUDED_NODES} nodes can be excluded by name, so a new policy is not active until then"
-    return f"node {listed}{more} the node label of the policy: {cause}; {effect}"
+    if unsafe:
+        return f"at most {MAX_EXCLUDED_NODES} nodes can be excluded by name, so a new policy is not active until then"
+    if labelled.policy.only_prefers:
+        return "its label differs from the verdict, so pods may prefer it"
+    return "its label differs from the verdict, and it takes no pod that the policy rejects"
+
+
+def _describe_refusal(refused: frozenset[str], failures: Mapping[str, str], effect: str) -> str:
+    """Which nodes refuse the label of a policy, and why."""
+    names = sorted(refused)
+    count = len(names) - MAX_EXCLUDED_NODES
+    verb = f" and {count} more nodes refuse" if count > 0 else " refuses"
+    cause = failures[names[0]][:_MAX_CAUSE]
+    return (
+        f"node {', '.join(names[:MAX_EXCLUDED_NODES])}{verb} the node label of the policy: {cause}; {effect}"
+    )

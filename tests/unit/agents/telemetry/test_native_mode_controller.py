@@ -55,6 +55,10 @@ class SlowApi(FakeApi):
         self.refused = ""
         """The node whose patches are refused."""
         self.refusal: NodewiseError = BadInput("patch node", [Problem("", "refused", "")])
+        self.unreadable = ""
+        """A path that cannot be read."""
+        self.unwritable = ""
+        """A path where nothing can be created."""
         self.refuses_prefix = False
         """Whether nodes whose names begin with `refused` are refused, too."""
 
@@ -66,6 +70,18 @@ class SlowApi(FakeApi):
         if self.refused and (name == self.refused or (self.refuses_prefix and name.startswith(self.refused))):
             raise self.refusal
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
+
+    async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
+        if path == self.unreadable:
+            raise Unavailable(f"get {path}")
+        return await super().get(path, params, **more)
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = 10.0
+    ) -> bytes:
+        if path == self.unwritable:
+            raise Unavailable(f"create {path}")
+        return await super().create(path, body, params, timeout_s=timeout_s)
 
     def patches(self) -> int:
         return sum(verb == "patch" for verb, _ in self.calls)
@@ -470,6 +486,30 @@ async def test_labels_of_a_deleted_policy_go_with_its_last_waiting_pod() -> None
         assert fixture.labelled() == {}
         (lease,) = fixture.api.objects(LEASES).values()
         assert lease["metadata"]["annotations"]["nodewise.io/deleted-policies"] == "{}"
+
+
+async def test_labels_are_written_although_the_lease_with_deleted_policies_cannot_be_read() -> None:
+    async with native_mode() as fixture:
+        fixture.api.unreadable = LEASES.path("nodewise", "nodewise-deleted-policies")
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await fixture.step("n0")
+        assert fixture.labelled() == {}
+        await fixture.step("n0")
+        assert fixture.labelled() == {"n0": "violating"}
+
+
+async def test_labels_are_written_although_the_lease_with_deleted_policies_cannot_be_written() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", selects=True)
+        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
+        await _deliver_watch_events()
+        fixture.api.unwritable = LEASES.path("nodewise")
+        await fixture.native.step(*_without_policies(fixture))
+        assert fixture.labelled() == {"n0": "violating"}, "this leader remembers the policy"
+        fixture.api.unwritable = ""
+        await fixture.native.step(*_without_policies(fixture))
+        assert fixture.api.objects(LEASES), "the next step writes it"
 
 
 @pytest.mark.parametrize("namespace", ["web", "db"])
