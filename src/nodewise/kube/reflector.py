@@ -31,7 +31,16 @@ MOST_RETRY_AFTER_S: Final = 60.0
 """Limit of Retry-After."""
 
 NOT_SERVED_S: Final = 30.0
-"""Delay between lists of a kind that the API server does not serve."""
+"""Longest delay between lists of a kind that the API server does not serve."""
+
+MISSING_GRACE_S: Final = 60.0
+"""Stored objects are kept for this long while their kind is not served.
+
+The deletion of a CustomResourceDefinition first deletes its objects, each with an event of the watch. So a kind that is
+missing while objects are stored is rather an API server that does not know the kind yet, or not at the moment."""
+
+MISSING_AT_START_S: Final = 3.0
+"""At the start, a kind has no objects after it has not been served for this long. Readiness waits for it."""
 
 _AT_ONCE_S: Final = 1.0
 """A watch that ends within this time without an event counts as failed (client-go: VeryShortWatchError)."""
@@ -53,7 +62,8 @@ class ReflectorTarget(NamedTuple, Generic[T]):
 class Reflector(Generic[T]):
     """Reflects the objects of one kind. Run it as a task until cancelled; it ends by itself only by a defect.
 
-    A kind that the API server does not serve, because its CustomResourceDefinition is missing, has no objects.
+    A kind that the API server does not serve, because its CustomResourceDefinition is missing, has no objects. While it
+    is missing for a moment only, its objects stay.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class Reflector(Generic[T]):
         self._last_response_s = float("-inf")
         self._problem = ""
         self._is_served = True
+        self._missing_since_s: float | None = None
         self._synced = asyncio.Event()
         self._relist_requested = False
         self._pace = cooperative_scheduling.Pacer()
@@ -151,6 +162,7 @@ class Reflector(Generic[T]):
         async for item in cooperative_scheduling.iterate_with_pauses(page.items):
             self._decoder.add(item)
         self._state = after
+        self._missing_since_s = None
         if isinstance(after, WatchState):
             if not self._is_served:
                 self._is_served = True
@@ -187,7 +199,7 @@ class Reflector(Generic[T]):
             logs.emit("kube_back", kind=self._kind)
 
     async def _handle_missing_collection(self, error: NotFound) -> None:
-        """Empty the store if the kind is not served, and wait before the next list; otherwise retry.
+        """Empty the store once the kind has not been served for the grace period; until then retry.
 
         Objects of a kind that is served later take effect at most `NOT_SERVED_S` after that.
         """
@@ -197,19 +209,31 @@ class Reflector(Generic[T]):
             is_served = True  # unknown: keep the objects
         if is_served:
             self._is_served = True
+            self._missing_since_s = None
             self._state = list_watch.state_after_error(self._state, error)
             await self._wait_before_retry(error)
+            return
+        now_s = self._clock.monotonic()
+        self._missing_since_s = now_s if self._missing_since_s is None else self._missing_since_s
+        missing_s = now_s - self._missing_since_s
+        self._state = ListState()
+        grace_s = MISSING_GRACE_S if self.synced else MISSING_AT_START_S
+        if self._is_served and missing_s < grace_s:
+            # the same text for a list and a watch, so that it is logged once
+            problem = Problem("", "the API server does not serve the kind at the moment", "")
+            await self._wait_before_retry(NotFound(self._path, [problem]))
             return
         self._record_server_response()
         self._decoder.restart()
         self._decoder.finish()
         self._synced.set()
-        self._state = ListState()
         self._failures = 0
+        # a kind that is installed after nodewise takes effect soon
+        delay_s = min(NOT_SERVED_S, missing_s)
         if self._is_served:
             self._is_served = False
-            logs.emit("kube_kind_not_served", kind=self._kind, error=str(error), again_in_s=NOT_SERVED_S)
-        await self._clock.sleep(NOT_SERVED_S)
+            logs.emit("kube_kind_not_served", kind=self._kind, error=str(error), again_in_s=round(delay_s, 1))
+        await self._clock.sleep(delay_s)
 
     async def _wait_before_retry(self, error: NodewiseError) -> None:
         """Wait before a retry: longer with each failure of the same kind, at least Retry-After. A failure is logged

@@ -200,8 +200,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "kube_back": LogEvent("info", "Objects of a kind can be listed and watched again."),
     "kube_kind_not_served": LogEvent(
         "warning",
-        "The API server does not serve a kind, so it has no objects: apply `deploy/crds`. It is listed again every"
-        " 30 s.",
+        "The API server has not served a kind for 60 s, or at the start for 3 s, so it has no objects: apply"
+        " `deploy/crds`. It is listed again at least every 30 s.",
     ),
     "kube_silent": LogEvent(
         "warning",

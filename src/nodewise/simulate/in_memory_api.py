@@ -75,6 +75,10 @@ class FakeApi:
         """Delete the objects of a kind, the kind itself, and its watches."""
         for _, namespace, name in [key for key in self._objects if key[0] == resource]:
             self._delete_object((resource, namespace, name))
+        self.hide(resource)
+
+    def hide(self, resource: Resource) -> None:
+        """Stop to serve a kind without deleting its objects, and end all watches."""
         self._kinds.remove(resource)
         self.cut()
 

@@ -10,7 +10,13 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.reflector import NOT_SERVED_S, Reflector, ReflectorTarget
+from nodewise.kube.reflector import (
+    MISSING_AT_START_S,
+    MISSING_GRACE_S,
+    NOT_SERVED_S,
+    Reflector,
+    ReflectorTarget,
+)
 from nodewise.kube.resource_kinds import Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
@@ -249,12 +255,14 @@ async def test_a_kind_that_is_not_served_has_no_objects(
     for resource in served:
         custom.api.serve(resource)
     async with custom.going():
-        while len(custom.clock.slept) < 3:
+        while NOT_SERVED_S not in custom.clock.slept:
             await asyncio.sleep(0)
+            if custom.reflector.synced:
+                assert custom.clock.monotonic() >= 1000.0 + MISSING_AT_START_S
         assert custom.reflector.synced
         assert len(custom.reflector.store) == 0
-        assert set(custom.clock.slept) == {NOT_SERVED_S}
-        assert custom.events == ["kube_kind_not_served"]
+        assert custom.clock.slept == sorted(custom.clock.slept), "it is listed less often with time"
+        assert custom.events == ["kube_lost", "kube_back", "kube_kind_not_served"]
 
 
 async def test_objects_of_a_kind_that_is_served_later_are_stored(custom: ReflectorFixture) -> None:
@@ -264,8 +272,7 @@ async def test_objects_of_a_kind_that_is_served_later_are_stored(custom: Reflect
         custom.api.put(THINGS, THING)
         await turns()
         assert list(custom.reflector.store.snapshot()) == [("n", "a")]
-        assert (custom.events[0], custom.events[-1]) == ("kube_kind_not_served", "kube_back")
-        assert custom.events.count("kube_back") == 1
+        assert custom.events[-1] == "kube_back"
 
 
 async def test_objects_of_a_kind_that_is_no_longer_served_are_gone(custom: ReflectorFixture) -> None:
@@ -276,14 +283,48 @@ async def test_objects_of_a_kind_that_is_no_longer_served_are_gone(custom: Refle
         assert len(custom.reflector.store) == 1
         custom.clock.advance(11.0)  # a watch that ends earlier counts as failed
         custom.api.stop_serving(THINGS)
-        await turns()
+        while NOT_SERVED_S not in custom.clock.slept:
+            await asyncio.sleep(0)
         assert custom.reflector.synced
-        assert len(custom.reflector.store) == 0
-        assert custom.events == ["kube_kind_not_served"]
+        assert custom.events == ["kube_lost", "kube_back", "kube_kind_not_served"]
         custom.api.serve(THINGS)
         custom.api.put(THINGS, THING)
         await turns()
         assert len(custom.reflector.store) == 1
+
+
+async def test_objects_stay_while_their_kind_is_missing_for_a_moment(custom: ReflectorFixture) -> None:
+    """The API server responds 404 and discovery has no such group, but the objects were not deleted."""
+    custom.api.serve(THINGS)
+    custom.api.put(THINGS, THING)
+    async with custom.going():
+        await turns()
+        custom.clock.advance(11.0)
+        custom.api.hide(THINGS)
+        missing_s = custom.clock.monotonic()
+        while custom.clock.monotonic() < missing_s + MISSING_GRACE_S / 2:
+            await asyncio.sleep(0)
+            assert len(custom.reflector.store) == 1
+        assert max(custom.clock.slept) < 5.0
+        assert custom.events == ["kube_lost"]
+        custom.api.serve(THINGS)
+        await turns()
+        assert custom.events == ["kube_lost", "kube_back"]
+        assert len(custom.reflector.store) == 1
+
+
+async def test_objects_are_gone_when_their_kind_stays_missing(custom: ReflectorFixture) -> None:
+    custom.api.serve(THINGS)
+    custom.api.put(THINGS, THING)
+    async with custom.going():
+        await turns()
+        custom.clock.advance(11.0)
+        custom.api.hide(THINGS)
+        missing_s = custom.clock.monotonic()
+        while len(custom.reflector.store):
+            await asyncio.sleep(0)
+        assert MISSING_GRACE_S <= custom.clock.monotonic() - missing_s < MISSING_GRACE_S + 5.0 + NOT_SERVED_S
+        assert custom.reflector.synced
 
 
 @pytest.mark.parametrize(
