@@ -469,7 +469,8 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         began_s = time.monotonic()
         with scene.stand_still():
             nodewise.wait_events("kube_silent")
-            wait("it is shown", lambda: shown(nodewise, "kube_connected") == 0 or None)
+            wait("it is shown", lambda: shown(nodewise, 'kube_connected{kind="Lease"}') == 0 or None)
+            wait("it is shown for nodes", lambda: shown(nodewise, 'kube_connected{kind="Node"}') == 0 or None)
             scene.load("a")
             scene.until_rejected("near", "a")
             time.sleep(max(0.0, began_s + AWAY_S / 2 - time.monotonic()))
@@ -489,7 +490,9 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         scene.until_rejected("far", "abc")
         took_s = time.monotonic() - changed_s
         nodewise.wait_events("kube_answers")
-        wait("it is shown", lambda: shown(nodewise, "kube_connected") == 1 or None)
+        for kind in ("Lease", "Node"):
+            series = f'kube_connected{{kind="{kind}"}}'
+            wait("it is shown", lambda series=series: shown(nodewise, series) == 1 or None)  # type: ignore[misc]
     figures = {
         "obeyed after": round(took_s, 1),
         "slowest": [round(caller.slowest_s, 3) for caller in callers],

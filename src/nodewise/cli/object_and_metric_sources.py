@@ -146,7 +146,7 @@ def waiting_pods_target(kinds: Iterable[AgentKind], chain: AgentChain) -> Reflec
     def keep(pod: Any) -> Any | None:
         return _check_waiting_pod_size(pod) if waiting_pods.is_waiting(pod, chain) else None
 
-    return ReflectorTarget(PODS, pod_type, selectors=pending, keep=keep)
+    return ReflectorTarget(PODS, pod_type, selectors=pending, keep=keep, label="Pod (waiting)")
 
 
 def _check_waiting_pod_size(pod: Any) -> Any:

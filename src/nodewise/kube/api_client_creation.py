@@ -33,7 +33,8 @@ _KEEPALIVE: Final = [
         if hasattr(socket, name)
     ),
 ]
-"""TCP keepalive detects a lost server within half a minute; client-go uses HTTP/2 pings."""
+"""TCP keepalive detects a lost server within half a minute, but not a connection that a proxy has lost: the kernel of
+the proxy answers. The timeouts of calls and watches detect that."""
 
 SMALL_RECEIVE_BUFFER: Final = (socket.SOL_SOCKET, socket.SO_RCVBUF, 2**17)
 """Limits what is received of a response before its turn to be read. Linux grows the buffer of a connection up to 6 MiB

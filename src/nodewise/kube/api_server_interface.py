@@ -19,8 +19,8 @@ Patch = Literal["merge", "json", "apply", "strategic"]
 DEADLINE_S: Final = 10.0
 """Timeout of one call. A healthy API server responds in well under a second."""
 
-IDLE_S: Final = 100.0
-"""A watch without data for longer counts as broken: bookmarks arrive every minute (apiserver v0.36)."""
+WATCH_DEADLINE_S: Final = 36.0
+"""Timeout of a watch. The API server ends it earlier, as its parameter `timeoutSeconds` requests."""
 
 
 class NotFound(Refused):
@@ -76,10 +76,10 @@ class Api(Protocol):
     ) -> bytes: ...
 
     def watch(
-        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+        self, path: str, params: Params = NONE, *, timeout_s: float = WATCH_DEADLINE_S
     ) -> AsyncGenerator[bytes, None]:
         """Watch events, one JSON document each, independent of how the body is chunked. The iterator ends when the
-        server ends the watch.
+        server ends the watch. `Unavailable` if it does not do so within the timeout.
         """
         ...
 

@@ -7,6 +7,7 @@ work. A watch may have no events for a minute, and other calls are irregular.
 from typing import Final
 
 from nodewise.clock import Clock
+from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -48,5 +49,5 @@ class ApiServerLiveness:
             logs.emit("kube_silent", silent_s=round(silent_s))
         self._is_away = silent_s >= SILENT_S
         self._checked_s = now_s
-        self._metrics_registry.set("kube_connected", float(not self._is_away))
+        self._metrics_registry.set("kube_connected", float(not self._is_away), kind=LEASES.kind)
         self._metrics_registry.set("kube_silent_seconds", silent_s)

@@ -1,9 +1,12 @@
-"""A transport that opens new connections when its certificates change.
+"""A transport that opens new connections when its certificates change, or when connections may have gone silent.
 
 A connection presents the client certificate once, in its handshake, and the API server checks for each later call
 whether that certificate is still valid. So new calls use new connections, and an old connection is closed when its
 call has ended. client-go closes old connections at once (client-go v0.36 transport/cert_rotation.go), which would fail
 the calls in flight.
+
+A connection can go silent: a NAT gateway or a proxy loses its entry, usually of several connections at once. Each idle
+connection would then cost a later call its timeout. So after a timeout, calls use new connections.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -13,14 +16,17 @@ import httpx2
 
 RETIRED: Final = "nodewise_retired"
 """Extension of each response: a function that returns whether the connection uses old certificates."""
+TIMED_OUT: Final = "nodewise_timed_out"
+"""Extension of each request: a function to call after its timeout."""
 
 
 class _Generation:
-    """The connections that use the same certificates."""
+    """The connections that one inner transport has opened."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         self.transport = transport
         self.calls = 0
+        self.has_old_certificates = False
 
 
 class _CountedBody(httpx2.AsyncByteStream):
@@ -56,14 +62,25 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         self._old: list[_Generation] = []
 
     def renew(self) -> None:
-        """Use new connections from now on. Calls in flight finish on their old connection."""
+        """Use new connections from now on, because certificates changed. Calls in flight finish on their old one."""
+        self._replace_current_generation()
+        for generation in self._old:
+            generation.has_old_certificates = True
+
+    def _replace_current_generation(self) -> None:
         made = _Generation(self._make())
         self._old.append(self._current)
         self._current = made
 
+    def _drop_connections_after_timeout(self, generation: _Generation) -> None:
+        """Use new connections if no other timeout has replaced them yet. A watch in flight continues on its own."""
+        if generation is self._current:
+            self._replace_current_generation()
+
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self._renew_if_certificates_changed()
         generation = self._current
+        request.extensions[TIMED_OUT] = lambda: self._drop_connections_after_timeout(generation)
         generation.calls += 1
         try:
             await self._close_retired_connections()
@@ -83,7 +100,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
 
     def _is_retired_connection_generation(self, generation: _Generation) -> bool:
         self._renew_if_certificates_changed()
-        return generation is not self._current
+        return generation.has_old_certificates
 
     def _renew_if_certificates_changed(self) -> None:
         if self._has_changed():
@@ -100,3 +117,10 @@ def is_on_retired_connection(response: httpx2.Response) -> bool:
     """Whether the connection of a response uses certificates that have been replaced."""
     ask: Callable[[], bool] | None = response.extensions.get(RETIRED)
     return ask is not None and ask()
+
+
+def drop_idle_connections(request: httpx2.Request) -> None:
+    """Use new connections for the calls after a request without a response."""
+    drop: Callable[[], None] | None = request.extensions.get(TIMED_OUT)
+    if drop is not None:
+        drop()

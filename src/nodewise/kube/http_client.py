@@ -16,7 +16,14 @@ from nodewise.clock import Clock
 from nodewise.cooperative_scheduling import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import connection_renewal, error_responses
-from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeBody, Params, Patch
+from nodewise.kube.api_server_interface import (
+    DEADLINE_S,
+    NONE,
+    WATCH_DEADLINE_S,
+    BeforeBody,
+    Params,
+    Patch,
+)
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -131,18 +138,25 @@ class HttpApi:
         return await self._send_rate_limited_write("delete", request, timeout_s)
 
     async def watch(
-        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+        self, path: str, params: Params = NONE, *, timeout_s: float = WATCH_DEADLINE_S
     ) -> AsyncGenerator[bytes, None]:
         request = self._request("GET", path, {**params, "watch": "1"})
         if self._connection_info.metadata_only:
             request.headers["Accept"] = _METADATA.format("")
-        request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
         splitter = LineSplitter()
         with self._translate_errors("watch", request):
-            response = await self._http.send(request, stream=True)
+            async with _deadline("watch", request, DEADLINE_S):
+                response = await self._http.send(request, stream=True)
             try:
                 await self._check_response("watch", request, response)
-                async for piece in response.aiter_bytes():
+                pieces = response.aiter_bytes()
+                end_s = asyncio.get_running_loop().time() + timeout_s
+                while True:
+                    left_s = end_s - asyncio.get_running_loop().time()
+                    async with _deadline("watch", request, timeout_s, left_s):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
                     for line in splitter.feed(piece):
                         yield line
                     if connection_renewal.is_on_retired_connection(response):
@@ -262,19 +276,15 @@ class HttpApi:
         self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None
     ) -> bytes:
         with self._translate_errors(verb, request):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    response = await self._http.send(request, stream=True)
-                    try:
-                        await self._check_response(verb, request, response)
-                        if before_body is not None:
-                            await before_body()
-                        return await _read_body(response)
-                    finally:
-                        await response.aclose()
-            except TimeoutError as error:
-                problem = Problem("", f"no answer within {timeout_s:g} s", "")
-                raise Unavailable(str(_api_call(verb, request)), [problem], timeout_s=timeout_s) from error
+            async with _deadline(verb, request, timeout_s):
+                response = await self._http.send(request, stream=True)
+                try:
+                    await self._check_response(verb, request, response)
+                    if before_body is not None:
+                        await before_body()
+                    return await _read_body(response)
+                finally:
+                    await response.aclose()
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""
@@ -305,6 +315,23 @@ class HttpApi:
             raise ours from error
         finally:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome=outcome)
+
+
+@asynccontextmanager
+async def _deadline(
+    verb: str, request: httpx2.Request, timeout_s: float, left_s: float | None = None
+) -> AsyncGenerator[None, None]:
+    """Limit the time of the context to `timeout_s`, of which `left_s` is left. `Unavailable` after that.
+
+    Other idle connections may have gone silent together with this one, so later calls use new ones.
+    """
+    try:
+        async with asyncio.timeout(timeout_s if left_s is None else left_s):
+            yield
+    except TimeoutError as error:
+        connection_renewal.drop_idle_connections(request)
+        problem = Problem("", f"no answer within {timeout_s:g} s", "")
+        raise Unavailable(str(_api_call(verb, request)), [problem], timeout_s=timeout_s) from error
 
 
 def error_kind_of_exception(error: type[Exception]) -> type[NodewiseError] | None:

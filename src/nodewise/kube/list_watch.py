@@ -28,8 +28,14 @@ MOST_LIMIT: Final = 500
 PAGE_BYTES: Final = 1 << 20
 """Splitting a page into objects blocks the event loop: 1 MiB takes about half a millisecond."""
 
-SHORTEST_WATCH_S: Final = 300
-"""The duration of a watch is random, from this to twice this, so that replicas do not reconnect at the same time."""
+WATCH_S: Final = (25, 30)
+"""Shortest and longest duration of a watch; random, so that replicas do not reconnect at the same time.
+
+The API server ends a watch after this time, two seconds before which it sends a bookmark (apiserver v0.36
+cacher/cache_watcher.go). So a watch that does not end is on a connection that has gone silent, for example because a
+NAT gateway lost its entry; keepalive probes may still be answered by a proxy. Bookmarks alone, one a minute, would show
+it later. The next watch continues from the last version, on the same connection, and the server sends nothing twice.
+client-go watches for 5 to 10 minutes and detects a silent connection by HTTP/2 pings within 45 s."""
 
 
 class ListState(NamedTuple):
@@ -121,7 +127,8 @@ def list_or_watch_parameters(
         return {"limit": str(limit)} | ({"continue": state.token} if state.token else {})
     if isinstance(state, VersionCheckState):
         return {"limit": "1"}
-    seconds = SHORTEST_WATCH_S + int(SHORTEST_WATCH_S * random())
+    shortest_s, longest_s = WATCH_S
+    seconds = shortest_s + int((longest_s - shortest_s) * random())
     return {
         "resourceVersion": state.version,
         "allowWatchBookmarks": "true",

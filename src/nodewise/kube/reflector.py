@@ -20,7 +20,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T", bound=KubernetesObject)
 
-PAGE_S: Final = 60.0
+PAGE_S: Final = 40.0
 """Timeout of a page. An API server that has just started is slow, and a retry would make it slower."""
 
 _BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
@@ -57,6 +57,8 @@ class ReflectorTarget(NamedTuple, Generic[T]):
     keep: Callable[[T], T | None] | None = None
     """Returns the object to store, None to ignore the object; without this function all objects are stored. ValueError
     for an object that is ignored and logged."""
+    label: str = ""
+    """The kind in metrics and log lines, if several reflectors of a program watch the same kind."""
 
 
 class Reflector(Generic[T]):
@@ -79,7 +81,7 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._random = random
-        self._kind = target.resource.kind
+        self._kind = target.label or target.resource.kind
         self._path = target.resource.path(target.namespace)
         self._decoder = ObjectDecoder(self._kind, target.type, metrics_registry, target.keep)
         self._state: ListWatchState = ListState()
@@ -108,11 +110,11 @@ class Reflector(Generic[T]):
         return self._decoder.apply_response(response)
 
     def request_relist(self) -> None:
-        """List again (resync) at the next response of the server. A watch has a bookmark at least every minute."""
+        """List again (resync) at the next response of the server. A watch has a bookmark twice a minute."""
         self._relist_requested = True
 
     def age_s(self) -> float:
-        """Seconds since the last response; infinite before the first. A watch has a bookmark at least every minute."""
+        """Seconds since the last response; infinite before the first. A watch has a bookmark twice a minute."""
         return self._clock.monotonic() - self._last_response_s
 
     async def wait_until_synced(self) -> None:
@@ -194,6 +196,7 @@ class Reflector(Generic[T]):
         """Record a response of the server."""
         self._last_response_s = self._clock.monotonic()
         self._metrics_registry.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
+        self._metrics_registry.set("kube_connected", 1.0, kind=self._kind)
         if self._problem:
             self._problem = ""
             logs.emit("kube_back", kind=self._kind)
@@ -249,6 +252,8 @@ class Reflector(Generic[T]):
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
         delay_s = _BACKOFF.delay_s(self._failures, self._random, retry_after_s)
         delay_s = max(delay_s, min(retry_after_s, MOST_RETRY_AFTER_S))
+        if not isinstance(error, Expired):
+            self._metrics_registry.set("kube_connected", 0.0, kind=self._kind)
         if str(error) != self._problem and not isinstance(error, Expired):
             self._problem = str(error)
             logs.emit("kube_lost", kind=self._kind, error=self._problem, again_in_s=round(delay_s, 1))

@@ -161,7 +161,10 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Time of the API server's last response for a kind; Unix time.", ("kind",)
     ),
     "kube_connected": Metric(
-        "gauge", "1 if the API server responds, 0 after ten seconds without a response."
+        "gauge",
+        "1 if the API server responds to lists and watches of a kind; for `Lease`, 0 after ten seconds without a"
+        " response to any call of the leader election.",
+        ("kind",),
     ),
     "kube_silent_seconds": Metric(
         "gauge", "Time since the API server's last response to a call for the Lease."

@@ -20,7 +20,14 @@ import msgspec
 from nodewise import clock
 from nodewise.errors import NodewiseError
 from nodewise.kube import error_responses
-from nodewise.kube.api_server_interface import DEADLINE_S, IDLE_S, NONE, BeforeBody, Params, Patch
+from nodewise.kube.api_server_interface import (
+    DEADLINE_S,
+    NONE,
+    WATCH_DEADLINE_S,
+    BeforeBody,
+    Params,
+    Patch,
+)
 from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import change_history, server_side_apply
@@ -177,7 +184,7 @@ class FakeApi:
         return b'{"kind":"Status","status":"Success"}'
 
     async def watch(
-        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+        self, path: str, params: Params = NONE, *, timeout_s: float = WATCH_DEADLINE_S
     ) -> AsyncGenerator[bytes, None]:
         await self._record_call("watch", path)
         place = self._kinds.parse_path("watch", path)

@@ -26,9 +26,8 @@ class LivenessFixture:
         return lines
 
     def shown(self) -> tuple[float, float]:
-        names = ("kube_connected", "kube_silent_seconds")
-        connected, silent_s = (metric_value(self.metrics_registry, name) for name in names)
-        return connected, silent_s
+        connected = metric_value(self.metrics_registry, "kube_connected", kind="Lease")
+        return connected, metric_value(self.metrics_registry, "kube_silent_seconds")
 
 
 @pytest.fixture

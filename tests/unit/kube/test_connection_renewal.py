@@ -5,7 +5,11 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from nodewise.kube.connection_renewal import RenewingTransport, is_on_retired_connection
+from nodewise.kube.connection_renewal import (
+    RenewingTransport,
+    drop_idle_connections,
+    is_on_retired_connection,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +90,22 @@ async def test_a_call_that_fails_keeps_no_connections_open() -> None:
     files.news = True
     assert await files.called() == "2"
     assert files.closed == [True, False]
+
+
+async def test_calls_after_a_timeout_use_new_connections_and_watches_continue() -> None:
+    files = FakeCertificateFiles()
+    async with files.http.stream("GET", "/") as watch:
+        silent, also_silent = [(await files.http.get("/")).request for _ in range(2)]
+        drop_idle_connections(silent)
+        assert await files.called() == "2"
+        drop_idle_connections(also_silent)
+        assert await files.called() == "2", "timeouts of the same connections replace them once"
+        assert not is_on_retired_connection(watch)
+        assert files.closed == [False, False]
+        files.news = True
+        assert is_on_retired_connection(watch)
+    assert await files.called() == "3"
+    assert files.closed == [True, True, False]
 
 
 async def test_a_close_closes_all() -> None:

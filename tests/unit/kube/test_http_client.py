@@ -12,7 +12,7 @@ import pytest
 
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube import http_client
+from nodewise.kube import connection_renewal, http_client
 from nodewise.kube.api_server_interface import Patch
 from nodewise.kube.error_responses import ApiCall
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
@@ -245,6 +245,48 @@ async def test_a_watch_that_nobody_reads_on_is_closed() -> None:
     async with aclosing(served.api.watch("/a")) as lines:
         await anext(lines)
     assert stream.closed
+
+
+class SilentStream(httpx2.AsyncByteStream):
+    """A body that stops after some pieces without an end."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+        await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_a_watch_that_goes_silent_is_unavailable_after_its_timeout() -> None:
+    stream = SilentStream(b'{"a": 1}\n')
+    served = ServedApi(lambda _: httpx2.Response(200, stream=stream))
+    dropped: list[int] = []
+    lines = served.api.watch("/a", timeout_s=0.05)
+    assert await anext(lines) == b'{"a": 1}'
+    served.requests[0].extensions[connection_renewal.TIMED_OUT] = lambda: dropped.append(1)
+    with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
+        await anext(lines)
+    assert stream.closed
+    assert dropped == [1], "later calls use new connections"
+
+
+async def test_events_do_not_prolong_a_watch() -> None:
+    class BusyStream(SilentStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                yield b"{}\n"
+                await asyncio.sleep(0.01)
+
+    served = ServedApi(lambda _: httpx2.Response(200, stream=BusyStream()))
+    with pytest.raises(Unavailable, match="no answer"):
+        async for _ in served.api.watch("/a", timeout_s=0.05):
+            pass
 
 
 async def test_a_watch_that_is_refused_says_why() -> None:

@@ -24,8 +24,8 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
         pytest.param(VersionCheckState("7"), {"limit": "1"}, id="a look at the version"),
         pytest.param(
             WatchState("7"),
-            {"resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "450"},
-            id="a watch, with bookmarks, for five to ten minutes",
+            {"resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "27"},
+            id="a watch, with bookmarks, for half a minute",
         ),
     ],
 )

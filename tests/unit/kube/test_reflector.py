@@ -21,6 +21,7 @@ from nodewise.kube.resource_kinds import Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
+from tests.unit.serve.raw_http_client import metric_value
 
 
 class ReflectorFixture:
@@ -180,6 +181,23 @@ async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: Refle
     assert followed.verbs() == ["get", "watch", "get", "watch"]
     assert followed.events == []
     assert b'kube_lists_total{kind="ConfigMap",reason="doubt"} 1.0' in followed.metrics_registry.exposition()
+
+
+async def test_a_broken_watch_is_not_connected_until_the_server_responds(followed: ReflectorFixture) -> None:
+    def connected() -> float:
+        return metric_value(followed.metrics_registry, "kube_connected", kind="ConfigMap")
+
+    async with followed.going():
+        await turns()
+        assert connected() == 1.0
+        followed.clock.advance(300.0)
+        followed.api.fail(Unavailable("no answer within 36 s"), 2)
+        followed.api.cut()
+        while not followed.clock.slept:
+            await asyncio.sleep(0)
+        assert connected() == 0.0
+        await turns()
+        assert connected() == 1.0
 
 
 async def test_trouble_is_told_once_and_so_is_its_end(followed: ReflectorFixture) -> None:

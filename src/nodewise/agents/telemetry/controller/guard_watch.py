@@ -15,7 +15,6 @@ from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.agents.telemetry.waiting_pods import WaitingPod
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
@@ -26,9 +25,10 @@ class GuardWatch:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._requested = asyncio.Event()
-        target = ReflectorTarget(PODS, WaitingPod, selectors=_UNSCHEDULED, keep=waiting_pods.keep_pod)
-        # a registry of its own: these pods must not overwrite the counts of the pods that wait
-        self._pods = Reflector(handle.api, target, handle.clock, MetricsRegistry(), random.random)
+        target = ReflectorTarget(
+            PODS, WaitingPod, selectors=_UNSCHEDULED, keep=waiting_pods.keep_pod, label="Pod (guards)"
+        )
+        self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
         self._guards = PolicyGuards()
 
     def begin(self) -> None:

@@ -32,7 +32,6 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 _STEP_S: Final = 2.0
 """The longest time that statuses and gates are written from one snapshot."""
@@ -74,9 +73,10 @@ class NativeMode:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._labels = LabelWriter(handle, VERDICT_LABELS)
-        target = ReflectorTarget(PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=self._keep_pod)
-        # a registry of its own: these pods must not overwrite the counts of the pods that wait
-        self._pods = Reflector(handle.api, target, handle.clock, MetricsRegistry(), random.random)
+        target = ReflectorTarget(
+            PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=self._keep_pod, label="Pod (unscheduled)"
+        )
+        self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
         self._events = NativePodEvents(handle)
         self._written: dict[str, tuple[_NativeStatus, float]] = {}
         """By uid of a policy, the last write of its status and its monotonic time."""

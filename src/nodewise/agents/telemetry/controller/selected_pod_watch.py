@@ -16,12 +16,14 @@ from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Changes, Store
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 _UNUSED_S: Final = 60.0
 """The watch ends if no count is requested for this time: the replica no longer leads, or there is no policy."""
 _CHECK_S: Final = 10.0
 _NOT_FINISHED: Final = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+
+_LABEL: Final = "Pod (selected)"
+"""The kind in metrics, which the other watches of pods do not have."""
 
 
 class SelectedPodWatch:
@@ -54,9 +56,8 @@ class SelectedPodWatch:
     async def _watch_while_requested(self) -> None:
         handle = self._handle
         groups = PodLabelGroups()
-        target = ReflectorTarget(PODS, ListedPod, selectors=_NOT_FINISHED, keep=groups.keep)
-        # a registry of its own: these pods must not overwrite the counts of the pods that wait
-        registry = MetricsRegistry()
+        target = ReflectorTarget(PODS, ListedPod, selectors=_NOT_FINISHED, keep=groups.keep, label=_LABEL)
+        registry = handle.metrics_registry
         reflector = Reflector(handle.metadata_api, target, handle.clock, registry, random.random)
         follow_store(groups, reflector.store)
         self._reflector, self._counter = reflector, SelectedPodCounter(groups)
@@ -70,6 +71,8 @@ class SelectedPodWatch:
             self._reflector, self._counter = None, SelectedPodCounter(PodLabelGroups())
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            for metric in ("kube_connected", "kube_contact_timestamp_seconds", "kube_objects"):
+                registry.forget(metric, kind=_LABEL)
 
 
 def follow_store(groups: PodLabelGroups, store: Store[ListedPod]) -> None:
