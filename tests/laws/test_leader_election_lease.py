@@ -1,4 +1,6 @@
-"""At most one replica leads at any time, with wrong clocks, late packets, lost responses and killed replicas."""
+"""At most one replica leads at any time, with wrong clocks, slow API servers, late packets, lost responses and killed
+replicas.
+"""
 
 import asyncio
 import random
@@ -36,6 +38,8 @@ class BadNetwork(FakeApi):
         self.chance = chance
         self.bad = True
         self.down = False
+        self.latency_s = 0.0
+        """Of each direction. Different replicas may see different latencies, so they use different durations."""
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
         return await self._sent(lambda: self.server.get(path, params), timeout_s)
@@ -57,7 +61,7 @@ class BadNetwork(FakeApi):
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(travelling)
         except TimeoutError as error:
-            raise Unavailable("no answer") from error
+            raise Unavailable("no answer", timeout_s=timeout_s) from error
 
     async def _travel(self, call: Callable[[], Awaitable[bytes]]) -> bytes:
         await self._leg()
@@ -70,6 +74,7 @@ class BadNetwork(FakeApi):
             raise Unavailable("cut off")
         if not self.bad:
             return
+        await asyncio.sleep(self.latency_s)
         fate = self.chance.random()
         if fate < 0.1:
             raise Unavailable("lost")
@@ -100,6 +105,7 @@ class ElectionReplica:
     async def misfortune(self) -> None:
         fate = self.chance.random()
         self.clock.step_s = self.chance.uniform(-1e5, 1e5)
+        self.network.latency_s = self.chance.choice([0.0, 0.0, 0.3, 1.0, 2.5])
         if fate > 0.6:
             self.network.down = True
             await asyncio.sleep(self.chance.uniform(5, 40))
@@ -149,7 +155,7 @@ async def election(seed: int) -> None:
             replica.task.result()
         if replica.task.done():
             replica.born()
-    await watched(replicas, 60)
+    await watched(replicas, 90)
     assert sum(replica.elector.leading for replica in replicas) == 1, "when all is well again one leads"
     for replica in replicas:
         replica.task.cancel()

@@ -2,7 +2,7 @@
 `leader_election_rules`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -10,8 +10,9 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import leader_election_rules
+from nodewise.kube.api_latency import ApiLatency
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, LeaseTimings, ObservedLease
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -46,6 +47,7 @@ class Elector:
         self._random = random
         self._callbacks: list[Callable[[bool], None]] = []
         self._annotations = annotations
+        self._latency = ApiLatency(lock.timings.longest_latency_s)
         self._path = LEASES.path(lock.namespace, lock.name)
         self._object: dict[str, Any] | None = None
         self._observed: ObservedLease | None = None
@@ -81,10 +83,7 @@ class Elector:
         self._report_change()
         if led and self._observed:
             try:
-                await self._write_lease(
-                    leader_election_rules.release(self._observed, self._clock.now()),
-                    self._lock.timings.retry_s,
-                )
+                await self._write_lease(leader_election_rules.release(self._observed, self._clock.now()))
             except NodewiseError as error:
                 self._log_error(str(error))
 
@@ -108,12 +107,15 @@ class Elector:
             else:
                 return
         await self._read_lease()
+        if self._latency.is_unclear:
+            # a duration that does not fit would cost the lead again
+            await self._read_lease()
         if leader_election_rules.wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
             await self._acquire_or_renew()
 
     async def _read_lease(self) -> None:
         try:
-            body = await self._api.get(self._path, timeout_s=self._call_timeout_s())
+            body = await self._measure(self._api.get(self._path, timeout_s=self._call_timeout_s()))
         except NotFound:
             # the Lease was deleted; its holder may not know yet, so the last observation still applies
             self._object = None
@@ -125,21 +127,24 @@ class Elector:
 
     async def _acquire_or_renew(self) -> None:
         """Write the Lease. Leadership counts from before the write was sent, as it may have arrived at once."""
-        sent_s = self._clock.monotonic()
-        await self._write_lease(
-            leader_election_rules.lease_after_acquire_or_renew(self._observed, self._lock, self._clock.now()),
-            self._call_timeout_s(),
+        until_s = self._clock.monotonic() + self._timings.renew_s
+        lease = leader_election_rules.lease_after_acquire_or_renew(
+            self._observed, self._lock, self._timings.duration_s, self._clock.now()
         )
-        self._until_s = sent_s + self._lock.timings.renew_s
+        # a shorter duration applies as soon as it may have arrived
+        self._until_s = min(self._until_s, until_s)
+        await self._write_lease(lease)
+        self._until_s = until_s
 
-    async def _write_lease(self, spec: LeaseSpec, timeout_s: float) -> None:
+    async def _write_lease(self, spec: LeaseSpec) -> None:
+        timeout_s = self._call_timeout_s()
         annotations = self._annotations()
         if self._object is None:
             meta: dict[str, Any] = {"name": self._lock.name, "namespace": self._lock.namespace}
             if annotations:
                 meta["annotations"] = annotations
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
-            answer = await self._api.create(LEASES.path(self._lock.namespace), body, timeout_s=timeout_s)
+            call = self._api.create(LEASES.path(self._lock.namespace), body, timeout_s=timeout_s)
         else:
             # labels and other fields of the Lease stay as they are
             spec_before = self._object.get("spec") or {}
@@ -148,8 +153,8 @@ class Elector:
                 meta = self._object.get("metadata") or {}
                 merged = {**(meta.get("annotations") or {}), **annotations}
                 body["metadata"] = {**meta, "annotations": merged}
-            answer = await self._api.replace(self._path, body, timeout_s=timeout_s)
-        self._observe_lease(answer)
+            call = self._api.replace(self._path, body, timeout_s=timeout_s)
+        self._observe_lease(await self._measure(call))
 
     def _observe_lease(self, body: bytes) -> None:
         try:
@@ -165,15 +170,44 @@ class Elector:
             self._trouble = error
             logs.emit("lease_failed", lease=self._path, error=error, leading=self.leading)
 
+    @property
+    def _timings(self) -> LeaseTimings:
+        """The durations that fit the latency of the API server."""
+        return self._lock.slow_timings if self._latency.is_slow else self._lock.timings
+
+    async def _measure(self, call: Awaitable[bytes]) -> bytes:
+        """The response of a call, whose latency is recorded. A response may be an error."""
+        sent_s, was_slow = self._clock.monotonic(), self._latency.is_slow
+        try:
+            response = await call
+        except NodewiseError as error:
+            if error.http_status:
+                self._latency.record_response(sent_s, self._clock.monotonic())
+            elif isinstance(error, Unavailable) and error.timeout_s:
+                self._latency.record_timeout(sent_s)
+            raise
+        else:
+            self._latency.record_response(sent_s, self._clock.monotonic())
+        finally:
+            if self._latency.is_slow != was_slow:
+                latency_s, duration_s = round(self._latency.last_s, 2), self._timings.duration_s
+                logs.emit("lease_duration", lease=self._path, duration_s=duration_s, latency_s=latency_s)
+        return response
+
     def _call_timeout_s(self) -> float:
-        """Timeout of one call: two calls must fit before a leader has to stop."""
-        half_s = self._lock.timings.renew_s / 2
+        """Timeout of one call: two calls must fit before a leader has to stop. A call that would end later is useless.
+
+        A replica that does not lead has time to find out how long the API server takes.
+        """
+        first_s = self._timings.call_timeout_s
         left_s = self._until_s - self._clock.monotonic()
-        return min(half_s, left_s) if left_s > 0 else half_s
+        if left_s > 0:
+            return min(first_s, left_s)
+        return self._latency.timeout_s(first_s, self._lock.slow_timings.call_timeout_s)
 
     def _retry_pause_s(self) -> float:
         """Seconds until the next read. Followers read at random times, so that they do not read simultaneously."""
-        timings = self._lock.timings
+        timings = self._timings
         now_s = self._clock.monotonic()
         if self.leading:
             return min(timings.retry_s, self._until_s - now_s)

@@ -5,6 +5,11 @@ acquires the Lease no sooner than `duration_s` after it *observed* that write, w
 replica uses its own monotonic clock, so wall clocks do not matter; `duration_s` / `renew_s` is the largest tolerated
 ratio of the clocks' rates. A write has the resourceVersion of the Lease that the decision is based on.
 Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts from after the write.
+
+The leader chooses the durations by the latency of the API server, and writes `duration_s` to the Lease. The other
+replicas obey the Lease, not their own settings, in all versions of nodewise. So replicas may use different durations.
+A leader that shortens the duration leads no longer than the shorter one permits after it has sent the Lease, because
+the write may arrive although its response does not.
 """
 
 import math
@@ -27,8 +32,7 @@ class LeaseTimings(NamedTuple):
     """Durations of the leader election.
 
     The defaults are a third of those of client-go and kube-scheduler, so that the labels of nodes are right within two
-    periods of 5 s after a leader is killed. A slow API server ends a leadership sooner, which costs nothing: the writes
-    wait for the API server anyway.
+    periods of 5 s after a leader is killed.
     """
 
     duration_s: float = 5.0
@@ -37,6 +41,20 @@ class LeaseTimings(NamedTuple):
     """A leader stops leading this long after its last successful renewal; less than `duration_s`."""
     retry_s: float = 1.0
     """Time between two reads of the Lease."""
+
+    @property
+    def call_timeout_s(self) -> float:
+        """Timeout of one call: two calls fit before a leader has to stop."""
+        return self.renew_s / 2
+
+    @property
+    def longest_latency_s(self) -> float:
+        """The longest latency at which a leader renews in time: after a pause, two calls or their connections fit."""
+        return (self.renew_s - self.retry_s) / 2
+
+
+SLOW_TIMINGS: Final = LeaseTimings(duration_s=30.0, renew_s=20.0, retry_s=2.0)
+"""Durations for an API server that takes seconds to respond. The timeout of a call is 10 s."""
 
 
 class LeaseLock(NamedTuple):
@@ -50,6 +68,7 @@ class LeaseLock(NamedTuple):
     name: str
     identity: str
     timings: LeaseTimings = LeaseTimings()
+    slow_timings: LeaseTimings = SLOW_TIMINGS
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -88,7 +107,9 @@ def wait_s(observed: ObservedLease | None, lock: LeaseLock, now_s: float) -> flo
     return max(0.0, observed.at_s + duration_s - now_s)
 
 
-def lease_after_acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock, wall_s: float) -> LeaseSpec:
+def lease_after_acquire_or_renew(
+    observed: ObservedLease | None, lock: LeaseLock, duration_s: float, wall_s: float
+) -> LeaseSpec:
     """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
     now = format_micro_time(wall_s)
     spec = observed.spec if observed else LeaseSpec()
@@ -96,7 +117,7 @@ def lease_after_acquire_or_renew(observed: ObservedLease | None, lock: LeaseLock
     transitions = spec.lease_transitions or 0
     return LeaseSpec(
         holder_identity=lock.identity,
-        lease_duration_seconds=math.ceil(lock.timings.duration_s),
+        lease_duration_seconds=math.ceil(duration_s),
         acquire_time=(spec.acquire_time or now) if ours else now,
         renew_time=now,
         lease_transitions=transitions if ours or observed is None else transitions + 1,

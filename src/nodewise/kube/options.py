@@ -36,4 +36,4 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     identity: Annotated[str, Option(metavar="NAME")] = ""
     """Identity of this replica in the leader election. Must be unique. With the name or uid of the pod, a container
     that restarts in its pod continues to lead at once. Empty: the host name with a random suffix; then a restarted
-    process waits up to 5 s until the Lease of the killed process has expired."""
+    process waits up to 5 s until the Lease of the killed process has expired, with a slow API server 30 s."""

@@ -217,6 +217,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "lease_failed": LogEvent(
         "warning", "The Lease cannot be read or written; a leader stops leading at its deadline."
     ),
+    "lease_duration": LogEvent(
+        "info",
+        "The API server has become slow or quick, so this process uses another duration of the Lease: 5 s, or 30 s if"
+        " it takes seconds to respond. `latency_s` is the last measurement.",
+    ),
     "event_lost": LogEvent(
         "warning",
         "A Kubernetes event could not be recorded; `error` is the reason. Logged once until an event is recorded.",

@@ -59,7 +59,7 @@ NOW = "2023-11-14T22:13:20.500000Z"
     ],
 )
 def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
-    assert leader_election_rules.lease_after_acquire_or_renew(seen, LOCK, 1_700_000_000.5) == claimed
+    assert leader_election_rules.lease_after_acquire_or_renew(seen, LOCK, 5.0, 1_700_000_000.5) == claimed
 
 
 def test_a_release_leaves_a_second_to_nobody() -> None:
@@ -146,6 +146,39 @@ async def test_a_leader_that_cannot_renew_stops_at_its_deadline(candidate: Elect
     assert not candidate.elector.leading
     await candidate.look()
     assert candidate.transitions == [True, False]
+
+
+async def test_a_leader_that_shortens_the_duration_leads_no_longer_than_it_permits(
+    candidate: ElectorFixture,
+) -> None:
+    """The write may arrive although there is no response: then others wait for the shorter duration only."""
+    candidate.elector._latency.is_slow = True
+    await candidate.look()
+    assert candidate.spec()["leaseDurationSeconds"] == 30
+    candidate.clock.advance(10.0)
+    assert candidate.elector.leading
+    candidate.elector._latency.is_slow = False
+    candidate.api.fail(Unavailable("no answer", timeout_s=1.75))
+    await candidate.look()
+    candidate.clock.advance(3.4)
+    assert candidate.elector.leading
+    candidate.clock.advance(0.2)
+    assert not candidate.elector.leading
+
+
+async def test_a_leader_that_lengthens_the_duration_leads_longer_only_after_the_response(
+    candidate: ElectorFixture,
+) -> None:
+    await candidate.look()
+    candidate.elector._latency.is_slow = True
+    candidate.clock.advance(1.0)
+    candidate.api.fail(Unavailable("no answer", timeout_s=1.75))
+    await candidate.look()
+    candidate.clock.advance(2.6)
+    assert not candidate.elector.leading
+    await candidate.look()
+    candidate.clock.advance(19.0)
+    assert candidate.elector.leading
 
 
 async def test_a_leader_sees_at_once_that_another_has_taken_it(candidate: ElectorFixture) -> None:
