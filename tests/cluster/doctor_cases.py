@@ -459,6 +459,13 @@ DOCTOR_CASES: Final = (
         ("deploy/trust.yaml",),
     ),
     DoctorCase(
+        "identity-shared",
+        "one identity for two replicas",
+        misconfigurations.shared_identity,
+        "nodewise/nodewise",
+        ("metadata.name",),
+    ),
+    DoctorCase(
         "replicas-not-ready", "scaled to nothing", misconfigurations.no_replica, "nodewise/nodewise", ()
     ),
     DoctorCase(

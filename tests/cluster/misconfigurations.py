@@ -326,6 +326,13 @@ def trusting_all(cluster: HealthyCluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def shared_identity(cluster: HealthyCluster) -> Iterator[None]:
+    """Both replicas of nodewise have one identity."""
+    with _flag(cluster, "--identity=nodewise"):
+        yield
+
+
+@contextlib.contextmanager
 def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
     """Adds a flag to the arguments in nodewise's Deployment."""
     path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"

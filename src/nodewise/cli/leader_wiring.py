@@ -184,12 +184,13 @@ def create_leader_tasks(
     config, api, snapshots, lease, event_reporter, tools = context
     clock, registry = tools
     configured = config.settings[KubeOptions].identity
-    identity = configured or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    host, suffix = socket.gethostname(), secrets.token_hex(4)
+    identity = configured or f"{host}_{os.getpid()}_{suffix}"
     recorder = EventRecorder(api, EventReporter(event_reporter, identity), clock, registry)
     # a separate rate limit for the Lease: queued label patches must not cost the leadership
     liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
-    lock = LeaseLock(api.namespace, lease, identity)
+    lock = LeaseLock(api.namespace, lease, identity, process=f"{host}_{suffix}")
     evaluation = EvaluationTime(registry)
     elector = Elector(limited, lock, clock, registry, random.random, evaluation.annotations)
     relister = SnapshotRelister(snapshots)

@@ -319,6 +319,13 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " failure is an outage.",
         "kubectl describe and kubectl logs --previous of the pods show the reason",
     ),
+    "identity-shared": FindingKind(
+        "warning",
+        "Replicas share an identity",
+        "Leader election distinguishes replicas by their identity. If replicas share one, another replica does not take"
+        " over at once when the leader ends, and on one host two lead for up to 3.5 s.",
+        "set NODEWISE_IDENTITY from metadata.name, as in deploy/controller.yaml, or remove it",
+    ),
     "scheduler-not-running": FindingKind(
         "error",
         "Pods wait for a scheduler that does not run",

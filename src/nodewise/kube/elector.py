@@ -12,7 +12,13 @@ from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import leader_election_rules
 from nodewise.kube.api_latency import ApiLatency
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, LeaseTimings, ObservedLease
+from nodewise.kube.leader_election_rules import (
+    PROCESS_ANNOTATION,
+    LeaseLock,
+    LeaseSpec,
+    LeaseTimings,
+    ObservedLease,
+)
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -20,8 +26,13 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 NEVER: Final = float("-inf")
 
 
+class _LeaseMeta(msgspec.Struct, frozen=True):
+    annotations: dict[str, str] | None = None
+
+
 class _Lease(msgspec.Struct, frozen=True):
     spec: LeaseSpec | None = None
+    metadata: _LeaseMeta = _LeaseMeta()
 
 
 class Elector:
@@ -122,7 +133,7 @@ class Elector:
             self._until_s = NEVER
             return
         self._observe_lease(body)
-        if self.holder != self._lock.identity:
+        if self._observed is None or not leader_election_rules.is_ours(self._observed, self._lock):
             self._until_s = NEVER
 
     async def _acquire_or_renew(self) -> None:
@@ -138,7 +149,8 @@ class Elector:
 
     async def _write_lease(self, spec: LeaseSpec) -> None:
         timeout_s = self._call_timeout_s()
-        annotations = self._annotations()
+        process = {PROCESS_ANNOTATION: self._lock.process} if self._lock.process else {}
+        annotations = {**self._annotations(), **process}
         if self._object is None:
             meta: dict[str, Any] = {"name": self._lock.name, "namespace": self._lock.namespace}
             if annotations:
@@ -158,11 +170,20 @@ class Elector:
 
     def _observe_lease(self, body: bytes) -> None:
         try:
-            spec = msgspec.json.decode(body, type=_Lease).spec or LeaseSpec()
+            lease = msgspec.json.decode(body, type=_Lease)
             self._object = msgspec.json.decode(body)
         except msgspec.MsgspecError as error:
             raise Unavailable(self._path, [Problem("", str(error), "a Lease")]) from error
-        self._observed = leader_election_rules.observe(self._observed, spec, self._clock.monotonic())
+        before, process = self._observed, (lease.metadata.annotations or {}).get(PROCESS_ANNOTATION, "")
+        self._observed = leader_election_rules.observe(
+            before, lease.spec or LeaseSpec(), process, self._lock, self._clock.monotonic()
+        )
+        is_duplicate = self._observed.is_duplicate
+        self._metrics_registry.set("identity_duplicate", float(is_duplicate))
+        if is_duplicate and not (before and before.is_duplicate):
+            logs.emit(
+                "identity_duplicate", lease=self._path, identity=self._lock.identity, other_process=process
+            )
 
     def _log_error(self, error: str) -> None:
         """Log an error once, not at every retry."""

@@ -10,6 +10,10 @@ The leader chooses the durations by the latency of the API server, and writes `d
 replicas obey the Lease, not their own settings, in all versions of nodewise. So replicas may use different durations.
 A leader that shortens the duration leads no longer than the shorter one permits after it has sent the Lease, because
 the write may arrive although its response does not.
+
+An annotation names the process that wrote the Lease. A process that finds its own identity, but another process of the
+same host name, takes the Lease at once, because a container has restarted in its pod. A process of another host waits,
+and so does a process from which the Lease was taken: two replicas have one identity by mistake.
 """
 
 import math
@@ -26,6 +30,8 @@ CONTROLLER_LEASE: Final = "nodewise-controller"
 other agents have work of their own for a leader."""
 EVALUATION_ANNOTATION: Final = "nodewise.io/last-evaluation"
 """The annotation of the leader's Lease with the time of the last evaluation of all policies, RFC 3339."""
+PROCESS_ANNOTATION: Final = "nodewise.io/leader-process"
+"""The annotation of the leader's Lease with `LeaseLock.process`."""
 
 
 class LeaseTimings(NamedTuple):
@@ -69,6 +75,8 @@ class LeaseLock(NamedTuple):
     identity: str
     timings: LeaseTimings = LeaseTimings()
     slow_timings: LeaseTimings = SLOW_TIMINGS
+    process: str = ""
+    """Host name and random suffix of this process, `host_1f`; empty: replicas with one identity are not detected."""
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -86,22 +94,41 @@ class ObservedLease(NamedTuple):
 
     spec: LeaseSpec
     at_s: float
+    process: str = ""
+    """The process that wrote it; empty if it is unknown."""
+    is_duplicate: bool = False
+    """Whether another process, which runs, has the identity of this process."""
 
 
-def observe(before: ObservedLease | None, spec: LeaseSpec, now_s: float) -> ObservedLease:
+def observe(
+    before: ObservedLease | None, spec: LeaseSpec, process: str, lock: LeaseLock, now_s: float
+) -> ObservedLease:
     """Record the content of the Lease. Unchanged content keeps the time of its first observation."""
-    return before if before is not None and before.spec == spec else ObservedLease(spec, now_s)
+    if before is not None and (before.spec, before.process) == (spec, process):
+        return before
+    # written by another process after this process read the Lease, so that one has not ended before this one began
+    is_duplicate = (
+        before is not None
+        and before.spec.holder_identity == spec.holder_identity == lock.identity
+        and process not in ("", lock.process)
+        and bool(lock.process)
+    )
+    return ObservedLease(spec, now_s, process, is_duplicate)
+
+
+def is_ours(observed: ObservedLease, lock: LeaseLock) -> bool:
+    """Whether this process holds the Lease, or one that had its identity and has ended."""
+    if observed.spec.holder_identity != lock.identity or observed.is_duplicate:
+        return False
+    host, other_host = (process.rpartition("_")[0] for process in (lock.process, observed.process))
+    return not lock.process or not observed.process or host == other_host
 
 
 def wait_s(observed: ObservedLease | None, lock: LeaseLock, now_s: float) -> float:
     """Seconds until this process may acquire the Lease; 0 if it may do so now, or holds it. `observed` is None if there
     is no Lease.
     """
-    if (
-        observed is None
-        or not observed.spec.holder_identity
-        or observed.spec.holder_identity == lock.identity
-    ):
+    if observed is None or not observed.spec.holder_identity or is_ours(observed, lock):
         return 0.0
     duration_s = observed.spec.lease_duration_seconds or lock.timings.duration_s
     return max(0.0, observed.at_s + duration_s - now_s)
@@ -113,7 +140,7 @@ def lease_after_acquire_or_renew(
     """The Lease with the identity of this process: renewed if it holds it, else acquired, which adds a transition."""
     now = format_micro_time(wall_s)
     spec = observed.spec if observed else LeaseSpec()
-    ours = spec.holder_identity == lock.identity
+    ours = observed is not None and is_ours(observed, lock)
     transitions = spec.lease_transitions or 0
     return LeaseSpec(
         holder_identity=lock.identity,

@@ -217,6 +217,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "lease_failed": LogEvent(
         "warning", "The Lease cannot be read or written; a leader stops leading at its deadline."
     ),
+    "identity_duplicate": LogEvent(
+        "error",
+        "Another running process has the `--identity` of this one and holds the Lease. This process does not lead until"
+        " the other one has ended: give each replica its own identity, such as the name of its pod.",
+    ),
     "lease_duration": LogEvent(
         "info",
         "The API server has become slow or quick, so this process uses another duration of the Lease: 5 s, or 30 s if"

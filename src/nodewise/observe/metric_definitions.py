@@ -173,6 +173,10 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Objects that are ignored because they are invalid.", ("kind",)
     ),
     "leading": Metric("gauge", "1 if this replica is the leader, whose controllers run."),
+    "identity_duplicate": Metric(
+        "gauge",
+        "1 if another running process has the identity of this replica, which therefore does not lead.",
+    ),
     "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),
     "connections": Metric("gauge", "Open connections after their handshake.", ("port",)),
     "connections_ended_total": Metric(

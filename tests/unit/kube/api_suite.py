@@ -344,8 +344,10 @@ LONG = LeaseTimings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
 class ElectionSuite:
     """Tests that one replica leads, and another one after it stops."""
 
-    def elector(self, api: Api, space: str, identity: str, timings: LeaseTimings = LONG) -> Elector:
-        lock = LeaseLock(space, "nodewise", identity, timings)
+    def elector(
+        self, api: Api, space: str, identity: str, timings: LeaseTimings = LONG, process: str = ""
+    ) -> Elector:
+        lock = LeaseLock(space, "nodewise", identity, timings, process=process)
         return Elector(api, lock, SystemClock(), MetricsRegistry(), random.random)
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
@@ -379,14 +381,40 @@ class ElectionSuite:
             await eventually(lambda: b.leading)
         assert not a.leading
 
-    async def test_who_starts_again_under_its_name_does_not_wait(self, api: Api, space: str) -> None:
-        died, again = (self.elector(api, space, "a") for _ in range(2))
+    @pytest.mark.parametrize(
+        "processes", [("", ""), ("pod_1", "pod_2"), ("", "pod_2")], ids=["unnamed", "same pod", "upgrade"]
+    )
+    async def test_who_starts_again_under_its_name_does_not_wait(
+        self, api: Api, space: str, processes: tuple[str, str]
+    ) -> None:
+        died, again = (self.elector(api, space, "a", process=process) for process in processes)
         async with run_in_background(died.run()):
             await eventually(lambda: died.leading)
         async with run_in_background(again.run()):
             await eventually(lambda: again.leading)
         spec = decode(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
+
+    @pytest.mark.parametrize("host", ["pod", "other-pod"], ids=["same host", "other host"])
+    async def test_one_of_two_replicas_with_one_identity_leads(
+        self, api: Api, space: str, host: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        events: list[str] = []
+        monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: events.append(event))
+        a = self.elector(api, space, "same", process="pod_1")
+        b = self.elector(api, space, "same", process=f"{host}_2")
+        async with run_in_background(a.run()):
+            await eventually(lambda: a.leading)
+            async with run_in_background(b.run()):
+                await eventually(lambda: "identity_duplicate" in events)
+                await eventually(lambda: a.leading != b.leading)
+                leader = a if a.leading else b
+                assert leader is (b if host == "pod" else a)
+                for _ in range(20):
+                    await asyncio.sleep(0.02)
+                    assert leader.leading
+                    assert a.leading != b.leading
+        assert events.count("identity_duplicate") == 1, "the other replica reports it once"
 
     async def test_labels_of_others_on_the_lease_stay(self, api: Api, space: str) -> None:
         a = self.elector(api, space, "a")

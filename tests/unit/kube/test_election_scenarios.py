@@ -1,4 +1,4 @@
-"""Leader election with a slow API server, in virtual time."""
+"""Leader election with a slow API server, and of replicas with one identity, in virtual time."""
 
 import asyncio
 import random
@@ -71,23 +71,25 @@ class Election:
         self.electors: dict[str, Elector] = {}
         self.tasks: list[asyncio.Task[None]] = []
         for round_trip_s in round_trips_s:
-            self._add(f"replica-{len(self.electors)}", round_trip_s)
+            self.add(f"replica-{len(self.electors)}", round_trip_s)
 
-    def _add(self, identity: str, round_trip_s: Callable[[], float]) -> None:
-        lock = LeaseLock("default", "nodewise", identity)
+    def add(self, name: str, round_trip_s: Callable[[], float], identity: str = "") -> None:
+        """Start a replica on a host of its own."""
+        lock = LeaseLock("default", "nodewise", identity or name, process=f"host-of-{name}_1")
         api = SlowApi(self.server, round_trip_s)
-        elector = Elector(api, lock, VirtualClock(), MetricsRegistry(), random.Random(identity).random)
-        elector.on_change(lambda leads: self.changes.append((self._now_s(), identity, leads)))
-        self.electors[identity] = elector
+        elector = Elector(api, lock, VirtualClock(), MetricsRegistry(), random.Random(name).random)
+        elector.on_change(lambda leads: self.changes.append((self.now_s(), name, leads)))
+        self.electors[name] = elector
         self.tasks.append(asyncio.ensure_future(elector.run()))
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """The virtual time."""
         return asyncio.get_running_loop().time()
 
     async def run(self, seconds: float) -> None:
         """Let time pass. At no time two replicas lead."""
-        end_s = self._now_s() + seconds
-        while self._now_s() < end_s:
+        end_s = self.now_s() + seconds
+        while self.now_s() < end_s:
             await asyncio.sleep(0.05)
             assert sum(elector.leading for elector in self.electors.values()) <= 1
 
@@ -106,7 +108,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("round_trip_s", [0.7, 1.4, 2.0, 3.0, 4.5])
-def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(round_trip_s: float) -> None:
+def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(
+    round_trip_s: float,
+) -> None:
     async def main() -> None:
         election = Election(*[lambda: round_trip_s] * 2)
         await election.run(35)
@@ -163,13 +167,28 @@ def test_a_follower_near_the_api_server_waits_for_the_lease_of_a_slow_leader() -
         await election.run(60)
         leader = election.electors["replica-0"]
         assert leader.leading
-        election._add("near", lambda: 0.01)
+        election.add("near", lambda: 0.01)
         await election.run(5)
         election.tasks[0].cancel()
-        killed_s = election._now_s()
+        killed_s = election.now_s()
         await election.run(40)
         (began_s,) = [at_s for at_s, name, leads in election.changes if name == "near" and leads]
         assert began_s - killed_s > SLOW_TIMINGS.duration_s - SLOW_TIMINGS.retry_s - 2 * 2.0
+        election.end()
+
+    virtual_time.run(main())
+
+
+def test_two_replicas_of_different_hosts_with_one_identity_never_lead_at_once() -> None:
+    async def main() -> None:
+        election = Election()
+        for name in ("a", "b"):
+            election.add(name, lambda: 0.05, identity="same")
+        await election.run(60)
+        leader, other = sorted(election.electors.values(), key=lambda elector: not elector.leading)
+        assert leader.leading
+        assert not other.leading
+        assert len(election.changes) == 1
         election.end()
 
     virtual_time.run(main())

@@ -37,9 +37,9 @@ def test_how_long_a_lease_is_anothers(seen: ObservedLease | None, wait_s: float)
 
 
 def test_time_counts_from_when_a_content_was_first_seen() -> None:
-    first = leader_election_rules.observe(None, THEIRS, 10.0)
-    assert leader_election_rules.observe(first, THEIRS, 20.0) == ObservedLease(THEIRS, 10.0)
-    assert leader_election_rules.observe(first, OURS, 20.0) == ObservedLease(OURS, 20.0)
+    first = leader_election_rules.observe(None, THEIRS, "", LOCK, 10.0)
+    assert leader_election_rules.observe(first, THEIRS, "", LOCK, 20.0) == ObservedLease(THEIRS, 10.0)
+    assert leader_election_rules.observe(first, OURS, "", LOCK, 20.0) == ObservedLease(OURS, 20.0)
 
 
 NOW = "2023-11-14T22:13:20.500000Z"

@@ -59,6 +59,16 @@ def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iter
             yield finding(id_, workload.where, actual, "all", severity=severity)
 
 
+@check("identity-shared")
+def check_identities(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
+    for listed in (*extenders, *controllers):
+        identity = listed.settings.get("identity", "")
+        # $(NAME) is another variable, such as the name of the pod
+        if listed.workload.replicas > 1 and identity and "$(" not in identity:
+            actual = f"{listed.workload.replicas} replicas with the identity {short(identity, 80)}"
+            yield finding("identity-shared", listed.workload.where, actual, "one identity per replica")
+
+
 @check("rights-missing")
 def check_rights(
     missing_rights: tuple[MissingRights, ...], extenders: Extenders = (), controllers: Controllers = ()
@@ -140,6 +150,7 @@ def check_unexamined_namespaces(
 CHECKS: Final = (
     check_nodewise_is_installed,
     check_ready_replicas,
+    check_identities,
     check_rights,
     check_missing_admission_policies,
     check_unexamined_namespaces,
