@@ -1,0 +1,102 @@
+"""A proxy in front of the API server that does not know some API groups, as an API server that has just started."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.cluster import asgi_server_thread
+from tests.cluster.asgi_server_thread import Receive, Scope, Send
+
+_FORWARDED = (b"authorization", b"content-type", b"accept")
+_CHECK_S = 0.1
+
+
+class ApiServerFront:
+    """The proxy, which `serving` runs in a thread. `url` has no TLS; requests keep their tokens."""
+
+    def __init__(self, server: str, context: ssl.SSLContext) -> None:
+        self.url = ""
+        self.hidden_group = ""
+        """The API group that is missing: discovery does not have it, its paths respond 404, and its watches end."""
+        self.refused = 0
+        """Number of requests that got 404 because of the missing group."""
+        self._server = server
+        self._context = context
+        self._client: httpx2.AsyncClient | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                base_url=self._server, verify=self._context, timeout=None, trust_env=False
+            )
+        path = scope["raw_path"].decode()
+        if self._is_hidden(path):
+            self.refused += 1
+            await asgi_server_thread.answer(send, 404, b"404 page not found")
+            return
+        query = scope["query_string"].decode()
+        request = self._client.build_request(
+            scope["method"],
+            f"{path}?{query}" if query else path,
+            headers=[(name, value) for name, value in scope["headers"] if name in _FORWARDED],
+            content=await asgi_server_thread.body_of(receive),
+        )
+        response = await self._client.send(request, stream=True)
+        try:
+            if path == "/apis" and self.hidden_group:
+                await asgi_server_thread.answer(send, 200, self._without_group(await response.aread()))
+                return
+            headers = [(b"content-type", response.headers["content-type"].encode())]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+            async for piece in self._pieces(path, response):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await response.aclose()
+
+    async def _pieces(self, path: str, response: httpx2.Response) -> AsyncIterator[bytes]:
+        """The body of a response, until its group is missing."""
+        pieces = response.aiter_bytes()
+        reading: asyncio.Future[Any] = asyncio.ensure_future(anext(pieces, None))
+        try:
+            while not self._is_hidden(path):
+                await asyncio.wait([reading], timeout=_CHECK_S)
+                if reading.done():
+                    if (piece := reading.result()) is None:
+                        return
+                    yield piece
+                    reading = asyncio.ensure_future(anext(pieces, None))
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def _is_hidden(self, path: str) -> bool:
+        return bool(self.hidden_group) and f"{path}/".startswith(f"/apis/{self.hidden_group}/")
+
+    def _without_group(self, body: bytes) -> Any:
+        document = json.loads(body)
+        groups = [group for group in document["groups"] if group["name"] != self.hidden_group]
+        return document | {"groups": groups}
+
+    def kubeconfig(self, original: Path, folder: Path) -> Path:
+        """A kubeconfig with the token of another one, whose server is reached through this proxy."""
+        config = json.loads(original.read_text())
+        config["clusters"][0]["cluster"] = {"server": self.url}
+        path = folder / "front.kubeconfig"
+        path.write_text(json.dumps(config))
+        path.chmod(0o600)
+        return path
+
+
+@contextlib.contextmanager
+def serving(server: str, context: ssl.SSLContext) -> Iterator[ApiServerFront]:
+    """Runs the proxy while the context is open."""
+    front = ApiServerFront(server, context)
+    with asgi_server_thread.serving(front) as front.url:
+        yield front
