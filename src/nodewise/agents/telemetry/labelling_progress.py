@@ -80,8 +80,8 @@ class LabellingProgress:
             if policy_mode.has_labels(labelled.policy) and not labelled.awaits_metrics
         ]
         if pending is None:
-            uids = {labelled.policy.uid for labelled in evaluated}
-            self._by_uid = {uid: progress for uid, progress in self._by_uid.items() if uid in uids}
+            uids = [labelled.policy.uid for labelled in evaluated]
+            self._by_uid = {uid: self._by_uid[uid] for uid in uids if uid in self._by_uid}
             return
         by_uid: dict[str, _Progress] = {}
         refusals: dict[str, str] = {}
@@ -89,7 +89,7 @@ class LabellingProgress:
             uid = labelled.policy.uid
             labels = pending.get(verdict_labels.label_key(uid), {})
             refused = frozenset(labels.keys() & failures.keys())
-            unsafe = frozenset(node for node in refused if _admits_rejected_pods(labelled, labels[node]))
+            unsafe = frozenset(filter(lambda node: _admits_rejected_pods(labelled, labels[node]), refused))
             written_later = frozenset(labels.keys() - refused)
             by_uid[uid] = progress = _next_progress(self._by_uid.get(uid), written_later, unsafe, now_s)
             if refused:
