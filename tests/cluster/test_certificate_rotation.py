@@ -252,6 +252,70 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
     )
 
 
+def bundle_renamed(site: RotationFiles, content: bytes) -> None:
+    fresh = site.bundle.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.rename(site.bundle)
+
+
+def bundle_written_in_parts(site: RotationFiles, content: bytes) -> None:
+    """Overwrites the bundle, and stops twice in the middle of its last certificate, longer than nodewise needs."""
+    parts = [content[:-200], content[-200:-3], content[-3:]]
+    with site.bundle.open("wb", buffering=0) as file:
+        for part in parts:
+            file.write(part)
+            time.sleep(0.3)
+
+
+def bundle_swapped(site: RotationFiles, content: bytes) -> None:
+    """Replaces the bundle as a kubelet does, by a new target of the link `..data`."""
+    folder = site.folder / f"..{time.monotonic_ns()}"
+    folder.mkdir()
+    folder.joinpath(site.bundle.name).write_bytes(content)
+    for path, target in ((site.folder / "..data", folder.name), (site.bundle, f"..data/{site.bundle.name}")):
+        if path == site.bundle and path.is_symlink():
+            return
+        link = path.with_name(f"{path.name}.link")
+        link.symlink_to(target)
+        link.rename(path)
+
+
+BUNDLE_WAYS = (
+    (renamed, bundle_renamed),
+    (written_over, bundle_written_in_parts),
+    (swapped, bundle_swapped),
+)
+
+
+@pytest.mark.parametrize(("way", "bundle_way"), BUNDLE_WAYS, ids=["rename", "in-place", "swapped-link"])
+def test_connections_stay_while_serving_certificates_and_client_cas_are_added(
+    site: RotationFiles,
+    nodewise: ExtenderProcess,
+    way: Callable[[RotationFiles, IssuedCertificate, Callable[[], None]], None],
+    bundle_way: Callable[[RotationFiles, bytes], None],
+) -> None:
+    """The client's CA is the last one of each bundle. One connection is opened ahead, as Go's client does. Its first
+    call comes after all changes.
+    """
+    with (
+        steady_filter_calls.load(nodewise, site.identity) as load,
+        contextlib.closing(
+            steady_filter_calls.connection(nodewise, site.identity.context(ssl.TLSVersion.TLSv1_3))
+        ) as opened_ahead,
+    ):
+        for number in range(1, 6):
+            fresh = site.server_pair()
+            way(site, fresh, lambda: None)
+            load.sees(fresh.serial)
+            added = CertificateAuthority(site.folder, f"added-{number}")
+            bundle_way(site, added.ca_pem + site.ca.ca_pem)
+            wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") == number or None)  # noqa: B023
+            load.goes_on()
+        time.sleep(6)  # longer than --header-timeout
+        assert not steady_filter_calls.ask(opened_ahead), "the serving certificate has changed"
+    assert nodewise.events("connection_ended") == []
+
+
 def reloads(nodewise: ExtenderProcess, certificate: str) -> int:
     """The number of successful reloads of a certificate."""
     return len([event for event in nodewise.events("tls_reloaded") if event["certificate"] == certificate])

@@ -98,13 +98,19 @@ class ClientAuthorizer:
         self._metrics_registry = metrics_registry
         self._warned: set[tuple[str, CertificateIdentity]] = set()
 
-    def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Authorization:
+    def examine(
+        self,
+        transport: asyncio.BaseTransport,
+        chain: Sequence[bytes],
+        peer: str,
+        verified: Sequence[bytes] = (),
+    ) -> Authorization:
         """What the client may call. `chain`, DER, begins with its own certificate."""
         client = parse_client_certificate(chain[0] if chain else b"")
         secured = transport.get_extra_info("ssl_object")
         # a TLS 1.2 session that is resumed by its id proves only that it is the same client
         verified_by = None if secured.session_reused else transport.get_extra_info("sslcontext")
-        if not self._tls.admits(chain, verified_by):
+        if not self._tls.admits(chain, verified_by, verified):
             # the CA was replaced during the handshake, or the certificate has expired
             expected = "a certificate of the present client CA"
             return self._refuse_client("client_ca_changed", peer, client, expected)

@@ -58,6 +58,8 @@ class HttpConnection(asyncio.Protocol):
         authorizer: ClientAuthorizer | None,
     ) -> None:
         self.chain: tuple[bytes, ...] = ()
+        self.verified: tuple[bytes, ...] = ()
+        """The chain from its certificate to a trusted one, DER; empty if its session was resumed."""
         self.peer = ""
         """host:port; empty if unknown."""
         self._application = application
@@ -112,7 +114,12 @@ class HttpConnection(asyncio.Protocol):
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._authorizer is not None:
             self.chain = tls_handshake.peer_certificates(secured)
-            authorization = self._authorizer.examine(transport, self.chain, self.peer)
+            self.verified = tls_handshake.verified_certificates(secured)
+            authorization = self._authorizer.examine(transport, self.chain, self.peer, self.verified)
+            if authorization.refusal is None:
+                # Go opens connections that it may use only later. A POST that it sends on one that the server is
+                # closing fails, so they are closed after the time of idle connections, not after that of a header.
+                self._phase = Phase.IDLE
         self._client = RemotePeer(
             self.peer,
             str(local[0]).removeprefix("::ffff:") if local else "",
@@ -208,6 +215,11 @@ class HttpConnection(asyncio.Protocol):
         self._phase = Phase.ANSWERING if self._exchanges else Phase.IDLE
 
     # called by the server
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the end of the connection has begun. The client may still be reading the last response."""
+        return self._phase is Phase.CLOSING
 
     def close_when_idle(self) -> None:
         """Close: at once when idle, after the response when a request is being answered."""

@@ -76,8 +76,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     Scheduling."""
 
     header_timeout_s: _PositiveSeconds = 5.0
-    """Timeout of a request header, from the open connection or from the first byte of a following
-    request."""
+    """Timeout of a request header, from its first byte. Without an accepted client certificate, the first request of
+    a connection must also begin within this time."""
 
     header_bytes: int = 8192
     """Limit of request line and header in bytes. kube-scheduler sends less than 300."""
@@ -92,12 +92,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Timeout of sending a response, while the client does not read and the buffer is full."""
 
     keep_alive_s: _PositiveSeconds = 120.0
-    """Timeout of an idle connection. The default is above the 90 s after which Go's client closes it, so
-    that no request uses a closing connection."""
+    """Timeout of an idle connection, also before its first request. The default is above the 90 s after which Go's
+    client closes it, so that no request uses a closing connection."""
 
     connection_age_s: _PositiveSeconds = 300.0
     """Maximum age of a connection: it is closed with the next response, also after each change of the
-    certificate files. A client certificate is verified when a connection opens, so an expired one is accepted no longer
+    serving certificate. A client certificate is verified when a connection opens, so an expired one is accepted no longer
     than this."""
 
     max_connections: int = 512

@@ -153,10 +153,19 @@ def _content_or_problem(
 
 def _parse_certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(pem)
+        certificates = x509.load_pem_x509_certificates(pem)
     except ValueError:
         problems.append(Problem(field, f"{path} holds no certificate that can be read", "PEM certificates"))
         return []
+    # The parser skips a block without an end, so that a file would lose its last authority while it is being written.
+    begun = pem.count(b"-----BEGIN CERTIFICATE") + pem.count(b"-----BEGIN X509 CERTIFICATE")
+    last_line = pem.rstrip().rpartition(b"\n")[2]
+    if begun == len(certificates) and last_line and b"-----BEGIN CERTIFICAT".startswith(last_line):
+        begun += 1
+    if len(certificates) < begun:
+        actual = f"{path} begins {begun} certificates, of which {len(certificates)} are complete"
+        problems.append(Problem(field, actual, "complete PEM certificates"))
+    return certificates
 
 
 def _private_key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
@@ -167,7 +176,10 @@ def _private_key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_pat
         return "is encrypted"
     except (ValueError, UnsupportedAlgorithm):
         return "holds no private key that can be read"
-    matches = not chain or _public_key_bytes(key.public_key()) == _public_key_bytes(chain[0].public_key())
+    try:
+        matches = not chain or _public_key_bytes(key.public_key()) == _public_key_bytes(chain[0].public_key())
+    except (ValueError, UnsupportedAlgorithm):
+        return f"cannot be compared with the public key of {cert_path}"
     return "" if matches else f"does not match {cert_path}"
 
 

@@ -166,10 +166,10 @@ class HttpServer:
 
     def _reload_changed_certificates(self, tls: ServerCertificates) -> None:
         """Reload changed certificate files, and set the metric of the client certificate that expires first."""
-        before = tls.context
-        if tls.poll():
+        change = tls.poll()
+        if change.client_ca:
             self._close_untrusted_connections(tls)
-        if tls.context is not before:
+        if change.serving:
             self._close_connections_past_max_age(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
@@ -184,8 +184,8 @@ class HttpServer:
                 connection.finish()
 
     def _close_untrusted_connections(self, tls: ServerCertificates) -> None:
-        """After a change of the client CA: close connections whose certificate no longer verifies."""
+        """After a change of the client CA: close connections whose certificate no longer verifies, and no others."""
         for connection in list(self._connections.open):
-            if not tls.admits(connection.chain):
+            if not (connection.is_closing or tls.admits(connection.chain, verified=connection.verified)):
                 self._close_reasons.record("client_ca_changed", connection.peer)
                 connection.close_when_idle()

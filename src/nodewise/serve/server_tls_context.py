@@ -11,7 +11,7 @@ The pair and the client CA are read separately: a removed CA is no longer truste
 import ssl
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -67,27 +67,26 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
         leaf, *others = map(x509.load_der_x509_certificate, chain)
     except ValueError:
         return False
-    reached, between = leaf, others
+    # All issuers are followed: an authority that two roots have signed has two certificates with the same name and key.
+    reached, between = [leaf], others
     for _ in range(_LONGEST):
-        if not _is_valid(reached, now_s):
-            return False
-        if reached in authorities or _find_issuer(reached, authorities, now_s):
+        valid = [certificate for certificate in reached if _is_valid(certificate, now_s)]
+        if any(
+            certificate in authorities or _issuers(certificate, authorities, now_s) for certificate in valid
+        ):
             return True
-        issuer = _find_issuer(reached, between, now_s)
-        if issuer is None:
-            return False
-        reached, between = issuer, [certificate for certificate in between if certificate != issuer]
+        reached = [issuer for certificate in valid for issuer in _issuers(certificate, between, now_s)]
+        between = [certificate for certificate in between if certificate not in reached]
     return False
 
 
-def _find_issuer(
+def _issuers(
     certificate: x509.Certificate, candidates: Iterable[x509.Certificate], now_s: float
-) -> x509.Certificate | None:
-    """The authority that signed the certificate, if any of these did."""
-    return next(
-        (issuer for issuer in candidates if _is_signed_by(certificate, issuer) and _is_valid(issuer, now_s)),
-        None,
-    )
+) -> list[x509.Certificate]:
+    """The authorities among these that signed the certificate."""
+    return [
+        issuer for issuer in candidates if _is_signed_by(certificate, issuer) and _is_valid(issuer, now_s)
+    ]
 
 
 def _is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
@@ -110,6 +109,13 @@ def end_s(der: bytes) -> float:
         return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
     except ValueError:
         return float("inf")
+
+
+class CertificateChange(NamedTuple):
+    """Which files have new content in use."""
+
+    serving: bool
+    client_ca: bool
 
 
 class ServerCertificates:
@@ -153,32 +159,53 @@ class ServerCertificates:
             problems.extend(error.problems)
         if problems:
             raise BadSettings("TLS cannot be served", problems)
-        self._context = self._new_context()
+        self._use_current_files()
 
-    def _new_context(self) -> ServerContext:
-        return _context(self._pair.value, self._bundle.value if self._bundle is not None else None)
+    def _use_current_files(self) -> None:
+        self._context = _context(self._pair.value, self._bundle_value())
+        self._in_use = self._pair.value, self._bundle_value()
+
+    def _bundle_value(self) -> CertificateBundle | None:
+        return self._bundle.value if self._bundle is not None else None
 
     @property
     def context(self) -> ServerContext:
         """The context for the next connection."""
         return self._context
 
-    def admits(self, chain: Sequence[bytes], context: ssl.SSLContext | None = None) -> bool:
+    def admits(
+        self,
+        chain: Sequence[bytes],
+        context: ssl.SSLContext | None = None,
+        verified: Sequence[bytes] = (),
+    ) -> bool:
         """Whether a client's certificate, DER, followed by its chain, comes from the present client CA.
 
         `context` is that of a handshake that has just ended: if it has the present CA, OpenSSL has verified it.
+        `verified` is the chain that OpenSSL found in the handshake, up to a trusted certificate. It holds as long as
+        that certificate is trusted, also where OpenSSL accepts what `admits` does not, such as names in another
+        encoding.
         """
         if self._bundle is None or (
             isinstance(context, ServerContext) and context.bundle is self._bundle.value
         ):
             return True
-        return admits(self._bundle.value.authorities, chain, self._clock.now())
+        now_s, authorities = self._clock.now(), self._bundle.value.authorities
+        if verified:
+            certificates = [x509.load_der_x509_certificate(certificate) for certificate in verified]
+            is_valid = all(_is_valid(certificate, now_s) for certificate in certificates)
+            if is_valid and certificates[-1] in authorities:
+                return True
+        return admits(authorities, chain, now_s)
 
-    def poll(self) -> bool:
-        """Read changed files again; True if the client CA has changed."""
+    def poll(self) -> CertificateChange:
+        """Read changed files again. If this fails, the next call reports what has changed."""
         now_s = self._clock.now()
-        renewed = self._pair.poll(now_s)
-        swapped = self._bundle is not None and self._bundle.poll(now_s)
-        if renewed or swapped:
-            self._context = self._new_context()
-        return swapped
+        self._pair.poll(now_s)
+        if self._bundle is not None:
+            self._bundle.poll(now_s)
+        pair, bundle = self._in_use
+        change = CertificateChange(self._pair.value != pair, self._bundle_value() != bundle)
+        if any(change):
+            self._use_current_files()
+        return change

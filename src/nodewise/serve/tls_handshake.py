@@ -124,6 +124,12 @@ def peer_certificates(secured: ssl.SSLObject) -> tuple[bytes, ...]:
     return (own, *(der for der in map(_certificate_der, chain() or ()) if der != own))
 
 
+def verified_certificates(secured: ssl.SSLObject) -> tuple[bytes, ...]:
+    """The verified chain, DER, from the peer's certificate to a trusted one; empty in a resumed session."""
+    chain = getattr(secured, "get_verified_chain", None) or secured._sslobj.get_verified_chain  # type: ignore[attr-defined]  # noqa: SLF001
+    return tuple(map(_certificate_der, chain() or ()))
+
+
 def _certificate_der(certificate: Any) -> bytes:
     """The certificate as DER: bytes since Python 3.13, an object with PEM before."""
     if isinstance(certificate, bytes):

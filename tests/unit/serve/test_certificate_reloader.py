@@ -207,6 +207,24 @@ def authority(ends_days):
     return leaf.cert_chain_pems[0].bytes()
 
 
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path, order):
+    """A file that is written in place is incomplete for a moment. Without its last authority it would be valid."""
+    authorities = [trustme.CA().cert_pem.bytes() for _ in range(2)][order]
+    bundle, complete = tmp_path / "ca.crt", b"".join(authorities)
+    begin, end = len(authorities[0]), len(complete.rstrip())
+    paths = {"client_ca": str(bundle)}
+    for length in range(begin + 1, end):
+        bundle.write_bytes(complete[:length])
+        with pytest.raises(BadSettings, match="begins 2 certificates, of which 1 are complete"):
+            pem_files.read_trusted_certificates(paths, pem_files.read_contents(paths))
+    for content in (complete, complete.rstrip(), b"# --- clients ---\n" + complete + b"# end\n"):
+        bundle.write_bytes(content)
+        assert (
+            len(pem_files.read_trusted_certificates(paths, pem_files.read_contents(paths)).authorities) == 2
+        )
+
+
 def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert = tmp_path / "tls.crt"
     cert.write_text("text")

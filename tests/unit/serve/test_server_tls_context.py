@@ -1,4 +1,5 @@
 import asyncio
+import datetime as dt
 import socket
 import ssl
 import time
@@ -8,8 +9,9 @@ import pytest
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
@@ -396,6 +398,31 @@ def test_a_chain_holds_as_long_as_its_root_is_in_the_bundle(tls_files):
     assert not admits(certificates(trustme.CA()), leaf, authority)
 
 
+def test_a_chain_with_a_cross_signed_authority_holds_with_either_root(tls_files):
+    """The client sends the certificates that both roots signed for one authority, in any order."""
+    old, new = tls_files.client_ca, trustme.CA()
+    between = old.create_child_ca()
+    first = x509.load_pem_x509_certificate(between.cert_pem.bytes())
+    leaf = der(between.issue_cert("scheduler.example").cert_chain_pems[0].bytes())
+    (root,) = certificates(new)
+    second = (
+        x509.CertificateBuilder()
+        .subject_name(first.subject)
+        .issuer_name(root.subject)
+        .public_key(first.public_key())
+        .serial_number(1)
+        .not_valid_before(first.not_valid_before_utc)
+        .not_valid_after(first.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(serialization.load_pem_private_key(new.private_key_pem.bytes(), None), hashes.SHA256())
+    )
+    crosses = [authority.public_bytes(serialization.Encoding.DER) for authority in (first, second)]
+    for chain in (crosses, crosses[::-1]):
+        assert admits(certificates(old), leaf, *chain)
+        assert admits(certificates(new), leaf, *chain)
+        assert not admits(certificates(trustme.CA()), leaf, *chain)
+
+
 def test_who_is_no_authority_signs_nobody_in(tls_files):
     """A client certificate in the bundle authenticates only that client."""
     signer = tls_files.client_ca.issue_cert("scheduler.example")
@@ -488,10 +515,100 @@ async def test_a_ca_added_to_the_bundle_closes_nobody(tls_files):
                 == 1
             )
         )
-        assert (await old.ask("/echo")).status == 200
+        for _ in range(2):
+            answer = await old.ask("/echo")
+            assert (answer.status, answer.headers.get("connection")) == (200, None)
         assert (
             await send_request(server, tls_files.context(fresh.issue_cert("other.example")))
         ).status == 200
+
+
+async def test_a_new_serving_certificate_and_then_another_client_ca_keep_an_idle_connection(tls_files):
+    """The client sends its first request later than a header must end, as on connections that Go opens ahead."""
+    metrics_registry = MetricsRegistry()
+    options = tls_files.options(header_timeout_s=0.3)
+
+    def reloads(certificate: str) -> float:
+        return metric_value(metrics_registry, "tls_reloads_total", certificate=certificate, outcome="done")
+
+    async with (
+        run_server(options, metrics_registry=metrics_registry) as server,
+        open_client(server, tls_files.context()) as old,
+    ):
+        tls_files.write(tls_files.server_ca.issue_cert(*NAMES))
+        await wait_until(lambda: reloads("serving") == 1)
+        tls_files.write_client_ca(tls_files.client_ca, trustme.CA())
+        await wait_until(lambda: reloads("client_ca") == 1)
+        await asyncio.sleep(0.5)
+        answer = await old.ask("/echo")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert counted_close_reasons(metrics_registry) == []
+
+
+async def test_a_connection_stays_while_the_certificate_that_openssl_trusted_is_in_the_bundle(tls_files):
+    """OpenSSL compares names of issuers without their encoding, and accepts what a comparison of bytes does not."""
+    metrics_registry = MetricsRegistry()
+    authority, client = ca_with_another_encoding_of_its_name(tls_files)
+    other = trustme.CA().cert_pem.bytes()
+    contents = [other + authority, authority, authority + other, other]
+    tls_files.ca.write_bytes(authority)
+    async with (
+        run_server(tls_files.options(), metrics_registry=metrics_registry) as server,
+        open_client(server, client) as old,
+    ):
+        assert (await old.ask("/echo")).status == 200
+        for number, content in enumerate(contents, 1):
+            tls_files.ca.write_bytes(content)
+            await wait_until(
+                lambda: (
+                    metric_value(
+                        metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done"
+                    )
+                    == number  # noqa: B023
+                )
+            )
+            if authority in content:
+                assert (await old.ask("/echo")).status == 200
+        assert await old.rest() == b""
+
+
+def ca_with_another_encoding_of_its_name(tls_files) -> tuple[bytes, ssl.SSLContext]:
+    """The PEM certificate of a CA whose name is a PrintableString, and a client's context. The issuer in the client's
+    certificate is a UTF8String.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = dt.datetime.now(dt.UTC)
+
+    def signed(subject: x509.Name, public_key, extension) -> bytes:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "clients")]))
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(extension, critical=True)
+            .sign(key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+        )
+
+    printable = x509.NameAttribute(NameOID.COMMON_NAME, "clients", _ASN1Type.PrintableString)
+    authority = signed(
+        x509.Name([printable]), key.public_key(), x509.BasicConstraints(ca=True, path_length=None)
+    )
+    own = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:kube-scheduler")])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    pair = tls_files.folder / "client.pem"
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    pair.write_bytes(
+        own.private_bytes(encoding, form, serialization.NoEncryption())
+        + signed(subject, own.public_key(), usage)
+    )
+    context = tls_files.trusting()
+    context.load_cert_chain(pair)
+    return authority, context
 
 
 async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(tls_files):
