@@ -2,19 +2,22 @@
 
 import contextlib
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from nodewise import clock
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.extender_process import HOT, OWN_NAMESPACE, heated
+from tests.cluster.extender_process import HOT, NODEWISE, OWN_NAMESPACE, heated
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.hostile.broken_agent_packages import BROKEN_PACKAGES
 
 LEASE_S = 5 + 2.2
 """Seconds after which the Lease of a dead leader changes: it lasts 5 s and is checked at least every 2.2 s."""
@@ -102,3 +105,31 @@ def test_the_other_replica_takes_over_when_the_leader_is_killed(
             assert not lease["spec"].get("holderIdentity")
             evaluated = clock.parse_rfc3339(lease["metadata"]["annotations"]["nodewise.io/last-evaluation"])
             assert abs(clock.parse_rfc3339(lease["spec"]["renewTime"]) - evaluated) < SLACK_S
+
+
+def test_broken_agent_packages_stop_neither_labels_nor_the_doctor(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The settings file is one of an extender that used the agents before an upgrade."""
+    for number, install in enumerate(BROKEN_PACKAGES.values()):
+        install(tmp_path / "site", f"broken{number}")
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("telemetry: {max_age: 2m}\nbroken0: {label: a}\nbroken1_wait: 5s\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("NODEWISE_CONFIG", str(settings))
+    heated(sandbox, metrics, {"a": 90, "b": 50}, deschedule=[HOT])
+    with replica(controller_user(plane), tmp_path) as running:
+        until_labelled(sandbox, "a", "violating")
+        until_valid(sandbox, "pol")
+        lines = [line for line in running.process.log.read_text().splitlines() if line.startswith("{")]
+        events = [json.loads(line) for line in lines]
+        ignored = [event["agent"] for event in events if event["event"] == "agent_settings_ignored"]
+        assert ignored == ["broken0", "broken1"]
+    command = [NODEWISE, "doctor", "-o", "json", f"--kubeconfig={plane.admin.kubeconfig}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert json.loads(done.stdout)["checked"]

@@ -1,6 +1,6 @@
 """Installs packages with an agent that is created from the template and then broken."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodewise.cli.agents import agent_package_scaffold
@@ -33,3 +33,52 @@ def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1
     metadata.mkdir()
     metadata.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     metadata.joinpath("entry_points.txt").write_text(f"[nodewise.agents]\n{name} = {package}:KIND\n")
+
+
+Installer = Callable[[Path, str], None]
+"""Installs a package of an agent of this name into a folder."""
+
+
+def _changed(part: str, text: str) -> Installer:
+    """A package with this text in place of the beginning of a declaration. NAME is the name of the agent."""
+    return lambda site, name: install(site, name, {part.replace("NAME", name): text.replace("NAME", name)})
+
+
+def _entry_points(content: bytes, *, has_metadata: bool = True) -> Installer:
+    """The metadata of a package without code."""
+
+    def write(site: Path, name: str) -> None:
+        package = agent_package_scaffold.agent_package_name(name)
+        metadata = site / f"{package}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        if has_metadata:
+            text = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+            metadata.joinpath("METADATA").write_text(text)
+        lines = b"[nodewise.agents]\n" + content.replace(b"NAME", name.encode()) + b"\n"
+        metadata.joinpath("entry_points.txt").write_bytes(lines)
+
+    return write
+
+
+_OPTION = 'NAME_label: str = "NAME/limit"'
+BROKEN_PACKAGES: Mapping[str, Installer] = {
+    "an import that fails": _changed(KIND, "import nowhere\nKIND: Final = "),
+    "a syntax error": _changed(KIND, "KIND: Final = = "),
+    "an exception": _changed(KIND, "raise RuntimeError('at import')\nKIND: Final = "),
+    "an exception beside Exception": _changed(KIND, "raise BaseException('at import')\nKIND: Final = "),
+    "the end of the process": _changed(KIND, "raise SystemExit(3)\nKIND: Final = "),
+    "a number in place of the kind": _changed(KIND, "KIND: Final = 7 #"),
+    "no kind": _changed(KIND, "OTHER: Final = "),
+    "an option with another prefix": _changed(_OPTION, 'sync_period_s: str = "NAME/limit"'),
+    "a default of another type": _changed(_OPTION, f'{_OPTION}\n    NAME_wait_s: str = "5"'),
+    "a required option": _changed(_OPTION, "NAME_label: str"),
+    "a module that is not installed": _entry_points(b"NAME = nowhere:KIND"),
+    "a value that names no object": _entry_points(b"NAME = not a module!"),
+    "an invalid name": _entry_points(b"Agent NAME = nowhere:KIND"),
+    "a name without value": _entry_points(b"NAME"),
+    "a file that is not text": _entry_points(b"NAME = \xff\xfe:KIND"),
+    "no metadata": _entry_points(b"NAME = nowhere:KIND", has_metadata=False),
+}
+"""Packages of an agent that cannot be used, by the defect."""
+UNREADABLE_NAMES = ("an invalid name", "a name without value", "a file that is not text")
+"""The defects with which nodewise cannot know the name of the agent."""

@@ -2,13 +2,15 @@
 
 A folder whose `__init__.py` has a `KIND` is a built-in agent; `nodewise agents new` copies the folder `template`.
 A third-party agent is an entry point of the group `nodewise.agents`, `name = "package.module:KIND"`; its results are
-validated (`extender.third_party_agents`). A broken agent has no effect unless `--agents` names it.
+validated (`extender.third_party_agents`). A broken agent has no effect unless `--agents` names it, so commands list
+agents with `list_usable_agent_kinds`; `load` is for an agent that the user names.
 """
 
+import itertools
 import pkgutil
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
 from typing import Final, NamedTuple, cast
 
 import nodewise
@@ -57,6 +59,8 @@ def load(name: str, argument: str = "--agents") -> AgentKind:
                 raise BadSettings("agents", [Problem(argument, why, "")])
             return agent.kind
     expected = "one of " + ", ".join(names()) + did_you_mean(name, names())
+    if unreadable := _read_entry_points().unreadable:
+        expected += f"; the entry points of {', '.join(unreadable)} cannot be read"
     raise BadSettings("agents", [Problem(argument, repr(name), expected)])
 
 
@@ -92,10 +96,8 @@ def find_third_party_agents() -> list[InstalledAgent]:
     agents: list[InstalledAgent] = []
     usable_kinds = built_in_agent_kinds()
     for entry in _entry_points():
-        package = entry.dist
-        origin = Origin(
-            entry.name, package.name if package else entry.value, package.version if package else ""
-        )
+        package, version = _name_and_version(entry.dist) if entry.dist else ("", "")
+        origin = Origin(entry.name, package or entry.value, version)
         if any(agent.origin.agent == entry.name for agent in agents):
             agents.append(InstalledAgent(origin, None, "another package has an agent of this name"))
             continue
@@ -110,9 +112,47 @@ def _import_built_in_agent(name: str) -> AgentKind:
     return cast("AgentKind", import_module(f"{__name__}.{name.replace('-', '_')}").KIND)
 
 
+class _EntryPoints(NamedTuple):
+    """The entry points of agents of all packages, and the packages whose entry points cannot be read."""
+
+    readable: tuple[EntryPoint, ...]
+    unreadable: tuple[str, ...]
+
+
 def _entry_points() -> list[EntryPoint]:
-    entries = (entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name not in built_in_names())
+    entries = (entry for entry in _read_entry_points().readable if entry.name not in built_in_names())
     return sorted(entries, key=lambda entry: entry.name)
+
+
+@cache
+def _read_entry_points() -> _EntryPoints:
+    try:
+        return _EntryPoints(tuple(entry_points(group=ENTRY_POINT_GROUP)), ())
+    except Exception:  # noqa: BLE001 - `importlib.metadata` has no error of its own for a damaged file of one package
+        return _read_entry_points_by_package()
+
+
+def _read_entry_points_by_package() -> _EntryPoints:
+    """Reads each package by itself, which takes longer. Of two installations of a package, the first counts."""
+    readable: dict[str, EntryPoints] = {}
+    unreadable: list[str] = []
+    for package in distributions():
+        name = _name_and_version(package)[0]
+        if name in readable:
+            continue
+        try:
+            readable[name] = package.entry_points.select(group=ENTRY_POINT_GROUP)
+        except Exception:  # noqa: BLE001 - as above
+            unreadable.append(name)
+    return _EntryPoints(tuple(itertools.chain.from_iterable(readable.values())), tuple(unreadable))
+
+
+def _name_and_version(package: Distribution) -> tuple[str, str]:
+    """The name and version of a package; texts without content where its metadata has none, or cannot be read."""
+    try:
+        return package.name or "", package.version or ""
+    except Exception:  # noqa: BLE001 - as above
+        return "", ""
 
 
 @cache

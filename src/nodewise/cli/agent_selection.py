@@ -6,10 +6,11 @@ from typing import Any, Final, cast
 from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.bind_plugin_interface import BindPlugin
-from nodewise.cli import object_and_metric_sources
+from nodewise.cli import object_and_metric_sources, options_from_settings
 from nodewise.cli.decide_inputs import PodPlacement
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.setting_declarations import Group, list_settings
+from nodewise.cli.settings_file import InstalledAgents
 from nodewise.configure.scheduler_configuration import AgentRole
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import agent_chain
@@ -18,6 +19,20 @@ from nodewise.extender.waiting_pods import WaitingPodFields
 from nodewise.kube.struct_type_merge import merge
 
 _MAX_DIGITS: Final = 18
+
+
+def agents_of_settings_files() -> InstalledAgents:
+    """The agents whose settings a settings file may contain. Those that cannot be used stop no command."""
+    kinds: list[AgentKind] = []
+    unusable: dict[str, str] = {}
+    for (name, package, version), kind, why in agents.installed():
+        if kind is not None and not (why := find_settings_conflict(kind, GROUPS)):
+            kinds.append(kind)
+        else:
+            unusable[name] = f"{package} {version}".strip() + f": {why}"
+    for kind in kinds:
+        unusable.pop(kind.name, None)  # a second package with an agent of this name
+    return InstalledAgents(kinds, unusable)
 
 
 def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
@@ -47,6 +62,10 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
         merge("Pod", WaitingPodFields, PodPlacement, kind.pod_fields)
     except TypeError as error:
         return str(error)
+    try:
+        options_from_settings.click_parameters(kinds=[cast("AgentKind", kind)], has_file=False)
+    except Exception as error:  # noqa: BLE001 - any type, default and docstring may be declared
+        return f"its options cannot be made flags: {type(error).__name__}: {error}"
     flags = {setting.field: setting.flag for group in groups for setting in list_settings(group)}
     shared = [flags[setting.field] for setting in list_settings(kind.options) if setting.field in flags]
     return f"its option {shared[0]} is one of nodewise's own" if shared else ""

@@ -6,6 +6,7 @@ import msgspec
 
 from nodewise import agents
 from nodewise.cli import (
+    agent_selection,
     extender_options,
     large_memory_blocks,
     leader_wiring,
@@ -110,7 +111,7 @@ command = options_from_settings.create_click_command(
         kinds=[TELEMETRY],
         # a settings file of the extender is accepted; of a setting with two defaults, that of the controller applies
         known=[group for group in extender_options.GROUPS if group is not KubeOptions],
-        known_kinds=[agents.load(name) for name in agents.names()],
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Label nodes and write the status of policies.",
 )

@@ -346,6 +346,7 @@ command = options_from_settings.create_click_command(
         ChainOptions,
         kinds=agent_selection.agents_without_conflicts(*GROUPS),
         known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Decide offline, or for a whole cluster.",
 )

@@ -73,7 +73,11 @@ def run(command_line: CommandLine) -> None:
 command = options_from_settings.create_click_command(
     "extender",
     run,
-    options_from_settings.click_parameters(*GROUPS, kinds=agent_selection.agents_without_conflicts(*GROUPS)),
+    options_from_settings.click_parameters(
+        *GROUPS,
+        kinds=agent_selection.agents_without_conflicts(*GROUPS),
+        known_agents=agent_selection.agents_of_settings_files,
+    ),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )

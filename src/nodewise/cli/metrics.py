@@ -12,6 +12,7 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.agents.telemetry import KIND
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.cli import (
+    agent_selection,
     decide_inputs,
     decide_metrics,
     exit_codes,
@@ -302,6 +303,7 @@ command = options_from_settings.create_click_command(
         RefreshOptions,
         PrometheusOptions,
         known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="List the metrics of nodes, and the policies that use them.",
 )

@@ -19,7 +19,7 @@ from nodewise.cli import older_program_flags, setting_declarations, settings_fil
 from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
 from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
-from nodewise.cli.settings_file import AgentSections
+from nodewise.cli.settings_file import AgentSections, InstalledAgents
 from nodewise.cli.unknown_variables import warn_of_unknown_variables
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube.options import KubeOptions
@@ -134,29 +134,26 @@ def click_parameters(
     *groups: Group,
     kinds: "Sequence[AgentKind]" = (),
     known: Sequence[Group] = (),
-    known_kinds: "Sequence[AgentKind]" = (),
+    known_agents: Callable[[], InstalledAgents] = InstalledAgents,
     has_file: bool = True,
 ) -> list[click.Parameter]:
     """The parameters of a command that takes these groups and these agents' settings.
 
     The fields of `CommandOptions` come first, then `--config` if the command takes settings or knows groups, then the
     settings. A setting that several groups have is one option. The file may also contain settings of the groups
-    `known` and of the agents `known_kinds`; settings for which the command has no option have no effect.
+    `known` and of `known_agents`, which is called only if there is a file; settings for which the command has no option
+    have no effect.
     """
     own = [group for group in groups if issubclass(group, CommandOptions)]
     shared = [group for group in groups if group not in own]
     own_settings = itertools.chain.from_iterable(map(setting_declarations.list_settings, own))
     file = (
-        [settings_file.config_option([*shared, *known], _without_duplicates([*kinds, *known_kinds]))]
+        [settings_file.config_option([*shared, *known], kinds, known_agents)]
         if has_file and (shared or known)
         else []
     )
     shared_options = map(_create_shared_option, setting_declarations.merge_settings(shared, kinds))
     return [*map(_create_click_parameter, own_settings), *file, *shared_options]
-
-
-def _without_duplicates(kinds: "Iterable[AgentKind]") -> "list[AgentKind]":
-    return list({kind.name: kind for kind in kinds}.values())
 
 
 def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:

@@ -13,6 +13,7 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import PolicyKey
 from nodewise.agents.telemetry.state import POLICY_KINDS
 from nodewise.cli import (
+    agent_selection,
     decide_inputs,
     decide_metrics,
     exit_codes,
@@ -383,6 +384,7 @@ command = options_from_settings.create_click_command(
         PrometheusOptions,
         kinds=[KIND],
         known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Show what changes if policies replace others.",
 )

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise import agents, clock, quantity, safe_yaml_loader
+from nodewise import clock, quantity, safe_yaml_loader
 from nodewise.agents.telemetry.hysteresis import HoldTimes
 from nodewise.cli import (
+    agent_selection,
     decide_inputs,
     decide_metrics,
     options_from_settings,
@@ -371,7 +372,7 @@ command = options_from_settings.create_click_command(
         RefreshOptions,
         PrometheusOptions,
         known=GROUPS,
-        known_kinds=[agents.load(name) for name in agents.names()],
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Print a policy with a threshold that fits a metric.",
 )

@@ -13,7 +13,7 @@ from nodewise import clock
 from nodewise.agents.telemetry import KIND
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.cli import exit_codes, options_from_settings, terminal_output
+from nodewise.cli import agent_selection, exit_codes, options_from_settings, terminal_output
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import CommandLine
@@ -255,6 +255,11 @@ def _mismatch_lines(result: PolicyTestResult) -> Iterator[str]:
 command = options_from_settings.create_click_command(
     "test",
     run,
-    options_from_settings.click_parameters(PolicyTestOptions, kinds=[KIND], known=GROUPS),
+    options_from_settings.click_parameters(
+        PolicyTestOptions,
+        kinds=[KIND],
+        known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
+    ),
     short_help="Run tests of policies.",
 )

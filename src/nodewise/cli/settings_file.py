@@ -1,17 +1,20 @@
 """Reads the file of `--config`: settings by key, and sections with the settings of one agent."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from nodewise import safe_yaml_loader
+from nodewise.cli import terminal_output
 from nodewise.cli.click_parameter_types import click_type_of_setting
 from nodewise.cli.setting_declarations import Group, Setting, list_settings, merge_settings
 from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.observe import logs
 
 if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
@@ -27,6 +30,23 @@ class ConfigFile(NamedTuple):
     values: Mapping[str, Any]
     sections: Mapping[str, Mapping[str, Any]]
     """By agent."""
+    ignored: tuple[str, ...] = ()
+    """Agents that cannot be used, whose settings are in the file."""
+
+
+class InstalledAgents(NamedTuple):
+    """The agents that are installed, by whether they can be used."""
+
+    kinds: "Sequence[AgentKind]" = ()
+    unusable: Mapping[str, str] = MappingProxyType({})
+    """Names of agents that cannot be used, with their package and the reason."""
+
+    def unusable_owner(self, key: Any) -> str | None:
+        """The unusable agent that a key of a file belongs to: its name, or the name of one of its settings."""
+        names = (
+            name for name in self.unusable if key == name or str(key).startswith(name.replace("-", "_") + "_")
+        )
+        return max(names, key=len, default=None)
 
 
 class AgentSections(NamedTuple):
@@ -45,12 +65,20 @@ class AgentSections(NamedTuple):
         }
 
 
-def config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
-    """The option `--config` of a command with these groups and the options of these agents."""
+def config_option(
+    groups: Sequence[Group], kinds: "Sequence[AgentKind]", known_agents: Callable[[], InstalledAgents]
+) -> click.Option:
+    """The option `--config` of a command with these groups and the options of these agents. The file may also contain
+    settings of `known_agents`, which are found only if there is a file.
+    """
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         if path:
-            file = read_config_file(path, groups, kinds)
+            agents = known_agents()
+            known = {kind.name: kind for kind in [*kinds, *agents.kinds]}
+            file = read_config_file(path, groups, [*known.values()], agents)
+            for agent in file.ignored:
+                _warn_of_ignored_settings(ctx, path, agent, agents.unusable[agent])
             ctx.default_map = dict(file.values)
             ctx.params[SECTIONS] = AgentSections(path, file.sections, ctx)
 
@@ -66,23 +94,45 @@ def config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> clic
     )
 
 
-def read_config_file(path: str, groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> ConfigFile:
-    """The settings of a file. `BadSettings` with all problems of the file, and the closest key for an unknown one."""
+def _warn_of_ignored_settings(ctx: click.Context, path: str, agent: str, why: str) -> None:
+    """Warn in the log of a server, on stderr of other commands."""
+    if any(parameter.name == "log_format" for parameter in ctx.command.params):
+        logs.emit_later("agent_settings_ignored", file=path, agent=agent, why=why)
+    else:
+        terminal_output.print_message(
+            f"Warning: {path}: the settings of the agent {agent} are ignored: it cannot be used ({why})"
+        )
+
+
+def read_config_file(
+    path: str,
+    groups: Sequence[Group],
+    kinds: "Sequence[AgentKind]",
+    installed: InstalledAgents = InstalledAgents(),  # noqa: B008 - a tuple cannot change
+) -> ConfigFile:
+    """The settings of a file. `BadSettings` with all problems of the file, and the closest key for an unknown one.
+
+    Settings of an installed agent that cannot be used have no declaration to check them against, and are ignored: an
+    upgrade that breaks its package must not stop the commands that use other agents.
+    """
     settings = {setting.field: setting for setting in merge_settings(groups, kinds)}
     agents = {kind.name: kind for kind in kinds}
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}
+    ignored: dict[str, None] = {}
     keys = {setting.key: setting for setting in settings.values()}
     for key, value in _load_yaml_mapping(path).items():
         if key in agents and isinstance(value, dict):
             place = _SettingsReader(f"{path}: {key}", _section_keys(agents[key], settings), problems)
             sections[key] = place.values(value)
+        elif key not in keys and (owner := installed.unusable_owner(key)):
+            ignored[owner] = None
         else:
             values |= _SettingsReader(path, keys, problems, agents).values({key: value})
     if problems:
         raise BadSettings("settings", problems)
-    return ConfigFile(values, sections)
+    return ConfigFile(values, sections, tuple(ignored))
 
 
 def _load_yaml_mapping(path: str) -> dict[Any, Any]:

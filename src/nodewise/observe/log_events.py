@@ -61,6 +61,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "A variable whose name begins with NODEWISE_ is no setting and has no effect; `closest` is the most similar"
         " setting.",
     ),
+    "agent_settings_ignored": LogEvent(
+        "warning",
+        "The settings file has settings of an agent that cannot be used; they have no effect. `why` names its package.",
+    ),
     "variable_ignored": LogEvent(
         "warning",
         "An environment variable of an older program has an invalid value; the default is used.",

@@ -96,8 +96,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     client closes it, so that no request uses a closing connection."""
 
     connection_age_s: _PositiveSeconds = 300.0
-    """Maximum age of a connection: it is closed with the next response, also after each change of the
-    serving certificate. A client certificate is verified when a connection opens, so an expired one is accepted no longer
+    """Maximum age of a connection: it is closed with the next response, also after each change of the serving
+    certificate. A client certificate is verified when a connection opens, so an expired one is accepted no longer
     than this."""
 
     max_connections: int = 512

@@ -6,8 +6,13 @@ from typing import Annotated, Any, Final, Literal
 
 import click
 
-from nodewise import agents
-from nodewise.cli import exit_codes, extender_options, options_from_settings, terminal_output
+from nodewise.cli import (
+    agent_selection,
+    exit_codes,
+    extender_options,
+    options_from_settings,
+    terminal_output,
+)
 from nodewise.cli.annotate import older_environment_variables, report, runner
 from nodewise.cli.annotate.runner import AnnotateOptions, AnnotationResult
 from nodewise.cli.command_help import SectionedCommand
@@ -99,7 +104,7 @@ command = options_from_settings.create_click_command(
         ClusterOptions,
         *GROUPS,
         known=extender_options.GROUPS,
-        known_kinds=[agents.load(name) for name in agents.names()],
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Write statistics of nodes as annotations.",
     kind=_AnnotateCommand,

@@ -114,7 +114,10 @@ command = options_from_settings.create_click_command(
     "render-scheduler",
     run,
     options_from_settings.click_parameters(
-        RenderSchedulerOptions, kinds=agent_selection.agents_without_conflicts(*GROUPS), known=GROUPS
+        RenderSchedulerOptions,
+        kinds=agent_selection.agents_without_conflicts(*GROUPS),
+        known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Print a configuration of kube-scheduler.",
 )

@@ -18,7 +18,7 @@ import msgspec
 
 from nodewise import clock
 from nodewise.agents.telemetry import KIND
-from nodewise.cli import decide_inputs, options_from_settings
+from nodewise.cli import agent_selection, decide_inputs, options_from_settings
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_backtest import history_reading, text_report
@@ -156,7 +156,13 @@ command = options_from_settings.create_click_command(
     "backtest",
     run,
     options_from_settings.click_parameters(
-        BacktestOptions, ClusterOptions, RefreshOptions, PrometheusOptions, kinds=[KIND], known=GROUPS
+        BacktestOptions,
+        ClusterOptions,
+        RefreshOptions,
+        PrometheusOptions,
+        kinds=[KIND],
+        known=GROUPS,
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Evaluate policies over the history of their metrics.",
 )

@@ -204,7 +204,11 @@ command = options_from_settings.create_click_command(
     "bursts",
     run,
     options_from_settings.click_parameters(
-        BurstOptions, ChainOptions, WindowOptions, kinds=_agents_reading_pods_only()
+        BurstOptions,
+        ChainOptions,
+        WindowOptions,
+        kinds=_agents_reading_pods_only(),
+        known_agents=agent_selection.agents_of_settings_files,
     ),
     short_help="Place bursty pods with scoring agents.",
 )
