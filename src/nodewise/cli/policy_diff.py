@@ -1,7 +1,7 @@
 """`nodewise policy diff`: what changes for nodes and pods if policies replace others."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
@@ -11,7 +11,7 @@ from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry import KIND, policy_conditions
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.state import POLICY_KINDS
+from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
@@ -88,7 +88,14 @@ class PolicyComparison(NamedTuple):
     """Node, key, and values before and after."""
     missing: str = ""
     """Which metrics of the compared policies have no value on any node, and why; empty if all have values."""
+    has_values: bool = True
+    """Whether a rule of the compared policies is valid and its metric has a value."""
     history: HistoryComparison | None = None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether anything was compared, now or in the history."""
+        return self.has_values or self.history is not None
 
     @property
     def has_changes(self) -> bool:
@@ -114,7 +121,7 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  nothing changes; with --since, at the times that could be compared
-      1  a file or the cluster cannot be read
+      1  a file or the cluster cannot be read, or no rule could be compared
       2  the command line or a setting is invalid
       3  a node changes for a pod, or a node label changes
     """
@@ -140,6 +147,10 @@ def run(command_line: CommandLine) -> None:
         _print_text(comparison)
     if comparison.has_changes:
         click.get_current_context().exit(exit_codes.NO)
+    if not comparison.is_comparable:
+        expected = "at least one; `nodewise policy lint` checks the policies"
+        actual = "no rule that can be evaluated with a metric that has values"
+        raise BadInput("policy diff", [Problem(f"{own.old}, {own.new}", actual, expected)])
 
 
 def _read_policies(path: str, options: TelemetryOptions) -> Objects:
@@ -180,8 +191,10 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     nodes = NodeIndex(inputs.node_names)
     before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
     groups = _group_pods(before, after, inputs)
-    missing = _missing_metrics((before, after), (old, new), snapshot)
-    comparison = _compare_moments(before, after, groups)._replace(missing=missing)
+    states = [*_states_of(before, old), *_states_of(after, new)]
+    comparison = _compare_moments(before, after, groups)._replace(
+        missing=_missing_metrics(states, snapshot), has_values=_have_values(states)
+    )
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
@@ -199,14 +212,26 @@ def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nod
     return timeline.advance(at, responses, nodes)
 
 
-def _missing_metrics(moments: Sequence[Moment], sides: Sequence[Objects], snapshot: MetricsSnapshot) -> str:
-    """Which metrics of the compared policies have no value on any node, and why; empty if all have values."""
-    causes: dict[str, Cause] = {}
-    for moment, side in zip(moments, sides, strict=True):
-        for name, kind in POLICY_KINDS.items():
-            for namespace, policy in side.get(name, {}):
-                state = moment.state.policies.get(PolicyKey(kind, namespace, policy))
-                causes.update(state.unfetched if state else {})
+def _states_of(moment: Moment, side: Objects) -> Iterator[PolicyState]:
+    """The states of the policies of one side."""
+    for name, kind in POLICY_KINDS.items():
+        for namespace, policy in side.get(name, {}):
+            if state := moment.state.policies.get(PolicyKey(kind, namespace, policy)):
+                yield state
+
+
+def _have_values(states: Sequence[PolicyState]) -> bool:
+    """Whether a rule of these policies is valid, and its metric has a value on a node."""
+    return any(
+        comparison.metric_request().key not in state.unfetched
+        for state in states
+        for comparison in state.policy.usable_comparisons()
+    )
+
+
+def _missing_metrics(states: Sequence[PolicyState], snapshot: MetricsSnapshot) -> str:
+    """Which metrics of these policies have no value on any node, and why; empty if all have values."""
+    causes: dict[str, Cause] = {key: cause for state in states for key, cause in state.unfetched.items()}
     return policy_conditions.missing_metrics_text(
         {key: snapshot.causes.get(key, cause) for key, cause in sorted(causes.items())}
     )
@@ -252,6 +277,8 @@ def _print_text(comparison: PolicyComparison) -> None:
 
 def _unchanged_text(comparison: PolicyComparison) -> str:
     """That nothing changes, and what this does not include."""
+    if not comparison.is_comparable:
+        return "nothing was compared"
     now = " now" if comparison.history else ""
     return f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
 

@@ -201,12 +201,22 @@ def test_a_history_without_values_is_an_error(folder: Path, monkeypatch: pytest.
 def test_a_metric_without_values_is_named(folder: Path) -> None:
     (folder / "inputs" / "metrics.csv").write_text("a,tmp,50\n")
     result = diff(folder, _POLICY.replace("above: 80", "above: 70"))
-    assert (result.stdout, result.exit_code) == ("nothing changes, as far as metrics have values\n", 0)
+    assert result.stdout == "nothing was compared\n"
+    assert isinstance(result.exception, BadInput)
     [warning] = result.stderr.splitlines()
     assert warning.startswith(
         "nodewise: Warning: no node has a value of temp: the file of --metrics has no metric"
     )
     assert warning.endswith("; rules with these metrics are not compared")
+
+
+def test_one_of_two_metrics_without_values_is_named(folder: Path) -> None:
+    (folder / "inputs" / "metrics.csv").write_text("a,tmp,50\n")
+    both = _POLICY.replace("above: 80}", "above: 80}\n  - {metric: tmp, above: 90}")
+    (folder / "old.yaml").write_text(both)
+    result = diff(folder, both.replace("above: 80", "above: 70"))
+    assert (result.stdout, result.exit_code) == ("nothing changes, as far as metrics have values\n", 0)
+    assert "no node has a value of temp" in result.stderr
 
 
 def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
