@@ -22,7 +22,7 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
-from nodewise.doctor.finding_catalogue import CATALOGUE, Severity
+from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, Severity
 from nodewise.doctor.findings import PAGE, Finding, Report
 from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.kube import client_tls, credentials, kubeconfig
@@ -104,6 +104,8 @@ def run(command_line: CommandLine) -> None:
     logs.configure("error")
     settings = command_line.settings(DoctorOptions)
     _check_finding_ids(settings.skip)
+    if set(settings.skip) >= set(CATALOGUE) - {NOT_CHECKED}:
+        raise BadSettings("settings", [Problem("--skip", "every finding", "at least one that is left")])
     report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if not report.has_no_errors_or_warnings:

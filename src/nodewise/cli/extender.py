@@ -18,6 +18,7 @@ from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
 from nodewise.clock import SystemClock
+from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -58,6 +59,11 @@ def run(command_line: CommandLine) -> None:
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
+    if not any(name.strip() for name in own.agents.split(",")):
+        # without an agent the response to each request would be that every node is suitable
+        raise BadSettings(
+            "settings", [Problem("--agents", shown(own.agents), "the name of at least one agent")]
+        )
     agents = agent_selection.load_agents_by_name(
         (name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS
     )

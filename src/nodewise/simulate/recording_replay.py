@@ -78,6 +78,15 @@ class Tally(msgspec.Struct):
     """Pods with a difference, by `namespace/name`."""
 
     @property
+    def is_cut_off(self) -> bool:
+        return self.end == "cut off"
+
+    @property
+    def compared(self) -> int:
+        """Requests whose response was compared with the recorded one."""
+        return self.same + self.different
+
+    @property
     def requests(self) -> int:
         return self.same + self.different + self.unanswered
 

@@ -66,7 +66,7 @@ def run(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  written, or ended by SIGTERM or SIGINT
-      1  with --once: a node could not be written or measured
+      1  with --once: a node could not be written or measured, or there is no node
       2  the command line or a setting is invalid
     """
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}

@@ -74,6 +74,8 @@ def format_patch_summary(plan: AnnotationPlan, written: WriteResult) -> str:
 def list_failure_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
     """Failures, and a hint if the values come from a single sample."""
     yield from plan.failures
+    if not (plan.patches.nodes or plan.patches.not_ready or plan.patches.unmeasured):
+        yield "no node: found none in the cluster, expected at least one"
     if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
         yield (
             "one sample has a mean and no deviation: let `nodewise annotate` run, without --once, or give"

@@ -81,8 +81,9 @@ class AnnotationResult(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was measured and written."""
-        has_gaps = self.plan.failures or self.plan.patches.unmeasured
+        """Whether everything was measured and written, for at least one node."""
+        patches = self.plan.patches
+        has_gaps = self.plan.failures or patches.unmeasured or not (patches.nodes or patches.not_ready)
         return not has_gaps and not (self.written is not None and self.written.failed)
 
 

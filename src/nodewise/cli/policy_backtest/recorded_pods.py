@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(_FilterBody).decode
 def read(path: str) -> list[PodStart]:
     """The pods of the filter requests, oldest first. A pod started at its last request; its node is not known.
 
-    `BadInput` if the file is no recording.
+    `BadInput` if the file is no recording, or has no pod.
     """
     pods: dict[str, PodStart] = {}
     try:
@@ -49,6 +49,11 @@ def read(path: str) -> list[PodStart]:
                         pods[pod[0]] = pod[1]
     except OSError as error:
         raise BadInput("recording", [Problem(path, error.strerror or str(error), "a file")]) from error
+    if not pods:
+        problem = Problem(
+            path, "no filter request with a pod", "a recording of an extender that kube-scheduler called"
+        )
+        raise BadInput("recording", [problem])
     return sorted(pods.values(), key=lambda pod: pod.started_at)
 
 

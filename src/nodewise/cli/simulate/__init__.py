@@ -73,7 +73,7 @@ def replay(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  all responses are equal to the recorded ones
-      1  the recording cannot be read
+      1  the recording cannot be read, or has no response that can be compared
       2  the command line or a setting is invalid
       3  a response differs
     """
@@ -81,8 +81,22 @@ def replay(command_line: CommandLine) -> None:
     own = command_line.settings(ReplayOptions)
     result = _replay_recording(Path(own.file), own.policies, _values_of_given_flags(command_line), own.limit)
     replay_report.FORMATS[own.output](result)
+    if not result.tally.compared:
+        problem = Problem(own.file, _what_is_missing(result), "at least one request with its snapshot")
+        raise BadInput("recording", [problem])
     if result.tally.different:
         click.get_current_context().exit(exit_codes.NO)
+
+
+def _what_is_missing(replayed: Replayed) -> str:
+    """Why a recording has no response that can be compared."""
+    tally = replayed.tally
+    if tally.requests:
+        return f"{tally.requests} requests, none of them with its snapshot and a path that the agents answer"
+    before = f"{tally.cluster_states} snapshots" if tally.cluster_states else "no snapshot"
+    return f"{before} and no request" + (
+        " before the place where the file is cut off" if tally.is_cut_off else ""
+    )
 
 
 def _values_of_given_flags(command_line: CommandLine) -> dict[str, Any]:

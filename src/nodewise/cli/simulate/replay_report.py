@@ -36,7 +36,7 @@ def _replay_completeness_notes(replayed: Replayed) -> list[str]:
     lost = tally.lost
     notes = {
         f"recorded by nodewise {by}, replayed by {nodewise.__version__}": by != nodewise.__version__,
-        "the recording is incomplete; it ends at its last flush": tally.end == "cut off",
+        "the recording is incomplete; it ends at its last flush": tally.is_cut_off,
         "the recording ended at its size limit": tally.end == "full",
         f"{lost.requests} requests arrived faster than they could be recorded": lost.requests,
         f"{lost.snapshots} snapshots arrived faster than they could be recorded: responses of agents with memory may"
@@ -85,8 +85,15 @@ def _print_text(replayed: Replayed) -> None:
         terminal_output.print_line(f"changed: {setting}")
     for note in _replay_completeness_notes(replayed):
         terminal_output.print_line(f"note: {note}")
+    if not tally.compared:
+        click.echo("no response was compared")
+        return
     if not tally.different:
-        click.echo(f"all {tally.same} responses are equal, byte for byte")
+        quantity = f"{tally.same} of {tally.requests}" if tally.unanswered else f"all {tally.same}"
+        click.echo(
+            f"{quantity} responses are equal, byte for byte"
+            + ("; the others were not compared" if tally.unanswered else "")
+        )
         return
     click.echo(f"{tally.same} responses are equal, {tally.different} differ\n")
     rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]

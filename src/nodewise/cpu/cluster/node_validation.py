@@ -137,7 +137,7 @@ def _check_tasks_and_collector(
     try:
         pods = api.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
     except Refused as error:
-        yield ValidationCheck("agent", ok=None, seen=str(error), remedy="the right to list pods")
+        yield ValidationCheck("agent", ok=False, seen=str(error), remedy="the right to list pods")
         return
     yield _check_agent_pod([pod for pod in pods if _COLLECTORS.search(_container_commands(pod))])
     if stored is not None:
