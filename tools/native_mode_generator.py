@@ -8,9 +8,23 @@ from typing import Final
 
 from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.agents.telemetry.unscheduled_pods import GATE
-
-POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
-"""The annotation with the uid of the TASPolicy that a pod named when it was created."""
+from tools.native_mode_expressions import (
+    DENIED_ANNOTATION,
+    IS_DENIED,
+    IS_SMALL,
+    LIMITS,
+    NAMED_PODS,
+    NOT_OURS,
+    PODS,
+    POLICY_ANNOTATION,
+    PREFERENCES,
+    PREFERRED,
+    REQUIRED,
+    SCHEDULED_PODS,
+    TERMS,
+    add_annotation,
+    is_ours,
+)
 
 _HEADER: Final = """\
 # Made by `make chart` of tools/native_mode_generator.py; do not edit.
@@ -18,26 +32,12 @@ _HEADER: Final = """\
 # A stock kube-scheduler enforces policies without calling nodewise: `nodewise controller` labels each node with the
 # verdict of each policy, and the API server adds the matching node affinity or node selector to the pods that a policy
 # selects when they are created. Requires Kubernetes 1.36, the definitions in deploy/crds, and deploy/controller.yaml;
-# without it selected pods wait for the first labels. Pods of kube-system and of nodewise's namespace, pods of
-# DaemonSets, and pods with a nodeName are left alone.
+# without it selected pods wait for the first labels. Pods of kube-system and of nodewise's namespace, pods that the
+# DaemonSet controller creates, and pods with a nodeName are left alone.
 #
-# An error of a MutatingAdmissionPolicy never stops a pod (failurePolicy: Ignore). The ValidatingAdmissionPolicy at the
-# end applies only to pods with the label telemetry-policy.
-"""
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_NOT_OURS: Final = (
-    "    namespaceSelector: {matchExpressions:"
-    " [{key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, nodewise]}]}\n"
-)
-_PODS: Final = (
-    '    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]\n'
-    + _NOT_OURS
-)
-_NAMED_PODS: Final = "    objectSelector: {matchExpressions: [{key: telemetry-policy, operator: Exists}]}\n"
-_SCHEDULED_PODS: Final = """\
-  - {name: pod-has-no-node, expression: "object.spec.?nodeName.orValue('') == ''"}
-  - name: pod-is-not-of-a-daemonset
-    expression: "!object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'DaemonSet')"
+# An error of a MutatingAdmissionPolicy never stops a pod (failurePolicy: Ignore). Of the ValidatingAdmissionPolicies at
+# the end, one applies only to pods with the label telemetry-policy, one to selected pods with more node affinity than
+# the API server can examine quickly, and one to the removal of nodewise's scheduling gate.
 """
 _IS_ENFORCED: Final = "params.?status.?mode.orValue('Enforce') != 'NotEnforced'"
 _MODE: Final = "params.spec.?mode.orValue('Enforce') == 'Enforce'"
@@ -53,7 +53,10 @@ def native_manifest() -> str:
             _placement_policy("PlacementPolicy"),
             _placement_policy("ClusterPlacementPolicy"),
             _telemetry_policy(),
+            _reset(),
             _named_policy_check(),
+            _SIZE_CHECK,
+            _GATE_CHECK,
         ]
     )
 
@@ -76,6 +79,7 @@ def _placement_policy(kind: str) -> str:
     is_cluster = kind == "ClusterPlacementPolicy"
     name = "nodewise-native-cluster" if is_cluster else "nodewise-native"
     conditions = (
+        f'  - {{name: pod-is-not-denied, expression: "!({IS_DENIED})"}}\n'
         f'  - {{name: policy-is-enforced, expression: "{_IS_ENFORCED}"}}\n'
         "  - name: policy-has-not-stepped-back\n"
         "    expression: params.?status.?steppedBack.?generation.orValue(0) != params.metadata.generation\n"
@@ -101,8 +105,14 @@ def _placement_policy(kind: str) -> str:
       params.spec.avoid.exists(rule, has(rule.all) ? rule.all.all(part, part.?whenMissing.orValue('Allow') == 'Reject')
       : rule.?whenMissing.orValue('Allow') == 'Reject')
 """
+    name_of_kind = (
+        "'cluster placement policy '"
+        if is_cluster
+        else "'placement policy ' + params.metadata.namespace + '/'"
+    )
     patches = (
-        f"params.spec.?enforcement.orValue('Required') == 'Preferred' ? {_PREFERENCE}\n        : {_PATCHES}"
+        f"variables.excess != '' ? {_denial(name_of_kind)}\n"
+        f"        : params.spec.?enforcement.orValue('Required') == 'Preferred' ? {_PREFERENCE}\n        : {_PATCHES}"
     )
     if is_cluster:
         patches = f"!variables.isSelected ? [] : {patches}"
@@ -121,19 +131,17 @@ def _telemetry_policy() -> str:
         "  - name: pod-names-the-policy\n"
         "    expression: object.metadata.labels['telemetry-policy'] == params.metadata.name\n"
     )
-    key, uid = f"'{POLICY_ANNOTATION}'", "params.metadata.uid"
+    # A pod that exceeds a limit is denied by the check, which says why.
     patches = f"""\
-(has(object.metadata.annotations)
-        ? [JSONPatch{{op: 'add', path: '/metadata/annotations/' + jsonpatch.escapeKey({key}), value: {uid}}}]
-        : [JSONPatch{{op: 'add', path: '/metadata/annotations', value: {{{key}: {uid}}}}}])
-        + (!({_HAS_LABEL}) ? [] : {_PATCHES})"""
+{add_annotation(POLICY_ANNOTATION, "params.metadata.uid")}
+        + (!({_HAS_LABEL}) || variables.excess != '' ? [] : {_PATCHES})"""
     return _mutation(
         "nodewise-native-named",
         "{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}",
         conditions,
         _variables(_TELEMETRY_REJECTS),
         patches,
-        _NAMED_PODS,
+        NAMED_PODS,
     )
 
 
@@ -149,27 +157,27 @@ def _variables(rejects_missing: str) -> str:
     """The variables of a requirement; the node must not be `violating`, or must be `ok` where missing values reject."""
     return f"""\
   - {{name: key, expression: "{_KEY}"}}
+{LIMITS}\
   # Rules that reject nodes without a value also reject nodes that have no label yet.
   - name: rejectsMissing
     expression: >-
 {rejects_missing}\
   - {{name: selectsOk, expression: "object.spec.?nodeSelector[variables.key].orValue('') == 'ok'"}}
   - name: hasAffinity
-    expression: object.spec.?affinity.?nodeAffinity.?{_REQUIRED}.hasValue()
-  - name: terms
-    expression: >-
-      object.spec.?affinity.?nodeAffinity.?{_REQUIRED}.?nodeSelectorTerms.orValue([])
-  # An empty term matches no node, and would match nodes with a requirement in it.
+    expression: object.spec.?affinity.?nodeAffinity.?{REQUIRED}.hasValue()
+  - name: requirement
+    expression: "{{'key': dyn(variables.key), 'operator': dyn('NotIn'), 'values': dyn(['violating'])}}"
+  # An empty term matches no node, and would match nodes with a requirement in it. The operator `in` takes much less
+  # time than a macro such as `exists`, whose cost the API server counts for each element.
   - name: isComplete
     expression: >-
       variables.terms.map(term,
       size(term.?matchExpressions.orValue([])) + size(term.?matchFields.orValue([])) == 0
-      || term.?matchExpressions.orValue([]).exists(e, e.key == variables.key
-      && e.operator == 'NotIn' && e.?values.orValue([]) == ['violating']))
+      || variables.requirement in term.?matchExpressions.orValue([]))
 """
 
 
-_PATH: Final = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+_PATH: Final = f"/spec/affinity/nodeAffinity/{REQUIRED}"
 _ADD_NODE_AFFINITY: Final = """\
 (has(object.spec.affinity) ? [] : [JSONPatch{op: 'add', path: '/spec/affinity', value: {}}])
         + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
@@ -217,17 +225,79 @@ _PATCHES: Final = f"""\
 required affinity gets a term with the requirement. Values are plain maps: a list of objects with a type would stop the
 pod. kube-scheduler compares a node selector in a tenth of the time of a term, but it cannot accept a missing label."""
 
-_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
-_PREFERRED_TERMS: Final = f"object.spec.?affinity.?nodeAffinity.?{_PREFERRED}"
+_PREFERRED_TERMS: Final = f"object.spec.?affinity.?nodeAffinity.?{PREFERRED}"
 _PREFERENCE: Final = f"""\
-({_PREFERRED_TERMS}.orValue([])
+({PREFERENCES}
         .exists(term, term.preference.?matchExpressions.orValue([]).exists(e, e.key == variables.key)) ? []
         : {_ADD_NODE_AFFINITY}
         + ({_PREFERRED_TERMS}.hasValue() ? []
-        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}', value: []}}])
-        + [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{_PREFERRED}/-', value: {{'weight': dyn(100),
+        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}', value: []}}])
+        + [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}/-', value: {{'weight': dyn(100),
         'preference': dyn({{'matchExpressions': [variables.requirement]}})}}}}])"""
 """The list of JSON patches that add a preference for nodes that are not `violating`, without a gate."""
+
+
+def _denial(kind: str) -> str:
+    """The list with the JSON patch by which a pod that exceeds a limit is denied."""
+    text = f"variables.excess + ', because ' + {kind} + params.metadata.name + ' selects the pod'"
+    return add_annotation(DENIED_ANNOTATION, text)
+
+
+def _reset() -> str:
+    """The mutation that removes what admission added to a pod whose manifest is a copy of another pod."""
+    is_ours_in_term = f"term.?matchExpressions.orValue([]).exists(e, {is_ours('e.key')})"
+    is_only_ours = f"""size(term.?matchExpressions.orValue([])) > 0
+      && size(term.?matchFields.orValue([])) == 0 && term.matchExpressions.all(e, {is_ours("e.key")})"""
+    return f"""\
+# Removes what the policies above add: the manifest of a pod may be a copy of another pod, for example in a backup, and
+# its policies may not exist any more. A tenant could write the annotation itself. Policies have no order. This one is
+# evaluated once; the API server evaluates the ones above again after a change, so that the pod then has what they add.
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {{name: nodewise-native-reset}}
+spec:
+  matchConstraints:
+{PODS}\
+  failurePolicy: Ignore
+  reinvocationPolicy: Never
+  matchConditions:
+{SCHEDULED_PODS}\
+  - name: pod-has-parts-of-native-mode
+    expression: >-
+      '{POLICY_ANNOTATION}' in object.metadata.?annotations.orValue({{}}) || ({IS_SMALL}
+      && (object.spec.?nodeSelector.orValue({{}}).exists(key, {is_ours("key")})
+      || {TERMS}.exists(term,
+      {is_ours_in_term})))
+  variables:
+  - name: isSmall
+    expression: >-
+      {IS_SMALL}
+  - {{name: selector, expression: 'variables.isSmall ? object.spec.?nodeSelector.orValue({{}}) : {{}}'}}
+  - name: terms
+    expression: >-
+      variables.isSmall ? {TERMS} : []
+  # A term with nothing else accepts every node, and nodes have to match only one term.
+  - name: acceptsEveryNode
+    expression: >-
+      variables.terms.exists(term, {is_only_ours})
+  mutations:
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        ('{POLICY_ANNOTATION}' in object.metadata.?annotations.orValue({{}})
+        ? [JSONPatch{{op: 'remove', path: '/metadata/annotations/' + jsonpatch.escapeKey('{POLICY_ANNOTATION}')}}] : [])
+        + variables.selector.transformList(key, value, {is_ours("key")},
+        JSONPatch{{op: 'remove', path: '/spec/nodeSelector/' + jsonpatch.escapeKey(key)}})
+        + (variables.acceptsEveryNode ? [JSONPatch{{op: 'remove', path: '{_PATH}'}}]
+        : variables.terms.transformList(i, term, {is_ours_in_term},
+        JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/' + string(i) + '/matchExpressions',
+        value: term.matchExpressions.filter(e, !{is_ours("e.key")})}}))
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {{name: nodewise-native-reset}}
+spec: {{policyName: nodewise-native-reset}}
+"""
 
 
 def _mutation(
@@ -240,15 +310,13 @@ metadata: {{name: {name}}}
 spec:
   paramKind: {param_kind}
   matchConstraints:
-{_PODS}{object_selector}\
+{PODS}{object_selector}\
   failurePolicy: Ignore
   reinvocationPolicy: IfNeeded
   matchConditions:
-{_SCHEDULED_PODS}{conditions}\
+{SCHEDULED_PODS}{conditions}\
   variables:
 {variables}\
-  - name: requirement
-    expression: "{{'key': dyn(variables.key), 'operator': dyn('NotIn'), 'values': dyn(['violating'])}}"
   - {{name: excluded, expression: 'params.?status.?excludedNodes.orValue([])'}}
   mutations:
   - patchType: JSONPatch
@@ -276,10 +344,10 @@ metadata: {{name: nodewise-native-named}}
 spec:
   paramKind: {{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}}
   matchConstraints:
-{_PODS}{_NAMED_PODS}\
+{PODS}{NAMED_PODS}\
   failurePolicy: Fail
   matchConditions:
-{_SCHEDULED_PODS}\
+{SCHEDULED_PODS}\
   variables:
   - {{name: name, expression: "object.metadata.labels['telemetry-policy']"}}
   - {{name: uid, expression: "object.metadata.?annotations['{POLICY_ANNOTATION}'].orValue('')"}}
@@ -291,9 +359,11 @@ spec:
       + request.namespace
   - expression: >-
       params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_HAS_LABEL})
-      || (variables.rejectsMissing ? variables.selectsOk
+      || variables.excess == '' && (variables.rejectsMissing ? variables.selectsOk
       : variables.hasAffinity && variables.isComplete.all(is, is))))
     messageExpression: >-
+      variables.excess != '' ? variables.excess + ', because TASPolicy ' + request.namespace + '/' + variables.name
+      + ' selects the pod' :
       'found a pod with the label telemetry-policy: ' + variables.name + ', expected ' + (variables.rejectsMissing
       ? variables.key + ': ok in its node selector'
       : variables.key + ' NotIn [violating] in every term of its node affinity')
@@ -305,4 +375,55 @@ spec:
   policyName: nodewise-native-named
   paramRef: {{selector: {{}}, parameterNotFoundAction: Deny}}
   validationActions: [Deny]
+"""
+
+
+_SIZE_CHECK: Final = f"""\
+# Denies a pod that exceeds a limit, if a policy selects it: the mutation then adds only the annotation with the reason.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {{name: nodewise-native-size}}
+spec:
+  matchConstraints:
+{PODS}\
+  failurePolicy: Fail
+  matchConditions:
+  - name: pod-exceeds-a-limit
+    expression: "{IS_DENIED}"
+  validations:
+  - expression: "false"
+    messageExpression: string(object.metadata.annotations['{DENIED_ANNOTATION}'])
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{name: nodewise-native-size}}
+spec: {{policyName: nodewise-native-size, validationActions: [Deny]}}
+"""
+_GATE_CHECK: Final = f"""\
+# Only nodewise and cluster administrators remove the gate: whoever may write the status of ClusterPlacementPolicies,
+# which says whether all nodes have their labels.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {{name: nodewise-native-gate}}
+spec:
+  matchConstraints:
+    resourceRules: [{{apiGroups: [""], apiVersions: [v1], operations: [UPDATE], resources: [pods]}}]
+{NOT_OURS}\
+  failurePolicy: Fail
+  matchConditions:
+  - name: gate-is-removed
+    expression: >-
+      oldObject.spec.?schedulingGates.orValue([]).exists(gate, gate.name == '{GATE}')
+      && !object.spec.?schedulingGates.orValue([]).exists(gate, gate.name == '{GATE}')
+  validations:
+  - expression: >-
+      authorizer.group('nodewise.io').resource('clusterplacementpolicies').subresource('status').check('patch').allowed()
+    message: >-
+      found a change that removes the scheduling gate {GATE}, expected that it stays: nodewise removes it
+      when every node has the labels of the pod's policies
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{name: nodewise-native-gate}}
+spec: {{policyName: nodewise-native-gate, validationActions: [Deny]}}
 """

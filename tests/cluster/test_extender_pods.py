@@ -129,9 +129,6 @@ def test_a_request_of_an_init_container_suffices(api: ClusterApi) -> None:
     ]
 
 
-DAEMON: Final = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d"}
-
-
 @pytest.mark.parametrize(
     "obj",
     [
@@ -140,12 +137,49 @@ DAEMON: Final = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid
         pod(ALL_PODS),
         pod(ALL_PODS, {"policy": "c"}),
         pod(ALL_PODS, SELECTED, nodeName="n"),
-        {**pod(ALL_PODS), "metadata": pod(ALL_PODS, SELECTED)["metadata"] | {"ownerReferences": [DAEMON]}},
     ],
-    ids=["other namespace", "kube-system", "no labels", "other labels", "with a node", "of a DaemonSet"],
+    ids=["other namespace", "kube-system", "no labels", "other labels", "with a node"],
 )
 def test_pods_that_no_policy_selects_are_unchanged(api: ClusterApi, obj: Object) -> None:
     assert resources(api, obj) == [{}]
+
+
+DAEMON: Final = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": True}
+DAEMON_SET_CONTROLLER: Final = {"Impersonate-User": "system:serviceaccount:kube-system:daemon-set-controller"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "headers", "is_selected"),
+    [
+        (DAEMON, DAEMON_SET_CONTROLLER, False),
+        (DAEMON, {}, True),
+        (DAEMON | {"controller": False}, DAEMON_SET_CONTROLLER, True),
+        (DAEMON | {"apiVersion": "example.com/v1"}, DAEMON_SET_CONTROLLER, True),
+    ],
+    ids=["DaemonSet controller", "another user", "not the controller of the pod", "another group"],
+)
+def test_only_the_daemonset_controller_creates_pods_that_no_policy_selects(
+    api: ClusterApi, owner: Object, headers: dict[str, str], is_selected: bool
+) -> None:
+    obj = pod(ALL_PODS, SELECTED)
+    obj["metadata"]["ownerReferences"] = [owner]
+    answer = api.request("POST", folder_of(obj), json=obj, params=DRY_RUN, headers=headers).json()
+    assert (RESOURCE in str(answer["spec"]["containers"])) == is_selected
+
+
+def test_thousands_of_containers_or_owners_do_not_exceed_the_cost_budget(api: ClusterApi) -> None:
+    """The API server ignores a mutation that exceeds the cost budget of expressions."""
+    containers = [{"name": f"c{number}", "image": "none"} for number in range(30_000)]
+    assert resources(api, pod(ALL_PODS, SELECTED, containers=containers))[0] == {
+        "requests": MARK,
+        "limits": MARK,
+    }
+    obj = pod(ALL_PODS, SELECTED)
+    obj["metadata"]["ownerReferences"] = [
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": str(number)}
+        for number in range(20_000)
+    ]
+    assert is_marked(api, obj)
 
 
 LARGE: Final = [

@@ -71,7 +71,9 @@ def test_the_annotations_of_pods() -> None:
 CONDITIONS = {
     "cmk-own-node": "request.userInfo.username in [",
     "nodewise-annotator": "request.userInfo.username == ",
+    "nodewise-native-gate": "oldObject.spec.?schedulingGates",
     "nodewise-native-named": "object.spec.?nodeName",
+    "nodewise-native-size": "'nodewise.io/denied' in object.metadata.?annotations",
     "nodewise-nodes": "request.userInfo.username == ",
     "nodewise-pod-labels": "request.operation == 'CREATE' || ",
     "nodewise-pods": "request.userInfo.username == ",

@@ -148,6 +148,13 @@ COOL = PolicyEvaluation(
 )
 EXTENDER_POLICY = "MutatingAdmissionPolicy/nodewise-extender-pods"
 NATIVE_POLICY = "MutatingAdmissionPolicy/nodewise-native"
+NATIVE_POLICIES = (
+    NATIVE_POLICY,
+    "MutatingAdmissionPolicy/nodewise-native-reset",
+    "ValidatingAdmissionPolicy/nodewise-native-size",
+    "ValidatingAdmissionPolicy/nodewise-native-gate",
+)
+"""What native mode needs for PlacementPolicies."""
 NATIVE = Facts(
     NOW,
     controllers=(CONTROLLER,),
@@ -159,7 +166,7 @@ NATIVE = Facts(
     cluster_ca=certificates.parse_pem(CLUSTER_CA.cert),
     admission_policies=ADMISSION,
     pod_admission=PodAdmission(
-        is_served=True, policies=(PodAdmissionPolicy(NATIVE_POLICY, NATIVE_POLICY, True),)
+        is_served=True, policies=tuple(PodAdmissionPolicy(name, name, True) for name in NATIVE_POLICIES)
     ),
     leases=(LEASE,),
     namespaces=("nodewise", "kube-system"),

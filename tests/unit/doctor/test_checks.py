@@ -41,7 +41,7 @@ from tests.unit.doctor.facts_factory import (
     KUBE_SCHEDULER,
     LEASE,
     NATIVE,
-    NATIVE_POLICY,
+    NATIVE_POLICIES,
     NODEWISE,
     NOW,
     OWN,
@@ -160,9 +160,9 @@ def native_pod(**changed: Any) -> Facts:
 
 
 def pod_admission(*, is_served: bool = True, is_current: bool | None = None) -> PodAdmission:
-    """An API server with the policy of native mode, or without it."""
-    policies = () if is_current is None else (PodAdmissionPolicy(NATIVE_POLICY, NATIVE_POLICY, is_current),)
-    return PodAdmission(is_served, policies)
+    """An API server with the policies of native mode, or without them."""
+    names = () if is_current is None else NATIVE_POLICIES
+    return PodAdmission(is_served, tuple(PodAdmissionPolicy(name, name, is_current is True) for name in names))
 
 
 def not_sent(**changed: Any) -> Facts:

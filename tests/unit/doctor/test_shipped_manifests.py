@@ -161,7 +161,9 @@ def test_native_mode() -> None:
     assert native_problems(native_installation()) == []
 
 
-@pytest.mark.parametrize("name", ["nodewise-native", "nodewise-native-cluster", "nodewise-native-named"])
+@pytest.mark.parametrize(
+    "name", ["nodewise-native", "nodewise-native-cluster", "nodewise-native-named", "nodewise-native-reset"]
+)
 def test_a_missing_binding_of_native_mode(name: str) -> None:
     objects = native_installation()
     bindings = objects["/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"]

@@ -17,12 +17,21 @@ _EXTENDER_POLICIES: Final = {
 }
 """By kind of policy, the admission policies that have its pods sent to the extender. A pod names its TASPolicy, and has
 the request in its template."""
+_NATIVE_POLICIES_OF_ALL_KINDS: Final = (
+    "MutatingAdmissionPolicy/nodewise-native-reset",
+    "ValidatingAdmissionPolicy/nodewise-native-size",
+    "ValidatingAdmissionPolicy/nodewise-native-gate",
+)
 _NATIVE_POLICIES: Final = {
-    "PlacementPolicy": ("MutatingAdmissionPolicy/nodewise-native",),
-    "ClusterPlacementPolicy": ("MutatingAdmissionPolicy/nodewise-native-cluster",),
+    "PlacementPolicy": ("MutatingAdmissionPolicy/nodewise-native", *_NATIVE_POLICIES_OF_ALL_KINDS),
+    "ClusterPlacementPolicy": (
+        "MutatingAdmissionPolicy/nodewise-native-cluster",
+        *_NATIVE_POLICIES_OF_ALL_KINDS,
+    ),
     "TASPolicy": (
         "MutatingAdmissionPolicy/nodewise-native-named",
         "ValidatingAdmissionPolicy/nodewise-native-named",
+        *_NATIVE_POLICIES_OF_ALL_KINDS,
     ),
 }
 _OLD_SERVER_REMEDY: Final = (
@@ -88,8 +97,12 @@ def _check_shipped_policies(
     first_of_kind: dict[str, PolicyEvaluation] = {}
     for policy in policies:
         first_of_kind.setdefault(policy.kind, policy)
+    examined: set[str] = set()
     for kind, first in first_of_kind.items():
         for name in needed_by_kind.get(kind, ()):
+            if name in examined:
+                continue
+            examined.add(name)
             own = installed.get(name)
             if own is None and not pod_admission.is_served:
                 actual = f"the API server has no MutatingAdmissionPolicy, and {first.where} selects pods"

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Final
 
 SHIPPED_POLICIES: Final[Mapping[str, str]] = {
-    "MutatingAdmissionPolicy/nodewise-native": "eaf0787d505a0029",
-    "MutatingAdmissionPolicy/nodewise-native-cluster": "dbf66d3628b1a9c0",
-    "MutatingAdmissionPolicy/nodewise-native-named": "76d684d06e9811d9",
-    "ValidatingAdmissionPolicy/nodewise-native-named": "1ddd8273968e5b24",
-    "MutatingAdmissionPolicy/nodewise-extender-pods": "d0480ee0a7396672",
-    "MutatingAdmissionPolicy/nodewise-extender-pods-cluster": "c56b79f545a4176c",
+    "MutatingAdmissionPolicy/nodewise-native": "43c8c0ec4b6bc5c4",
+    "MutatingAdmissionPolicy/nodewise-native-cluster": "37cd09bbd7e01f9b",
+    "MutatingAdmissionPolicy/nodewise-native-named": "9c11965c246c53ab",
+    "MutatingAdmissionPolicy/nodewise-native-reset": "a50b62199d69d0f3",
+    "ValidatingAdmissionPolicy/nodewise-native-named": "716535da226e9d06",
+    "ValidatingAdmissionPolicy/nodewise-native-size": "4b129f91c383376e",
+    "ValidatingAdmissionPolicy/nodewise-native-gate": "55c8fa4b80041393",
+    "MutatingAdmissionPolicy/nodewise-extender-pods": "7de7e1fd71711133",
+    "MutatingAdmissionPolicy/nodewise-extender-pods-cluster": "95ecd6cc338f48d2",
 }
