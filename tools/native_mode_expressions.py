@@ -44,6 +44,9 @@ _MAX_EXPRESSIONS: Final = 2000
 """The API server evaluates a macro such as `exists` in a time that grows with the square of the number of elements."""
 _MAX_LABELS: Final = 1000
 _MAX_GATES: Final = 100
+_MAX_OWNERS: Final = 100
+_MAX_TOLERATIONS: Final = 1000
+_MAX_CONTAINERS: Final = 1000
 IS_DENIED: Final = f"'{DENIED_ANNOTATION}' in object.metadata.?annotations.orValue({{}})"
 IS_SMALL: Final = f"""\
 size({TERMS}) <= {_MAX_TERMS}
@@ -64,6 +67,9 @@ LIMITS: Final = f"""\
       + variables.preferences.map(term, size(term.preference.?matchExpressions.orValue([]))).sum()
   - {{name: labels, expression: 'object.spec.?nodeSelector.orValue({{}})'}}
   - {{name: gates, expression: 'object.spec.?schedulingGates.orValue([])'}}
+  - {{name: owners, expression: 'object.metadata.?ownerReferences.orValue([])'}}
+  - {{name: tolerations, expression: 'object.spec.?tolerations.orValue([])'}}
+  - {{name: containers, expression: 'object.spec.containers + object.spec.?initContainers.orValue([])'}}
   # What exceeds a limit. The API server would need seconds for a pod with thousands of terms, for each policy. The
   # numbers include what policies add, at most 31 expressions per term.
   - name: excess
@@ -80,6 +86,12 @@ LIMITS: Final = f"""\
       'found ' + string(size(variables.labels)) + ' labels in the node selector, expected at most {_MAX_LABELS}'
       : size(variables.gates) > {_MAX_GATES} ?
       'found ' + string(size(variables.gates)) + ' scheduling gates, expected at most {_MAX_GATES}'
+      : size(variables.owners) > {_MAX_OWNERS} ?
+      'found ' + string(size(variables.owners)) + ' owner references, expected at most {_MAX_OWNERS}'
+      : size(variables.tolerations) > {_MAX_TOLERATIONS} ?
+      'found ' + string(size(variables.tolerations)) + ' tolerations, expected at most {_MAX_TOLERATIONS}'
+      : size(variables.containers) > {_MAX_CONTAINERS} ?
+      'found ' + string(size(variables.containers)) + ' containers, expected at most {_MAX_CONTAINERS}'
       : ''
 """
 """Variables. `excess` is empty if no part exceeds its limit."""

@@ -134,7 +134,7 @@ def test_a_preference_rejects_no_node(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_label_of_a_deleted_policy(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in printed(read(pod(COOL)), capsys) if line.startswith("it requires"))
     assert line.startswith("it requires nodes without the label violating of policy uid-1:")
-    assert line.endswith("which does not exist any more: create the pod again to remove the requirement")
+    assert line.endswith("or is not the pod's own: create the pod again to remove the requirement")
 
 
 def test_a_gate_is_explained_by_policies_that_are_not_active(capsys: pytest.CaptureFixture[str]) -> None:

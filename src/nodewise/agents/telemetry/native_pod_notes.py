@@ -1,6 +1,7 @@
 """The Event of a pod of native mode that kube-scheduler finds no node for. No I/O.
 
-It names the rules that reject nodes, and the labels that the pod requires of deleted policies.
+It names the rules that reject nodes, and the labels that the pod requires of deleted policies. It tells nothing about
+policies that are not the pod's own.
 
 kube-scheduler itself only counts nodes that "didn't match Pod's node affinity/selector".
 """
@@ -64,13 +65,20 @@ def deletion_note(keys: Iterable[str]) -> str:
     )
 
 
+_FOREIGN: Final = (
+    "the pod requires node labels of policies that are not its own; create it again to remove the requirement"
+)
+"""Without the key, the policy or the nodes that it rejects: the policy may be of another tenant."""
+
+
 def _note(
-    keys: frozenset[str], states: Mapping[str, PolicyState], deleted: frozenset[str], node_count: int
+    pod: UnscheduledPod, states: Mapping[str, PolicyState], deleted: frozenset[str], node_count: int
 ) -> str:
-    """Why no node matches a pod that requires labels with these keys, and what to do; empty if nodewise is not why."""
-    rejection = rejection_note(keys, states, node_count)
+    """Why no node matches the requirements of a pod, and what to do; empty if nodewise is not why."""
+    rejection = rejection_note(pod.keys, states, node_count)
     parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
-    parts.append(deletion_note(keys & deleted))
+    parts.append(deletion_note(pod.keys & deleted))
+    parts.append(_FOREIGN if pod.names_foreign_key else "")
     return "; ".join(filter(None, parts))
 
 
@@ -107,10 +115,11 @@ class NoteSchedule:
     ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
         """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
 
-        `states` are the policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the
-        same requirements have the same note. Yields between pods.
+        The pods have only keys of their own policies, and of deleted ones (`pod_policy_keys`). `states` are the
+        policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the same
+        requirements have the same note. Yields between pods.
         """
-        notes: dict[frozenset[str], str] = {}
+        notes: dict[tuple[frozenset[str], bool], str] = {}
         queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
         sent: dict[str, tuple[str, float]] = {}
         for pod in pods:
@@ -120,10 +129,12 @@ class NoteSchedule:
                 sent[uid] = self._sent[uid]
             if not pod.lacks_matching_node or pod.gate >= 0:
                 continue
-            if pod.keys not in notes:
-                notes[pod.keys] = _note(pod.keys, states, deleted, node_count)
-            if notes[pod.keys] and self._is_due(uid, notes[pod.keys], now_s):
-                queues.setdefault(pod.metadata.namespace, []).append((pod, notes[pod.keys]))
+            required = (pod.keys, pod.names_foreign_key)
+            if required not in notes:
+                notes[required] = _note(pod, states, deleted, node_count)
+            note = notes[required]
+            if note and self._is_due(uid, note, now_s):
+                queues.setdefault(pod.metadata.namespace, []).append((pod, note))
         self._sent = sent
         return self._in_turns(queues)
 

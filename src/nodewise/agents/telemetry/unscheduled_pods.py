@@ -86,6 +86,8 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     """Set for a stored pod with our gate and a limited number of terms."""
     group: PodLabelGroup | None = None
     """Its labels, by which policies select it. The leader sets it; None for a pod with very many labels."""
+    names_foreign_key: bool = False
+    """Whether it requires labels of policies that are not its own (`pod_policy_keys`)."""
 
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:

@@ -31,7 +31,7 @@ class RequiredLabel(NamedTuple):
     """What the pod requires, or prefers, of the label of a policy. `-o json` prints it under these names."""
 
     policy: str
-    """As decisions name it; empty if the policy does not exist any more."""
+    """As decisions name it; empty if the policy does not exist any more, or is of another namespace."""
     label: str
     needs_ok: bool
     """Whether nodes without the label do not pass."""

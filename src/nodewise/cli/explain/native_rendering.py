@@ -90,7 +90,7 @@ def _requirement_line(label: RequiredLabel, total: int) -> str:
     gone = (
         ""
         if label.policy
-        else ", which does not exist any more: create the pod again to remove the requirement"
+        else ", which does not exist any more or is not the pod's own: create the pod again to remove the requirement"
     )
     return f"it {verb} nodes {nodes} of {_name(label)}{count}{gone}"
 

@@ -633,6 +633,21 @@ async def test_a_waiting_pod_of_a_deleted_policy_gets_an_event() -> None:
         assert "policies that do not exist any more: " + fixture.label in event["note"]
 
 
+async def test_pod_of_another_namespace_learns_nothing_about_a_policy() -> None:
+    async with native_mode() as fixture:
+        rejected = _rejected_pod("waits", fixture.label)
+        fixture.api.put(PODS, rejected | {"metadata": rejected["metadata"] | {"namespace": "other"}})
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        await fixture.step("n0", "n1", "n2")
+        await fixture.recorder.flush()
+        (event,) = fixture.api.objects(EVENTS).values()
+        assert event["note"] == (
+            "the pod requires node labels of policies that are not its own; create it again to remove the requirement:"
+            " nodewise explain other/waits shows each node"
+        )
+
+
 async def test_waiting_pods_get_events_within_a_limit() -> None:
     async with native_mode() as fixture:
         for number in range(60):

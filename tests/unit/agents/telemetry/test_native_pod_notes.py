@@ -128,6 +128,15 @@ def test_the_note_names_some_labels_of_many_deleted_policies() -> None:
     )
 
 
+def test_the_note_about_policies_of_others_names_no_detail() -> None:
+    foreign = "the pod requires node labels of policies that are not its own; create it again to remove the requirement"
+    only_foreign = msgspec.structs.replace(pod("other"), keys=frozenset(), names_foreign_key=True)
+    assert texts([only_foreign]) == [f"{foreign}: nodewise explain web/other shows each node"]
+    both = msgspec.structs.replace(pod("both"), names_foreign_key=True)
+    (text,) = texts([both], deleted=("cool",))
+    assert f"; {foreign}: " in text
+
+
 def due(
     schedule: NoteSchedule, now_s: float, *pods: UnscheduledPod, codes: tuple[int, ...] = (1, 0, 0, 0)
 ) -> Any:

@@ -12,7 +12,13 @@ import msgspec
 from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Handle
-from nodewise.agents.telemetry import node_label_budget, policy_mode, unscheduled_pods, verdict_labels
+from nodewise.agents.telemetry import (
+    node_label_budget,
+    pod_policy_keys,
+    policy_mode,
+    unscheduled_pods,
+    verdict_labels,
+)
 from nodewise.agents.telemetry.controller.deleted_policy_lease import DeletedPolicyLease
 from nodewise.agents.telemetry.controller.native_pod_events import NativePodEvents
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
@@ -127,7 +133,10 @@ class NativeMode:
         now_s = self._handle.clock.now()
         await cooperative_scheduling.run(self._deleted.update(live, selection, pods, now_s))
         await self._deleted_lease.save(self._deleted.records)
-        required_ok = unscheduled_pods.keys_with_ok(pods)
+        pods_with_own_keys = await cooperative_scheduling.run(
+            pod_policy_keys.remove_foreign_keys(pods, live, selection)
+        )
+        required_ok = unscheduled_pods.keys_with_ok(pods_with_own_keys)
         waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
         columns = await cooperative_scheduling.run(
             verdict_labels.verdict_labels(
@@ -151,7 +160,7 @@ class NativeMode:
                 )
             )
             await self._write_statuses_and_gates(statuses, pods, policies)
-            await self._events.step(pods, states, deleted, len(snapshot.nodes))
+            await self._events.step(pods_with_own_keys, states, deleted, len(snapshot.nodes))
 
     def _labels_of_waiting_pods(
         self, policies: Iterable[LabelledPolicy], required_ok: frozenset[tuple[str, str]]
