@@ -31,13 +31,15 @@ def policy(
     return {"metadata": metadata, "spec": {"avoid": AVOID, **spec}}
 
 
-def api_with(*policies: dict[str, Any], served: bool = True, **pod_metadata: Any) -> FakeApi:
+def api_with(
+    *policies: dict[str, Any], served: bool = True, pod_spec: Any = None, **pod_metadata: Any
+) -> FakeApi:
     """An API server with a pod `web/shop`, its namespace, and policies: cluster policies are those without one."""
     api = FakeApi(*RESOURCES.values()) if served else FakeApi()
     api.put(NAMESPACES, {"metadata": {"name": "web", "labels": {"team": "a"}}})
     api.put(NAMESPACES, {"metadata": {"name": "other", "labels": {"team": "b"}}})
     metadata = {"name": "shop", "namespace": "web", "labels": {"app": "web"}, **pod_metadata}
-    api.put(PODS, {"metadata": metadata, "spec": {}})
+    api.put(PODS, {"metadata": metadata, "spec": pod_spec or {}})
     for item in policies:
         kind = "PlacementPolicy" if "namespace" in item["metadata"] else "ClusterPlacementPolicy"
         api.put(RESOURCES[kind], item)
@@ -71,8 +73,12 @@ def test_policies_that_select_the_pod_are_found() -> None:
 
 def test_pods_that_no_selector_selects() -> None:
     cool = policy("cool", "web", podSelector=ALL)
-    daemon_set = [{"kind": "DaemonSet", "name": "d", "apiVersion": "apps/v1", "uid": "u"}]
-    assert names(api_with(cool, ownerReferences=daemon_set)) == []
+    owner = {"kind": "DaemonSet", "name": "d", "apiVersion": "apps/v1", "uid": "u", "controller": True}
+    node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [node]}}
+    spec = {"affinity": {"nodeAffinity": required}}
+    assert names(api_with(cool, ownerReferences=[owner], pod_spec=spec)) == []
+    assert names(api_with(cool, ownerReferences=[owner])) == ["placement policy web/cool"]
     assert names(api_with(cool), own_namespace="web") == []
 
 

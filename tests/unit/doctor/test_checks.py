@@ -162,7 +162,9 @@ def native_pod(**changed: Any) -> Facts:
 def pod_admission(*, is_served: bool = True, is_current: bool | None = None) -> PodAdmission:
     """An API server with the policies of native mode, or without them."""
     names = () if is_current is None else NATIVE_POLICIES
-    return PodAdmission(is_served, tuple(PodAdmissionPolicy(name, name, is_current is True) for name in names))
+    return PodAdmission(
+        is_served, tuple(PodAdmissionPolicy(name, name, is_current is True) for name in names)
+    )
 
 
 def not_sent(**changed: Any) -> Facts:

@@ -2,7 +2,9 @@
 
 A pod names a TASPolicy by its label `telemetry-policy`. PlacementPolicies and ClusterPlacementPolicies select pods by
 selectors. They never select pods of a DaemonSet, which belong to one node each, nor pods of `kube-system` and of
-nodewise's own namespace, without which a cluster or nodewise could not recover.
+nodewise's own namespace, without which a cluster or nodewise could not recover. Everyone who may create pods can write
+an owner reference, so a pod counts as one of a DaemonSet only if it can run on a single node: its creator could name
+this node in `nodeName` as well. The admission policies know the creator, and compare that.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,6 +39,7 @@ class PodOwner(msgspec.Struct, frozen=True, gc=False):
     kind: str = ""
     name: str = ""
     controller: bool | None = None
+    apiVersion: str = ""  # noqa: N815 - the API's name
 
 
 class PodMetadata(msgspec.Struct, frozen=True):
@@ -47,10 +50,63 @@ class PodMetadata(msgspec.Struct, frozen=True):
     name: str = ""
 
 
+class _FieldRequirement(msgspec.Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class _Term(msgspec.Struct, frozen=True):
+    matchFields: tuple[_FieldRequirement, ...] | None = None  # noqa: N815
+
+
+class _NodeSelector(msgspec.Struct, frozen=True):
+    nodeSelectorTerms: tuple[_Term, ...] | None = None  # noqa: N815
+
+
+class _NodeAffinity(msgspec.Struct, frozen=True):
+    requiredDuringSchedulingIgnoredDuringExecution: _NodeSelector | None = None  # noqa: N815
+
+
+class _Affinity(msgspec.Struct, frozen=True):
+    nodeAffinity: _NodeAffinity | None = None  # noqa: N815
+
+
+class PodSpec(msgspec.Struct, frozen=True):
+    """The field of a pod's spec by which the DaemonSet controller selects its node."""
+
+    affinity: _Affinity | None = None
+
+    def is_for_one_node(self) -> bool:
+        """Whether required node affinity names one node in every term."""
+        node_affinity = (self.affinity and self.affinity.nodeAffinity) or _NodeAffinity()
+        required = node_affinity.requiredDuringSchedulingIgnoredDuringExecution or _NodeSelector()
+        terms = required.nodeSelectorTerms or ()
+        nodes = {_node_of_term(term) for term in terms}
+        return len(nodes) == 1 and "" not in nodes
+
+
+def _node_of_term(term: _Term) -> str:
+    """The only node that a term can match; empty if it may match others."""
+    for field in term.matchFields or ():
+        if (field.key, field.operator) == ("metadata.name", "In") and len(field.values or ()) == 1:
+            return (field.values or ("",))[0]
+    return ""
+
+
 class PodFields(msgspec.Struct, frozen=True):
     """The fields of a pod that are read."""
 
     metadata: PodMetadata = PodMetadata()
+    spec: PodSpec = PodSpec()
+
+
+def daemon_set_pod(namespace: str, labels: dict[str, str] | None) -> PodFields:
+    """A pod as the DaemonSet controller creates it."""
+    owner = PodOwner("DaemonSet", "", controller=True, apiVersion="apps/v1")
+    term = _Term((_FieldRequirement("metadata.name", "In", ("any",)),))
+    spec = PodSpec(_Affinity(_NodeAffinity(_NodeSelector((term,)))))
+    return PodFields(PodMetadata(namespace, labels, (owner,)), spec)
 
 
 class _Selecting(NamedTuple):
@@ -224,4 +280,13 @@ def may_be_selected(pod: PodFields) -> bool:
 
 
 def is_of_daemon_set(pod: PodFields) -> bool:
-    return any(owner.kind == "DaemonSet" for owner in pod.metadata.ownerReferences or ())
+    """Whether the DaemonSet controller may have created the pod."""
+    return has_daemon_set_owner(pod.metadata.ownerReferences) and pod.spec.is_for_one_node()
+
+
+def has_daemon_set_owner(owners: tuple[PodOwner, ...] | None) -> bool:
+    """Whether a DaemonSet of Kubernetes is the controller; not one of another API group, such as OpenKruise's."""
+    return any(
+        owner.kind == "DaemonSet" and owner.apiVersion.startswith("apps/") and owner.controller
+        for owner in owners or ()
+    )

@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 
 from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
+from nodewise.agents.telemetry.policy_selection import (
+    PodFields,
+    PodMetadata,
+    PodOwner,
+    SelectionIndex,
+    daemon_set_pod,
+    has_daemon_set_owner,
+)
 from nodewise.agents.telemetry.state import PolicyState
 
 _MAX_LABEL_BYTES: Final = 16 * 1024
@@ -30,8 +37,10 @@ class PodLabelGroup(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     def pod(self) -> PodFields:
         """A pod of the group."""
-        owners = (PodOwner("DaemonSet"),) if self.is_of_daemon_set else None
-        return PodFields(PodMetadata(self.namespace, msgspec.json.decode(self.labels), owners))
+        labels = msgspec.json.decode(self.labels)
+        if self.is_of_daemon_set:
+            return daemon_set_pod(self.namespace, labels)
+        return PodFields(PodMetadata(self.namespace, labels))
 
 
 class ListedPodMetadata(msgspec.Struct, frozen=True):
@@ -67,7 +76,7 @@ class PodLabelGroups:
         labels = msgspec.json.encode(metadata.labels or {}, order="sorted")
         if len(labels) > _MAX_LABEL_BYTES:
             return None
-        is_of_daemon_set = any(owner.kind == "DaemonSet" for owner in metadata.ownerReferences or ())
+        is_of_daemon_set = has_daemon_set_owner(metadata.ownerReferences)
         key = (metadata.namespace, labels, is_of_daemon_set)
         group = self._groups.get(key)
         if group is None:

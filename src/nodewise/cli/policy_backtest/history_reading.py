@@ -17,7 +17,12 @@ from nodewise.agents.telemetry import policy_selection
 from nodewise.agents.telemetry.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
 from nodewise.agents.telemetry.placement_policy_fields import SELECTOR_OPERATORS
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
-from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
+from nodewise.agents.telemetry.policy_selection import (
+    PodFields,
+    PodMetadata,
+    SelectionIndex,
+    daemon_set_pod,
+)
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.policy_backtest import recorded_pods
 from nodewise.cli.policy_backtest import report as reports
@@ -364,8 +369,14 @@ def _selected(
         labels = {
             key: pod.labels[name] for key in keys if (name := recorded_pods.exported_label(key)) in pod.labels
         }
-        owners = (PodOwner(pod.owner_kind),) if pod.owner_kind else ()
-        if policy.key in index.select(PodFields(PodMetadata(pod.namespace, labels, owners))):
+        # kube-state-metrics exports neither the API group of owners nor node affinity
+        is_of_daemon_set = pod.owner_kind == "DaemonSet"
+        fields = (
+            daemon_set_pod(pod.namespace, labels)
+            if is_of_daemon_set
+            else PodFields(PodMetadata(pod.namespace, labels))
+        )
+        if policy.key in index.select(fields):
             node = int(nodes.numbers([pod.node])[0]) if pod.node in nodes else -1
             started.append(StartedPod(pod.started_at, node))
     return started

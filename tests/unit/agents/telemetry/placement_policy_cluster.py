@@ -11,7 +11,7 @@ from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceMetadata, NamespaceObject
 from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner
+from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata, PodOwner, daemon_set_pod
 from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.agents.telemetry.policy_snapshot_builders import (
@@ -48,6 +48,8 @@ def policy_object(name: str, namespace: str, created: str, spec: Any) -> PolicyO
 
 
 def pod(labels: dict[str, str] | None = None, namespace: str = "d", owner: str = "ReplicaSet") -> PodFields:
+    if owner == "DaemonSet":
+        return daemon_set_pod(namespace, labels)
     return PodFields(PodMetadata(namespace, labels, (PodOwner(owner),)))
 
 

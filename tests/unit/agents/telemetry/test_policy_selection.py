@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
@@ -64,12 +65,45 @@ def test_policies_in_the_order_of_their_kinds_and_ages() -> None:
     ]
 
 
+def _term(operator: str, *nodes: str) -> dict[str, Any]:
+    return {"matchFields": [{"key": "metadata.name", "operator": operator, "values": [*nodes]}]}
+
+
+def _forged(
+    apiVersion: str = "apps/v1",  # noqa: N803 - the API's name
+    terms: list[Any] | None = None,
+    *,
+    controller: bool = True,
+) -> PodFields:
+    """A pod of a tenant with an owner reference to a DaemonSet."""
+    owner = {"apiVersion": apiVersion, "kind": "DaemonSet", "name": "d", "controller": controller}
+    required = {"nodeSelectorTerms": [_term("In", "n1")] if terms is None else terms}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    body = {"metadata": {"namespace": "d", "ownerReferences": [owner]}, "spec": {"affinity": affinity}}
+    return msgspec.convert(body, PodFields)
+
+
 @pytest.mark.parametrize(
     ("of", "selected"),
     [
         pytest.param(pod(), True, id="a pod"),
         pytest.param(PodFields(PodMetadata("d")), True, id="a pod without an owner"),
         pytest.param(pod(owner="DaemonSet"), False, id="a pod of a DaemonSet"),
+        *(
+            pytest.param(_forged(**change), True, id=f"a pod that names a DaemonSet, {name}")
+            for name, change in {
+                "of another group": {"apiVersion": "example.com/v1"},
+                "of OpenKruise": {"apiVersion": "apps.kruise.io/v1alpha1"},
+                "of no group": {"apiVersion": "v1"},
+                "not the controller": {"controller": False},
+                "without node affinity": {"terms": []},
+                "for labels": {"terms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]},
+                "for all nodes but one": {"terms": [_term("NotIn", "n1")]},
+                "for two nodes": {"terms": [_term("In", "n1", "n2")]},
+                "for two nodes in two terms": {"terms": [_term("In", "n1"), _term("In", "n2")]},
+            }.items()
+        ),
+        pytest.param(_forged(), False, id="a pod for one node that names a DaemonSet"),
         pytest.param(pod(namespace="kube-system"), False, id="a pod of the system"),
         pytest.param(pod(namespace="nw"), False, id="a pod in nodewise's namespace"),
         pytest.param(pod(namespace="new"), True, id="a pod in a namespace that is not known yet"),

@@ -44,7 +44,7 @@ def placement_policy(name: str, selector: Mapping[str, Any], namespace: str = "w
 
 
 def pod(name: str, namespace: str = "web", labels: Any = None, owner: str = "") -> ListedPod:
-    owners = [{"kind": owner}] if owner else None
+    owners = [{"kind": owner, "apiVersion": "apps/v1", "controller": True}] if owner else None
     metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": owners}
     return msgspec.convert({"metadata": metadata}, ListedPod)
 

@@ -49,7 +49,7 @@ def pod(name: str = "a", affinity: Any = None, owner: str = "ReplicaSet", **labe
             "name": name,
             "namespace": "web",
             "labels": labels or {"app": "shop"},
-            "ownerReferences": [{"kind": owner, "name": "o"}],
+            "ownerReferences": [{"kind": owner, "name": "o", "apiVersion": "apps/v1", "controller": True}],
         },
         "spec": {"affinity": affinity},
     }
