@@ -2,8 +2,11 @@
 
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pytest
 
+from nodewise.agents.telemetry import policy_selection
+from nodewise.agents.telemetry.policy_selection import PodFields
 from tests.cluster import admission_policy_waits, kubernetes_objects, native_mode
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import JSON_PATCH, MERGE, ApiError, ClusterApi, Object, path_of
@@ -438,6 +441,10 @@ def test_pods_of_real_daemonsets_are_left_alone_and_those_of_replicasets_are_not
             api.delete(path_of(obj))
         api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=run={labels['run']}")
     assert native_mode.LABEL_PREFIX not in str(pods["DaemonSet"]["spec"])
+    is_recognized = {
+        kind: policy_selection.is_of_daemon_set(msgspec.convert(pod, PodFields)) for kind, pod in pods.items()
+    }
+    assert is_recognized == {"DaemonSet": True, "ReplicaSet": False}
     assert [term for term in _terms_of(pods["DaemonSet"]["spec"]) if "matchFields" not in term] == []
     for name in ("web-0", "named"):
         assert cluster.requires(pods["ReplicaSet"], name)
