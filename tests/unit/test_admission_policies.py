@@ -163,6 +163,18 @@ def test_the_extender_and_native_mode_select_the_same_pods(kind: str) -> None:
         assert native_variables.get(name) == variables.get(name)
 
 
+def test_only_the_policy_that_removes_requirements_is_evaluated_once() -> None:
+    """The API server evaluates mutating policies in any order; after a change it evaluates the others again."""
+    documents = yaml.load_all((DEPLOY / "native.yaml").read_text(), yaml.CSafeLoader)
+    policies = [item for item in documents if item["kind"] == "MutatingAdmissionPolicy"]
+    assert {item["metadata"]["name"]: item["spec"]["reinvocationPolicy"] for item in policies} == {
+        "nodewise-native": "IfNeeded",
+        "nodewise-native-cluster": "IfNeeded",
+        "nodewise-native-named": "IfNeeded",
+        "nodewise-native-reset": "Never",
+    }
+
+
 def test_the_account_may_change_the_same_of_pods_with_and_without_gpus() -> None:
     """Whoever applies both files gets the policy of the last one."""
     assert policy("controller.yaml", "nodewise-pods") == policy("gpu.yaml", "nodewise-pods")
