@@ -79,7 +79,7 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     keys_with_ok: frozenset[str] = frozenset()
     """Those of which it requires the value `ok`."""
     gate: int = -1
-    """The position of our gate among its gates; -1 without it."""
+    """The position of our gate among its gates; -1 without it, and if the pod requires so many labels that it stays."""
     lacks_matching_node: bool = False
     """Whether kube-scheduler reports nodes that do not match the node affinity or node selector of the pod."""
     affinity: _AffinityShape | None = None
@@ -98,7 +98,9 @@ def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
         if not requirement.is_preferred
     ]
     gates = [gate.name for gate in pod.spec.schedulingGates or ()]
-    gate = gates.index(GATE) if GATE in gates else -1
+    # keys that are not read may be those of policies that are not active; only tenants add so many
+    is_complete = len(required) < verdict_requirements.MAX_KEYS
+    gate = gates.index(GATE) if GATE in gates and is_complete else -1
     if not required and gate < 0:
         return None
     keys = frozenset(requirement.key for requirement in required)

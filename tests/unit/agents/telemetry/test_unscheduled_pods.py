@@ -101,6 +101,24 @@ def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> Non
     assert released(A, B) == ["a", "ab", "none"]
 
 
+def test_the_gate_of_a_pod_that_requires_more_labels_than_are_read_stays() -> None:
+    """A tenant may add labels to the node selector of a pod with gates, so that its real ones are not read."""
+    expression = {"key": A, "operator": "NotIn", "values": ["violating"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    for count, is_released in ((62, True), (63, False), (64, False), (1000, False)):
+        keys = [label_key(f"added-{number}") for number in range(count)]
+        spec = {
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+            "nodeSelector": dict.fromkeys(keys, "ok"),
+            "schedulingGates": [{"name": GATE}],
+        }
+        pod = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+        assert pod is not None
+        released = unscheduled_pods.releasable_pods([pod], frozenset([A, *keys]))
+        assert bool(released) == is_released
+        assert unscheduled_pods.releasable_pods([pod], frozenset(keys)) == []
+
+
 def test_namespaces_take_turns() -> None:
     gate = [{"name": GATE}]
     many = [stored(f"m{number}", "busy", gate) for number in range(3)]
