@@ -37,7 +37,7 @@ def read() -> list[Attack]:
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
     return [
         Attack(
-            cells[0].strip(), cells[1].strip(), tuple(AttackTest(*found) for found in _TEST.findall(cells[2]))
+            cells[0].strip(), cells[1].strip(), tuple(AttackTest(*test) for test in _TEST.findall(cells[2]))
         )
         for cells in rows
         if len(cells) == 3 and cells[2].strip() != "test" and not cells[0].startswith("---")

@@ -12,6 +12,7 @@ import pytest
 
 from tests import short_and_long_case_counts
 from tests.cluster import extender_process, kubernetes_objects, namespace_sandboxes, native_mode
+from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
@@ -63,6 +64,17 @@ def _wait_labels(api: ClusterApi, uids: set[str]) -> None:
     wait(f"{len(uids)} labels", is_so, show=lambda: _labels(api))
 
 
+def _wait_required(sandbox: Sandbox, pod: Object, uids: set[str]) -> None:
+    """Waits until the API server, which learns policies later, adds the requirements of all of them."""
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
+
+    def are_required() -> bool | None:
+        admitted = sandbox.api.request("POST", path, json=pod, params=DRY_RUN).json()
+        return all(native_mode.requires(admitted, uid) for uid in uids) or None
+
+    wait("the policies apply", are_required)
+
+
 @pytest.mark.usefixtures("controller", "nodes")
 @pytest.mark.parametrize("is_selected", [True, False], ids=["selected_pods", "other_pods"])
 def test_policies_that_are_created_and_deleted_in_a_loop_leave_no_more_labels_than_the_limit(
@@ -76,7 +88,10 @@ def test_policies_that_are_created_and_deleted_in_a_loop_leave_no_more_labels_th
         _wait_labels(sandbox.api, uids)
         selector = {native_mode.LABEL_PREFIX + uid: "violating" for uid in uids}
         pod = kubernetes_objects.pod(f"waits{number}", labels={"app": app})
-        sandbox.pods(pod | {"spec": pod["spec"] | {"nodeSelector": selector, "schedulerName": "nobody"}})
+        pod = pod | {"spec": pod["spec"] | {"nodeSelector": selector, "schedulerName": "nobody"}}
+        if is_selected:
+            _wait_required(sandbox, pod, uids)
+        sandbox.pods(pod)
         for each in made:
             sandbox.api.delete(path_of(each))
         _wait_labels(sandbox.api, uids if is_selected else set())

@@ -6,7 +6,7 @@ selected: everyone who may create pods can name any key.
 """
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,9 @@ LEASE: Final = "nodewise-deleted-policies"
 """The name of the Lease with the records. It has no holder; only an annotation is used."""
 HELD_S: Final = 3600.0
 """The longest time that the labels of a deleted policy stay."""
+_SEEN_LATER_S: Final = 3.0
+"""The time after which all pods are seen that were created before a deletion: pods and policies have separate watches.
+Labels of a deleted policy stay for so long whether or not pods wait for them."""
 _MAX_NAMESPACES: Final = 16
 """Namespaces of one record. Records of as many policies as have labels then fit into the annotations of one object."""
 
@@ -59,6 +62,15 @@ def decode(text: str) -> dict[str, DeletedPolicy]:
     return records
 
 
+class _JustDeleted(NamedTuple):
+    """A policy whose deletion was seen a moment ago. Pods that it selected may be seen later."""
+
+    policy: PolicyKey
+    selection: SelectionIndex
+    """The selection of pods by the policies of that time."""
+    at_s: float
+
+
 class DeletedPolicies:
     """Records policies deleted while pods wait for their labels, and forgets them after the last of these pods."""
 
@@ -67,10 +79,12 @@ class DeletedPolicies:
         self._live: Mapping[str, PolicyKey] = {}
         """By label key, the policies of the last update."""
         self._selection: SelectionIndex | None = None
+        self._just_deleted: dict[str, _JustDeleted] = {}
+        """By label key."""
 
     def begin(self, records: Records) -> None:
         """Continue with the records of an earlier leader."""
-        self.records, self._live, self._selection = records, {}, None
+        self.records, self._live, self._selection, self._just_deleted = records, {}, None, {}
 
     def update(
         self,
@@ -83,8 +97,9 @@ class DeletedPolicies:
 
         `selection` selects pods by these policies. `now_s` is in seconds since 1970.
         """
-        now = clock.format_rfc3339(now_s)
+        self._update_just_deleted(live, now_s)
         waiting = yield from self._waiting_namespaces(live, pods)
+        now = clock.format_rfc3339(now_s)
         records = {}
         for key, namespaces in waiting.items():
             uid = key.rpartition("/")[2]
@@ -92,6 +107,16 @@ class DeletedPolicies:
             if record.age_s(now_s) < HELD_S:
                 records[uid] = record
         self.records, self._live, self._selection = records, live, selection
+
+    def _update_just_deleted(self, live: Mapping[str, PolicyKey], now_s: float) -> None:
+        if self._selection is not None:
+            for key in self._live.keys() - live.keys():
+                self._just_deleted[key] = _JustDeleted(self._live[key], self._selection, now_s)
+        self._just_deleted = {
+            key: deleted
+            for key, deleted in self._just_deleted.items()
+            if key not in live and now_s - deleted.at_s < _SEEN_LATER_S
+        }
 
     def _waiting_namespaces(
         self, live: Mapping[str, PolicyKey], pods: Iterable[UnscheduledPod]
@@ -102,31 +127,41 @@ class DeletedPolicies:
         """
         by_key = {label_key(uid): record.namespaces for uid, record in self.records.items()}
         recorded = {key: frozenset(by_key[key]) for key in by_key.keys() - live.keys()}
-        deleted = self._live.keys() - live.keys() - recorded.keys()
-        policies_by_group: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
+        policies_by_group: dict[tuple[PodLabelGroup, int], frozenset[PolicyKey]] = {}
         waiting: dict[str, set[str]] = {}
         for pod in pods:
             yield
             namespace = pod.metadata.namespace
-            keys = {key for key in pod.keys & recorded.keys() if namespace in recorded[key]}
-            if just_deleted := pod.keys & deleted:
-                selecting = self._selecting_policies(pod.group, policies_by_group)
-                keys |= {key for key in just_deleted if self._live[key] in selecting}
-            for key in keys:
-                waiting.setdefault(key, set()).add(namespace)
+            for key in pod.keys & recorded.keys():
+                if namespace in recorded[key]:
+                    waiting.setdefault(key, set()).add(namespace)
+            for key in pod.keys & self._just_deleted.keys() - recorded.keys():
+                deleted = self._just_deleted[key]
+                if deleted.policy in _selecting_policies(pod.group, deleted.selection, policies_by_group):
+                    waiting.setdefault(key, set()).add(namespace)
         return waiting
-
-    def _selecting_policies(
-        self, group: PodLabelGroup | None, known: dict[PodLabelGroup, frozenset[PolicyKey]]
-    ) -> frozenset[PolicyKey]:
-        """The policies that selected pods of a group at the last update. `known` are those of other groups."""
-        if group is None or self._selection is None:
-            return frozenset()
-        if group not in known:
-            known[group] = frozenset(self._selection.select(group.pod()))
-        return known[group]
 
     def wanted_labels(self) -> list[tuple[str, frozenset[str]]]:
         """The keys of labels that stay if there is space for them, each with its namespaces; the newest first."""
         ordered = sorted(self.records.items(), key=lambda item: (item[1].deleted_at, item[0]), reverse=True)
-        return [(label_key(uid), frozenset(record.namespaces)) for uid, record in ordered]
+        recorded = {label_key(uid): frozenset(record.namespaces) for uid, record in ordered}
+        just_deleted = {
+            key: frozenset([deleted.policy.namespace])
+            for key, deleted in sorted(self._just_deleted.items())
+            if key not in recorded
+        }
+        return [*just_deleted.items(), *recorded.items()]
+
+
+def _selecting_policies(
+    group: PodLabelGroup | None,
+    selection: SelectionIndex,
+    known: dict[tuple[PodLabelGroup, int], frozenset[PolicyKey]],
+) -> frozenset[PolicyKey]:
+    """The policies that select pods of a group. `known` are those of earlier calls."""
+    if group is None:
+        return frozenset()
+    place = group, id(selection)
+    if place not in known:
+        known[place] = frozenset(selection.select(group.pod()))
+    return known[place]

@@ -97,10 +97,7 @@ def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
         for requirement in verdict_requirements.verdict_requirements(pod.spec)
         if not requirement.is_preferred
     ]
-    gates = [gate.name for gate in pod.spec.schedulingGates or ()]
-    # keys that are not read may be those of policies that are not active; only tenants add so many
-    is_complete = len(required) < verdict_requirements.MAX_KEYS
-    gate = gates.index(GATE) if GATE in gates and is_complete else -1
+    gate = _gate_position(pod.spec, len(required))
     if not required and gate < 0:
         return None
     keys = frozenset(requirement.key for requirement in required)
@@ -108,6 +105,15 @@ def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     metadata = _Metadata(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
     lacks_node, shape = _reports_mismatch(pod.status), _affinity_shape(pod.spec) if gate >= 0 else None
     return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, lacks_node, shape)
+
+
+def _gate_position(spec: _Spec, key_count: int) -> int:
+    """The position of our gate; -1 without it, or if it must stay.
+
+    Keys that are not read may be those of policies that are not active; only tenants add so many.
+    """
+    gates = [gate.name for gate in spec.schedulingGates or ()]
+    return gates.index(GATE) if GATE in gates and key_count < verdict_requirements.MAX_KEYS else -1
 
 
 def _affinity_shape(spec: _Spec) -> _AffinityShape | None:

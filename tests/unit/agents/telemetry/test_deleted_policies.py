@@ -56,6 +56,19 @@ def test_namespaces_of_the_pods_that_a_cluster_policy_selected_are_recorded() ->
     )
 
 
+def test_pods_that_are_seen_after_the_deletion_count() -> None:
+    """Pods and policies have separate watches."""
+    policies = DeletedPolicies()
+    update(policies, [CLUSTER_POLICY], [])
+    assert update(policies, [], []) == {}
+    assert policies.wanted_labels() == [(A, frozenset([""]))], "the label stays for a moment"
+    assert update(policies, [], [waiting("web"), waiting("other", app="db")], NOON_S + 2.9) == {"a": ("web",)}
+    update(policies, [CLUSTER_POLICY], [])
+    update(policies, [], [])
+    assert update(policies, [], [waiting("web")], NOON_S + 3.0) == {}
+    assert policies.wanted_labels() == []
+
+
 def test_a_policy_that_exists_again_is_not_deleted() -> None:
     """The API server may return no policies for a moment."""
     policies = DeletedPolicies()

@@ -422,10 +422,13 @@ async def test_a_node_that_is_recreated_while_the_nodes_stay_the_same_is_labelle
         assert fixture.labelled() == {"n0": "violating"}
 
 
-async def test_the_labels_of_a_deleted_policy_are_removed() -> None:
+async def test_labels_of_a_deleted_policy_are_removed_once_pods_would_have_been_seen() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0")
-        await fixture.native.step(Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {}))
+        await fixture.native.step(*_without_policies(fixture))
+        assert fixture.labelled() == {"n0": "violating"}
+        fixture.api.clock.advance(3.0)
+        await fixture.native.step(*_without_policies(fixture))
         assert fixture.labelled() == {}
 
 
@@ -478,6 +481,7 @@ async def test_labels_of_a_deleted_policy_go_with_its_last_waiting_pod() -> None
         assert fixture.labelled() == {"n0": "violating"}
         await fixture.api.delete(PODS.path("web", "waits"))
         await _deliver_watch_events()
+        fixture.api.clock.advance(3.0)
         await fixture.native.step(*_without_policies(fixture))
         assert fixture.labelled() == {}
         fixture.api.put(PODS, _waiting_pod("later", fixture.label))
@@ -519,6 +523,8 @@ async def test_labels_of_a_deleted_policy_do_not_stay_for_pods_that_it_did_not_s
         await fixture.step("n0", selects=namespace != "web")
         fixture.api.put(PODS, _waiting_pod("waits", fixture.label, namespace=namespace))
         await _deliver_watch_events()
+        await fixture.native.step(*_without_policies(fixture))
+        fixture.api.clock.advance(3.0)
         await fixture.native.step(*_without_policies(fixture))
         assert fixture.labelled() == {}
         assert not fixture.api.objects(LEASES), "nothing was recorded"
