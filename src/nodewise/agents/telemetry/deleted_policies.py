@@ -5,7 +5,7 @@ policy is deleted. So the labels stay while such pods wait, for an hour at most.
 selected: everyone who may create pods can name any key.
 """
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,7 +33,7 @@ class DeletedPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """A policy that was deleted."""
 
     deleted_at: str
-    """RFC 3339."""
+    """RFC 3339 with microseconds."""
     namespaces: tuple[str, ...]
     """The namespaces of the pods that waited for its labels then, and that it selected."""
 
@@ -99,7 +99,7 @@ class DeletedPolicies:
         """
         self._update_just_deleted(live, now_s)
         waiting = yield from self._waiting_namespaces(live, pods)
-        now = clock.format_rfc3339(now_s)
+        now = clock.format_micro_time(now_s)  # policies that are deleted in one second have an order, too
         records = {}
         for key, namespaces in waiting.items():
             uid = key.rpartition("/")[2]
@@ -140,6 +140,11 @@ class DeletedPolicies:
                 if deleted.policy in _selecting_policies(pod.group, deleted.selection, policies_by_group):
                     waiting.setdefault(key, set()).add(namespace)
         return waiting
+
+    def keep(self, admitted: Container[str]) -> None:
+        """Forget the policies whose label keys are not `admitted`: their labels are removed, and do not come back."""
+        self.records = {uid: record for uid, record in self.records.items() if label_key(uid) in admitted}
+        self._just_deleted = {key: each for key, each in self._just_deleted.items() if key in admitted}
 
     def wanted_labels(self) -> list[tuple[str, frozenset[str]]]:
         """The keys of labels that stay if there is space for them, each with its namespaces; the newest first."""

@@ -92,6 +92,24 @@ def test_a_deletion_in_the_future_of_another_clock_counts_from_now() -> None:
     assert record.age_s(NOON_S + 5.0) == 5.0
 
 
+def test_a_policy_whose_labels_have_no_space_is_forgotten() -> None:
+    policies = DeletedPolicies()
+    update(policies, [CLUSTER_POLICY], [waiting("web")])
+    update(policies, [], [waiting("web")])
+    policies.keep(frozenset())
+    assert update(policies, [], [waiting("web")]) == {}
+
+
+def test_the_last_of_the_policies_that_are_deleted_in_one_second_comes_first() -> None:
+    policies = DeletedPolicies()
+    other = msgspec.structs.replace(CLUSTER_POLICY, uid="b", key=CLUSTER_POLICY.key._replace(name="b"))
+    pods = [waiting("web"), waiting("web", key=label_key("b"))]
+    update(policies, [CLUSTER_POLICY, other], pods)
+    update(policies, [CLUSTER_POLICY], pods, NOON_S + 0.1)
+    update(policies, [], pods, NOON_S + 0.2)
+    assert [key for key, _ in policies.wanted_labels()] == [A, label_key("b")]
+
+
 def test_a_record_names_a_limited_number_of_namespaces() -> None:
     policies = DeletedPolicies()
     pods = [waiting(f"n{number:02}") for number in range(30)]

@@ -132,12 +132,13 @@ class NativeMode:
         live = {verdict_labels.label_key(labelled.policy.uid): key for key, labelled in policies.items()}
         now_s = self._handle.clock.now()
         await cooperative_scheduling.run(self._deleted.update(live, selection, pods, now_s))
-        await self._deleted_lease.save(self._deleted.records)
         pods_with_own_keys = await cooperative_scheduling.run(
             pod_policy_keys.remove_foreign_keys(pods, live, selection)
         )
         required_ok = unscheduled_pods.keys_with_ok(pods_with_own_keys)
         waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
+        self._deleted.keep(waited_for)
+        await self._deleted_lease.save(self._deleted.records)
         columns = await cooperative_scheduling.run(
             verdict_labels.verdict_labels(
                 policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
