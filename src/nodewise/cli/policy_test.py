@@ -1,5 +1,6 @@
 """`nodewise policy test`: runs suites of tests for policies."""
 
+import os.path
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,11 +107,14 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
     problems: list[Problem] = []
     for path in paths:
         files = [path]
-        if Path(path).is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises OSError if a name is too long
             files = [str(file) for file in sorted(Path(path).rglob(_SUITE_FILES))]
             if not files:
                 problems.append(Problem(path, "a folder without suites", f"files named {_SUITE_FILES}"))
         for file in files:
+            if file != path and (problem := suite_parser.find_file_problem(file)):
+                problems.append(Problem(file, problem, "a suite"))
+                continue
             try:
                 suites.append(suite_parser.read_suite(file))
             except BadInput as error:
@@ -181,13 +185,12 @@ class PolicyTestReport:
         root = ET.Element("testsuites")
         for suite, *_ in self._runners:
             results = [result for result in self.results if result.suite is suite]
-            element = ET.SubElement(root, "testsuite", name=suite.source, tests=str(len(results)))
+            source = visible(suite.source)
+            element = ET.SubElement(root, "testsuite", name=source, tests=str(len(results)))
             element.set("failures", str(sum(bool(result.mismatches) for result in results)))
             element.set("time", f"{sum(result.duration_s for result in results):.3f}")
             for result in results:
-                case = ET.SubElement(
-                    element, "testcase", name=visible(result.test.name), classname=suite.source
-                )
+                case = ET.SubElement(element, "testcase", name=visible(result.test.name), classname=source)
                 case.set("time", f"{result.duration_s:.3f}")
                 if result.mismatches:
                     message = f"line {result.mismatches[0].line}: {result.mismatches[0].about}"

@@ -3,6 +3,7 @@
 They are stored like those of a reflector: `StoreWriter.replace(objects.of(NODES, Node))`.
 """
 
+import os.path
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -135,7 +136,7 @@ def _read_texts(
 
 
 def _list_object_files(path: Path, problems: list[Problem]) -> list[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises OSError if a name is too long
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
     if not files:

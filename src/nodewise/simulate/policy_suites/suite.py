@@ -85,7 +85,7 @@ class SuiteObject(NamedTuple):
 
     def policy_key(self) -> PolicyKey | None:
         """None for an object that is no policy."""
-        metadata = self._field("metadata")
+        metadata = {name: text for name, text in self._field("metadata").items() if isinstance(text, str)}
         for kind, resource in RESOURCES.items():
             if self.kind == (resource.group, resource.kind):
                 namespace = metadata.get("namespace") or DEFAULT_NAMESPACE

@@ -13,6 +13,8 @@ from nodewise.simulate.policy_suites.series_notation import NotationError
 T = TypeVar("T")
 
 _DEFAULT_INTERVAL_S: Final = 60.0
+_MAX_DURATION_S: Final = 3650 * 86400.0
+"""So that every time of a test is a valid date."""
 _MAX_LISTED: Final = 10
 """Valid names in one message."""
 
@@ -87,13 +89,14 @@ class SuiteFieldParser:
         try:
             if isinstance(value, str):
                 seconds = clock.parse_option_duration(value)
-                if seconds >= 0:
+                if 0 <= seconds <= _MAX_DURATION_S:
                     return seconds
             elif value == 0 and not isinstance(value, bool):
                 return 0.0
         except ValueError:
             pass
-        self.add_problem(path, "none" if value is None else shown(value), "a duration such as 30s or 5m")
+        expected = "a duration such as 30s or 5m, at most 3650d"
+        self.add_problem(path, "none" if value is None else shown(value), expected)
         return 0.0
 
     def parse_interval(

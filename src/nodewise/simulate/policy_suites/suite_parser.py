@@ -4,6 +4,7 @@ Unknown fields are problems, as are references to policies, metrics, nodes and p
 """
 
 import os.path
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLoca
 from nodewise.simulate import policy_timeline
 from nodewise.simulate.policy_suites import series_notation
 from nodewise.simulate.policy_suites.input_series_source import NODE_LABELS
+from nodewise.simulate.policy_suites.series_notation import Value
 from nodewise.simulate.policy_suites.suite import (
     Expectation,
     ExpectedEvent,
@@ -40,17 +42,27 @@ _SERIES_FIELDS: Final = ("series", "query", "values")
 _EXPECTED_STATES: Final = ("rejected", "ranks", "labels", "suspended", "events")
 _EXPECTATION_FIELDS: Final = ("eval_time", "pod", *_EXPECTED_STATES)
 _EVENT_FIELDS: Final = ("pod", "policy", "reason", "message")
-_MAX_STEPS: Final = 20_000
+_MAX_EVALUATIONS: Final = 20_000
 """Evaluations of one test: two weeks with one per minute."""
+_MAX_SUITE_EVALUATIONS: Final = 200_000
+"""Evaluations of all tests of a suite: some two minutes."""
+_MAX_SUITE_VALUES: Final = 1_000_000
+"""Values of all series of a suite: some 70 MB."""
+_MAX_FILE_BYTES: Final = 16 * 2**20
+"""Of a suite, or of a file that it names."""
 
 
 def read_suite(path: str) -> Suite:
     """The suite of a file. `BadInput` has all problems, each with its place in `field`."""
     try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise BadInput("policy test", [Problem(path, reason, "a file that can be read")]) from error
+    if len(text) > _MAX_FILE_BYTES:
+        found = f"more than {_MAX_FILE_BYTES} bytes"
+        raise BadInput("policy test", [Problem(path, found, "a suite of at most so many")])
     try:
         documents = safe_yaml_loader.compose_all(text, path)
         values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
@@ -71,6 +83,18 @@ def read_suite(path: str) -> Suite:
     return suite
 
 
+def find_file_problem(path: str | Path) -> str:
+    """Why a file that a folder or a suite names is not read: a pipe or a device may never end. Empty for a file."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    if stat.S_ISREG(status.st_mode):
+        size = status.st_size
+        return f"{size} bytes, expected at most {_MAX_FILE_BYTES}" if size > _MAX_FILE_BYTES else ""
+    return "" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+
+
 class _SuiteParser(SuiteFieldParser):
     """Parses one suite."""
 
@@ -79,6 +103,8 @@ class _SuiteParser(SuiteFieldParser):
         self._metrics: frozenset[str] = frozenset()
         self._queries: frozenset[str] = frozenset()
         self._policies: tuple[str, ...] = ()
+        self._values_left = _MAX_SUITE_VALUES
+        """Negative after the series that exceeds the budget; later ones are not expanded."""
 
     def parse(self, value: Any) -> Suite:
         fields = self.parse_fields("", value, _SUITE_FIELDS)
@@ -90,6 +116,7 @@ class _SuiteParser(SuiteFieldParser):
             self._test(f"tests[{number}]", test, suite.evaluation_interval_s)
             for number, test in enumerate(listed)
         )
+        self._check_evaluations(tests, suite.evaluation_interval_s)
         names = [(f"tests[{number}].name", test.name) for number, test in enumerate(tests)]
         self.check_distinct(names, "a name that no other test has")
         return suite._replace(tests=tests)
@@ -103,8 +130,13 @@ class _SuiteParser(SuiteFieldParser):
             name = self.parse_text(field, path, "the path of a file, relative to the suite")
             if not name:
                 continue
+            file = os.path.normpath(Path(self.source).parent / name)
+            file = "./-" if file == "-" else file  # not standard input
+            if problem := find_file_problem(file):
+                self.add_problem(field, f"{name}: {problem}", "a file that can be read")
+                continue
             try:
-                files = object_files.read([os.path.normpath(Path(self.source).parent / name)])
+                files = object_files.read([file])
             except NodewiseError as error:
                 for problem in error.problems:
                     self.add_problem(field, f"{problem.field}: {problem.found}", problem.expected)
@@ -184,15 +216,24 @@ class _SuiteParser(SuiteFieldParser):
             self._expectation(f"{path}.expect[{number}]", item, nodes, pods)
             for number, item in enumerate(self.parse_list(f"{path}.expect", fields.get("expect")))
         ]
-        last = max((expectation.eval_time_s for expectation in expectations), default=0.0)
-        if last / evaluation_interval_s > _MAX_STEPS:
-            expected = (
-                f"at most {_MAX_STEPS} evaluations: an earlier eval_time, or a longer evaluation_interval"
-            )
-            self.add_problem(f"{path}.expect", f"{last / evaluation_interval_s:.0f} evaluations", expected)
         line = self.line(path)
         ordered = tuple(sorted(expectations, key=lambda expectation: expectation.eval_time_s))
         return PolicyTest(name, line, interval_s, nodes, pods, series, ordered)
+
+    def _check_evaluations(self, tests: Sequence[PolicyTest], interval_s: float) -> None:
+        """Limit what a few words can cost: a late `eval_time` is one word."""
+        evaluations = 0
+        for number, test in enumerate(tests):
+            last_s = max((expectation.eval_time_s for expectation in test.expectations), default=0.0)
+            own = int(last_s / interval_s)
+            remedy = "an earlier eval_time, or a longer evaluation_interval"
+            if own > _MAX_EVALUATIONS:
+                expected = f"at most {_MAX_EVALUATIONS} evaluations: {remedy}"
+                self.add_problem(f"tests[{number}].expect", f"{own} evaluations", expected)
+            elif evaluations <= _MAX_SUITE_EVALUATIONS < evaluations + own:
+                expected = f"at most {_MAX_SUITE_EVALUATIONS}: {remedy}, or a second suite"
+                self.add_problem(f"tests[{number}]", f"{evaluations + own} evaluations of the suite", expected)
+            evaluations += own
 
     def _pods(self, path: str, value: Any) -> Iterator[tuple[ObjectKey, Any]]:
         for number, item in enumerate(self.parse_optional_list(path, value)):
@@ -214,7 +255,13 @@ class _SuiteParser(SuiteFieldParser):
         text = self.parse_text(f"{path}.series", fields.get("series"), 'a series such as temp{node="a"}')
         labels = self.parse_notation(f"{path}.series", text, series_notation.parse_series) or {}
         values_text = self.parse_written_text(f"{path}.values", "values such as 80+1x10 _ stale")
-        values = self.parse_notation(f"{path}.values", values_text, series_notation.parse_values) or ()
+        values: tuple[Value, ...] = ()
+        if self._values_left >= 0:
+            values = self.parse_notation(f"{path}.values", values_text, series_notation.parse_values) or ()
+            self._values_left -= len(values)
+            if self._values_left < 0:
+                found = f"more than {_MAX_SUITE_VALUES} values in the suite"
+                self.add_problem(f"{path}.values", found, "fewer values, or a second suite")
         query = ""
         if "query" in fields:
             expected = "the query of a rule"
