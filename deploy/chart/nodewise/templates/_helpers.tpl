@@ -1,3 +1,15 @@
+{{/*
+The value as YAML. toYaml returns nothing for a text with a character that YAML lacks, such as U+007F: all settings beside it
+would be missing. It does not escape the separators U+2028 and U+2029, which end a line.
+*/}}
+{{- define "nodewise.yaml" -}}
+{{- $text := toYaml . -}}
+{{- if or (not $text) (regexMatch "[\\x{2028}\\x{2029}]" $text) -}}
+{{- fail "found a control character or a Unicode line separator in a value, expected printable characters" -}}
+{{- end -}}
+{{ $text }}
+{{- end }}
+
 {{- define "nodewise.image" -}}
 {{- $i := .Values.image -}}
 {{ $i.repository }}{{ if $i.digest }}@{{ $i.digest }}{{ else }}:{{ $i.tag | default .Chart.AppVersion }}{{ end }}
@@ -66,7 +78,7 @@ true
 {{- define "nodewise.telemetrySettings" -}}
 {{- $own := deepCopy .Values.agents.telemetry.settings -}}
 {{- if include "nodewise.nativeMode" . }}{{ $_ := set $own "native_mode" true }}{{ end -}}
-{{ toYaml $own }}
+{{ include "nodewise.yaml" $own }}
 {{- end }}
 
 {{/* The file of --config of the extender. */}}
@@ -77,16 +89,16 @@ true
 {{- if eq . "telemetry" }}{{ $own = fromYaml (include "nodewise.telemetrySettings" $) }}{{ end -}}
 {{- if $own }}{{ $_ := set $config . $own }}{{ end -}}
 {{- end -}}
-{{ toYaml $config }}
+{{ include "nodewise.yaml" $config }}
 {{- end }}
 
 {{/* The file of --config of the controller. */}}
 {{- define "nodewise.controllerConfig" -}}
-{{ toYaml (merge (dict "telemetry" (fromYaml (include "nodewise.telemetrySettings" .))) (deepCopy .Values.settings)) }}
+{{ include "nodewise.yaml" (merge (dict "telemetry" (fromYaml (include "nodewise.telemetrySettings" .))) (deepCopy .Values.settings)) }}
 {{- end }}
 
 {{- define "nodewise.annotatorConfig" -}}
-{{ toYaml (merge (deepCopy .Values.annotator.settings) (deepCopy .Values.settings)) }}
+{{ include "nodewise.yaml" (merge (deepCopy .Values.annotator.settings) (deepCopy .Values.settings)) }}
 {{- end }}
 
 {{- define "nodewise.podSecurity" -}}
@@ -105,7 +117,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "nodewise.pull" -}}
 {{- with .Values.imagePullSecrets }}
-imagePullSecrets: {{ toYaml . | nindent 2 }}
+imagePullSecrets: {{ include "nodewise.yaml" . | nindent 2 }}
 {{- end }}
 {{- end }}
 

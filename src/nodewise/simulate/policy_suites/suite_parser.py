@@ -232,7 +232,9 @@ class _SuiteParser(SuiteFieldParser):
                 self.add_problem(f"tests[{number}].expect", f"{own} evaluations", expected)
             elif evaluations <= _MAX_SUITE_EVALUATIONS < evaluations + own:
                 expected = f"at most {_MAX_SUITE_EVALUATIONS}: {remedy}, or a second suite"
-                self.add_problem(f"tests[{number}]", f"{evaluations + own} evaluations of the suite", expected)
+                self.add_problem(
+                    f"tests[{number}]", f"{evaluations + own} evaluations of the suite", expected
+                )
             evaluations += own
 
     def _pods(self, path: str, value: Any) -> Iterator[tuple[ObjectKey, Any]]:

@@ -58,7 +58,11 @@ _METRICS = "a metric that a policy names: power, temp"
             "no expectation; expected at least one of rejected, ranks, labels, suspended, events",
         ),
         (", pod: web/web-1", "", "no pod; expected pod together with rejected and ranks"),
-        ("eval_time: 1m", "eval_time: 1", "eval_time: 1; expected a duration such as 30s or 5m, at most 3650d"),
+        (
+            "eval_time: 1m",
+            "eval_time: 1",
+            "eval_time: 1; expected a duration such as 30s or 5m, at most 3650d",
+        ),
         ("eval_time: 1m", "eval_time: 90d", "129600 evaluations; expected at most 20000 evaluations"),
         ("rejected: [a]", "events: [{reason: x}]", "neither; expected one of pod and policy"),
         ("kind: PlacementPolicy", "kind: PlacementPolicies", 'Namespace; did you mean "PlacementPolicy"?'),

@@ -1,0 +1,279 @@
+"""Values of the Helm chart from a careless or hostile hand: each is refused with its key, or stays one string."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.cluster import program_cache
+from tests.cluster.conftest import get_or_skip
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.test_chart import CHART, Helm
+
+pytestmark = pytest.mark.cluster
+
+SCHEMA: Final[dict[str, Any]] = json.loads((CHART / "values.schema.json").read_text())
+EVERYTHING: Final[list[dict[str, Any]]] = [
+    {
+        "agents": {
+            name: {"enabled": True}
+            for name in ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")
+        },
+        "scheduler": {"enabled": True, "image": {"tag": "v1"}},
+        "tls": {"certManager": {"enabled": True}},
+        "annotator": {"enabled": True},
+        "cpu": {"enabled": True, "webhook": {"enabled": True}, "uninstall": {"enabled": True}},
+        **{name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")},
+    },
+    {
+        "tls": {"renewal": {"enabled": True}},
+        "nativeMode": {"enabled": True, "keepExtender": True},
+        "podAdmission": {"mode": "deny", "addResource": True},
+        "cpu": {"enabled": True, "setup": {"enabled": True, "hosts": ["a"]}},
+    },
+]
+"""Values that together render every template; the second excludes what the first has."""
+HOSTILE: Final = {
+    "lines": "x\n---\nkind: Pod",
+    "block": "x\n  hostNetwork: true",
+    "quotes": "a\"b'c\\d",
+    "mapping": "a: {b: [c]} # d",
+    "template": "{{ .Values.image | toYaml }}",
+    "tag": "!!binary x",
+    "alias": "*a",
+    "escape": "a\x1b[31m\ufeff",
+    "spaces": " a ",
+}
+_TEXT: Final = "zqtext"
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@pytest.fixture(scope="session")
+def helm_program(request: pytest.FixtureRequest) -> Path:
+    return get_or_skip(request, program_cache.helm)
+
+
+@pytest.fixture
+def helm(helm_program: Path, tmp_path: Path) -> Helm:
+    """Without a cluster."""
+    return Helm(helm_program, Path("/none"), tmp_path)
+
+
+def _texts(node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The path of each value that may be any text, and its pattern. `[]` is an entry of a list, `*` any key."""
+    if "$ref" in node:
+        node = SCHEMA["definitions"][node["$ref"].rpartition("/")[2]]
+    kinds = node.get("type", [])
+    if "string" in kinds and "enum" not in node:
+        yield path, node.get("pattern", "")
+    elif kinds == "array":
+        yield from _texts(node["items"], (*path, "[]"))
+    elif isinstance(inner := node.get("additionalProperties"), dict):
+        yield from _texts(inner, (*path, "*"))
+    for key, child in node.get("properties", {}).items():
+        yield from _texts(child, (*path, key))
+
+
+# this one is a part of an expression, and has a test of its own
+TEXTS: Final = [(path, pattern) for path, pattern in _texts(SCHEMA) if path[-1] != "advertise_resource"]
+
+
+def _with_text(values: dict[str, Any], path: tuple[str, ...], text: str) -> None:
+    """Sets a value, in the way of its path."""
+    key, *rest = path
+    key = "example.org/key" if key == "*" else key
+    if not rest:
+        values[key] = text
+    elif rest == ["[]"]:
+        values[key] = [text]
+    elif rest[0] == "[]":
+        entry = {"name": "other"}
+        _with_text(entry, tuple(rest[1:]), text)
+        values[key] = [entry]
+    else:
+        _with_text(values.setdefault(key, {}), tuple(rest), text)
+
+
+def _values(base: dict[str, Any], texts: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(json.dumps(base))
+    for path, text in texts.items():
+        _with_text(values, path, text)
+    return values
+
+
+def _render(helm: Helm, folder: Path, values: dict[str, Any]) -> list[Any]:
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return [_opened(manifest) for manifest in helm.rendered("nodewise", "--values", file)]
+
+
+def _opened(value: Any) -> Any:
+    """The same with files of ConfigMaps as values, and without checksums."""
+    if isinstance(value, dict):
+        return {
+            key: _opened(yaml.safe_load(inner) if key.endswith(".yaml") else inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_opened(inner) for inner in value]
+    return _HASH.sub("", value) if isinstance(value, str) else value
+
+
+def _replaced(value: Any, text: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(inner, text) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_replaced(inner, text) for inner in value]
+    return value.replace(_TEXT, text) if isinstance(value, str) else value
+
+
+def _accepting(text: str) -> list[tuple[str, ...]]:
+    return [path for path, pattern in TEXTS if re.search(pattern.replace("$", r"\Z"), text)]
+
+
+@pytest.mark.parametrize("base", EVERYTHING, ids=["cert-manager", "native"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_text_stays_one_string(helm: Helm, tmp_path: Path, kind: str, base: dict[str, Any]) -> None:
+    """The objects are those of a harmless text, with the hostile text in the same strings."""
+    text = HOSTILE[kind]
+    paths = [path for path in _accepting(text) if path in _accepting(_TEXT)]
+    assert paths
+    harmless = _render(helm, tmp_path, _values(base, dict.fromkeys(paths, _TEXT)))
+    hostile = _render(helm, tmp_path, _values(base, dict.fromkeys(paths, text)))
+    assert hostile == _replaced(harmless, text)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_text_that_cannot_be_meant_is_refused_with_its_key(helm: Helm, tmp_path: Path, kind: str) -> None:
+    refusing = [path for path, _ in TEXTS if path not in _accepting(HOSTILE[kind])]
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(_values({}, dict.fromkeys(refusing, HOSTILE[kind]))))
+    completed = helm.run("template", "nodewise", CHART, "--values", file)
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    named = re.findall(r"- at '/([^']*)'", completed.stderr)
+    for path in refusing:
+        expected = "/".join(path).replace("[]", "0").replace("*", "example.org~1key")
+        assert expected in named, completed.stderr[:2000]
+
+
+@pytest.mark.parametrize("path", [(), ("agents", "telemetry"), ("annotator",), ("extender",)], ids=".".join)
+@pytest.mark.parametrize("character", ["\x7f", "\x9f", "\u2028", "\u2029", "\uffff"], ids=ascii)
+def test_a_character_that_yaml_lacks_is_refused(
+    helm: Helm, tmp_path: Path, character: str, path: tuple[str, ...]
+) -> None:
+    """With one in a setting, Helm rendered an empty file of settings: toYaml returns nothing instead of an error."""
+    values: dict[str, Any] = {"annotator": {"enabled": True}}
+    text = f"a{character}b"
+    if path == ("extender",):
+        _with_value(values, (*path, "extraEnv"), [{"name": "A", "value": text}])
+    elif path == ("agents", "telemetry"):
+        _with_value(values, (*path, "settings"), {"allowed_metrics": text})
+    else:
+        _with_value(values, (*path, "settings"), {"prometheus_user": text})
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    completed = helm.run("template", "nodewise", CHART, "--values", file)
+    assert completed.returncode == 1
+    assert "found a control character or a Unicode line separator in a value" in completed.stderr
+
+
+def _switches(default: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each value with a default."""
+    for key, value in default.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from _switches(value, (*path, key))
+
+
+def test_null_removes_no_default(helm: Helm, tmp_path: Path) -> None:
+    """`admissionPolicies: {enabled: null}` left out the admission policies without a word."""
+    default = yaml.safe_load((CHART / "values.yaml").read_text())
+    leaves = [path for path in _switches(default) if not isinstance(_at(default, path), dict)]
+    values: dict[str, Any] = {}
+    for path in leaves:
+        _with_value(values, path, None)
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    completed = helm.run("template", "nodewise", CHART, "--values", file)
+    assert completed.returncode == 1
+    missing = dict(re.findall(r"- at '([^']*)': missing propert(?:y|ies) (.*)", completed.stderr))
+    for path in leaves:
+        inside = "".join(f"/{key}" for key in path[:-1])
+        # labels have no fixed keys
+        if inside not in ("/dashboards/labels", "/cpu/agent/nodeSelector") and "resources" not in path:
+            assert f"'{path[-1]}'" in missing[inside], completed.stderr
+
+
+def _at(values: dict[str, Any], path: tuple[str, ...]) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
+def _with_value(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("admissionpolicies.enabled=false", "additional properties 'admissionpolicies' not allowed"),
+        (
+            "admissionPolicies.enable=false",
+            "at '/admissionPolicies': additional properties 'enable' not allowed",
+        ),
+        ("admissionPolicies.enabled=no thanks", "at '/admissionPolicies/enabled': got string, want boolean"),
+        ("admissionPolicies=false", "at '/admissionPolicies': got boolean, want object"),
+        ("extender.replicas=-1", "at '/extender/replicas': minimum: got -1, want 1"),
+        ("extender.replicas=1.5", "at '/extender/replicas': got "),
+        ("extender.replicas=2000000000", "at '/extender/replicas': maximum: got "),
+        (
+            "extender.podDisruptionBudget.maxUnavailable=all",
+            "at '/extender/podDisruptionBudget/maxUnavailable'",
+        ),
+        ("service.port=65536", "at '/service/port': maximum: got 65,536, want 65,535"),
+        ("settings.client_name={evil}", "at '/settings': additional properties 'client_name' not allowed"),
+        ("settings.health_address=0.0.0.0", "additional properties 'health_address' not allowed"),
+        ("settings.prometheus_pasword=x", "additional properties 'prometheus_pasword' not allowed"),
+        ("agents.telemetry.settings.advertise_resource=a/b'] + ['c=1", "expected NAME=AMOUNT"),
+        ("tls.clientName=a\\,--any-client", "renders as one string"),
+    ],
+)
+def test_wrong_values_are_refused_with_their_key(helm: Helm, values: str, message: str) -> None:
+    completed = helm.run("template", "nodewise", CHART, "--set", values)
+    if message == "renders as one string":
+        assert "- --client-name=a,--any-client\n" in completed.stdout
+        return
+    assert completed.returncode == 1
+    assert message in completed.stderr
+
+
+def test_the_longest_release_name_and_any_namespace_render(helm: Helm, tmp_path: Path) -> None:
+    """Names of objects do not contain the release, and no name or label is longer than Kubernetes permits."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(EVERYTHING[0] | {"name": "n" * 40}))
+    text = helm.said("template", "r" * 53, CHART, "--namespace", "kube-system", "--values", file)
+    manifests = [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    for manifest in manifests:
+        assert len(manifest["metadata"]["name"]) <= 63 or "admission" in manifest["apiVersion"]
+        assert all(len(label) <= 63 for label in manifest["metadata"].get("labels", {}).values())
+    pods = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "DaemonSet")]
+    assert len(pods) >= 4
+
+
+def test_notes_show_no_settings(helm_program: Path, plane: ControlPlane, tmp_path: Path) -> None:
+    """A password in a wrong place is not printed by `helm install`."""
+    helm = Helm(helm_program, plane.admin.kubeconfig, tmp_path)
+    file = tmp_path / "values.yaml"
+    secret = {"prometheus_url": ["https://user:hunter2@prometheus"], "prometheus_user": "hunter2"}
+    extra = [{"name": "PASSWORD", "value": "hunter2"}]
+    file.write_text(yaml.safe_dump({"settings": secret, "extender": {"extraEnv": extra}}))
+    output = helm.said("install", "nodewise", CHART, "--values", file, "--dry-run=client")
+    assert "hunter2" not in output.partition("\nNOTES:\n")[2]
