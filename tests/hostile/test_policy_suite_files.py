@@ -1,4 +1,4 @@
-"""Suites of `nodewise policy test` that a stranger wrote, for example in a pull request: none crashes or hangs the command,
+"""Suites of `nodewise policy test` that a stranger wrote, as in a pull request: none crashes or hangs the command,
 exhausts the memory, or forges output.
 """
 

@@ -54,7 +54,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "traces_unavailable": LogEvent(
         "warning",
-        "OTEL_EXPORTER_OTLP_ENDPOINT is set, and the SDK of OpenTelemetry is missing: `pip install nodewise[traces]`.",
+        "Spans cannot be sent to OTEL_EXPORTER_OTLP_ENDPOINT; `error` is the reason. If the SDK of OpenTelemetry is"
+        " missing: `pip install nodewise[traces]`.",
     ),
     "variable_unknown": LogEvent(
         "warning",

@@ -4,7 +4,11 @@ The SDK is imported only if the variable OTEL_EXPORTER_OTLP_ENDPOINT is set; oth
 reads its other settings, such as OTEL_TRACES_SAMPLER, from the environment too.
 """
 
+import logging
 import os
+import re
+import threading
+import urllib.parse
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 _ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MS: Final = 3000
 """The longest time that the end of the process waits for the collector."""
+_SHORTEST_SECRET: Final = 4
 _INACTIVE: Final = nullcontext()
 
 
@@ -118,23 +123,50 @@ class _Tracer:
         )
 
     def flush(self) -> None:
-        self._provider.force_flush(_FLUSH_MS)
+        # in a thread, because the exporter retries for ten seconds whatever timeout force_flush is given
+        thread = threading.Thread(target=self._provider.force_flush, args=(_FLUSH_MS,), daemon=True)
+        thread.start()
+        thread.join(_FLUSH_MS / 1000)
 
 
 _tracer: _Tracer | None = None
 
 
 def configure() -> None:
-    """Send spans from now on if the environment names a collector. The SDK's absence is logged."""
+    """Send spans from now on if the environment names a collector. The log has the reason if that is not possible."""
     global _tracer  # noqa: PLW0603 - a process has one, as it has one log
     if not os.environ.get(_ENDPOINT):
         return
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(_SdkLog())
+    logger.propagate = False
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         _tracer = _Tracer(OTLPSpanExporter())
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001
+        # without the SDK, or with a variable that it cannot use, nodewise runs without spans
         logs.emit("traces_unavailable", error=str(error))
+
+
+class _SdkLog(logging.Handler):
+    """Logs what the SDK reports, without the credentials that its errors may contain."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.getMessage()
+        if any(word in error for word in _secret_words()):
+            error = f"an error of {record.name} that contains credentials of OTEL_EXPORTER_OTLP_*"
+        logs.emit("traces_unavailable", error=error)
+
+
+def _secret_words() -> set[str]:
+    """The words of headers, and user and password of endpoints."""
+    texts = [os.environ.get(f"OTEL_EXPORTER_OTLP_{name}HEADERS", "") for name in ("", "TRACES_")]
+    for name in ("", "TRACES_"):
+        endpoint = os.environ.get(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT", "")
+        texts.append(endpoint.rpartition("@")[0].partition("//")[2])
+    words = {word for text in texts for word in re.split(r"[\s=:,;]+", urllib.parse.unquote(text))}
+    return {word for word in words if len(word) >= _SHORTEST_SECRET}
 
 
 def flush() -> None:
