@@ -37,6 +37,12 @@ _ASKED: Final = (
     " (has(c.resources.requests) && name in c.resources.requests)"
     " || (has(c.resources.limits) && name in c.resources.limits)))"
 )
+_NOT_STATIC: Final = (
+    "!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations)"
+)
+"""The kubelet runs a static pod as its file says. Its mirror pod only shows it, and is never to be refused. The API server
+accepts the annotation only on pods with a node.
+"""
 _ANNOTATED: Final = f"has(object.metadata.annotations) && '{cmk_names.MUTATE}' in object.metadata.annotations"
 
 Object = dict[str, Any]
@@ -288,5 +294,8 @@ def _newer_api_fields() -> Object:
         "reinvocationPolicy": "IfNeeded",
         "matchPolicy": "Equivalent",
         "objectSelector": {"matchExpressions": [own]},
-        "matchConditions": [{"name": "asks-for-cores", "expression": f"({_ANNOTATED}) || {_ASKED}"}],
+        "matchConditions": [
+            {"name": "pod-is-not-static", "expression": _NOT_STATIC},
+            {"name": "asks-for-cores", "expression": f"({_ANNOTATED}) || {_ASKED}"},
+        ],
     }
