@@ -66,6 +66,10 @@ class ControlPlane:
         process = self.start_program("kube-apiserver", self._api_flags(self.etcd) | dict(flags or {}))
         process.wait_ready(lambda: self.api.answers("/readyz"))
 
+    def start_api_server(self, flags: Mapping[str, str]) -> Process:
+        """Starts one more API server on the same etcd; `flags` name at least its port, `secure-port`."""
+        return self.start_program("kube-apiserver", self._api_flags(self.etcd) | dict(flags))
+
     def stop(self) -> None:
         """Stops every process, in reverse order of their start."""
         self._stack.close()

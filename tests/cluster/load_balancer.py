@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -19,10 +20,11 @@ PROBE_S = 0.2
 once.
 """
 PROBE_TIMEOUT_S = 5.0
+_UNVERIFIED = ssl._create_unverified_context()
 
 
 class BalancedEndpoint(NamedTuple):
-    """A replica: the URL of its extender port, and the URL of its admin port."""
+    """A replica: the URL of its port, and the URL of the port with /readyz."""
 
     url: str
     health: str
@@ -101,7 +103,8 @@ async def _is_ready(endpoint: BalancedEndpoint) -> bool:
     address = urlsplit(endpoint.health)
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            tls = _UNVERIFIED if address.scheme == "https" else None
+            reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=tls)
             writer.write(b"GET /readyz HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n")
             status = await reader.readline()
             writer.close()
