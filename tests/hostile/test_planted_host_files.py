@@ -150,3 +150,57 @@ def test_certificates_are_not_written_where_another_user_could_exchange_them(tmp
     assert ran.returncode == 1
     assert f"{folder.parent}: owner 1000" in ran.stderr
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt", "client.key"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge file", "folder"])
+def test_a_file_that_never_ends_is_no_certificate(tmp_path: Path, kind: str, name: str) -> None:
+    folder = tmp_path / "pki"
+    folder.mkdir()
+    file = folder / name
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        with file.open("wb") as sparse:
+            sparse.truncate(2**40)
+    ran = run_certs(folder)
+    assert ran.returncode == 1
+    expected = {"huge file": "1099511627776 bytes", "folder": "Is a directory"}.get(kind, "no regular file")
+    assert str(file) in ran.stderr
+    assert expected in ran.stderr
+    assert [entry.name for entry in folder.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("link", ["hard", "symbolic"])
+def test_certificates_replace_a_link_and_not_what_it_leads_to(tmp_path: Path, link: str) -> None:
+    folder, other = tmp_path / "pki", tmp_path / "other"
+    folder.mkdir()
+    other.write_text("precious")
+    if link == "hard":
+        os.link(other, folder / "tls.key")
+    else:
+        (folder / "tls.key").symlink_to(other)
+    assert "was not written by nodewise certs" in run_certs(folder).stderr
+    ran = run_certs(folder, "--replace")
+    assert ran.returncode == 0, ran.stderr
+    assert other.read_text() == "precious"
+    assert "PRIVATE KEY" in (folder / "tls.key").read_text()
+
+
+def test_a_key_is_readable_for_root_only_whatever_the_umask(tmp_path: Path) -> None:
+    ran = run_certs(tmp_path / "pki", umask=0)
+    assert ran.returncode == 0, ran.stderr
+    modes = {
+        name: stat.S_IMODE((tmp_path / "pki" / name).stat().st_mode) for name in ("tls.key", "client.key")
+    }
+    assert modes == {"tls.key": 0o600, "client.key": 0o600}
+    assert stat.S_IMODE((tmp_path / "pki").stat().st_mode) == 0o755
+
+
+def run_certs(folder: Path, *flags: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nodewise", "certs", "--host", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, umask=umask)

@@ -55,6 +55,9 @@ def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if is_trusted else 0))
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     with os.fdopen(descriptor, "rb") as file:
         status = trusted_files.check_open_file_trust(descriptor, real) if is_trusted else os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.configure import host_path_checks
-from nodewise.configure.atomic_host_files import fsync_folder
+from nodewise.configure.atomic_host_files import fsync_folder, read_file
 from nodewise.configure.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.configure.x509_certificates import merge_authorities
 from nodewise.errors import BadInput, Problem
@@ -68,7 +68,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def read_certificates(folder: Path) -> FolderContents:
-    """The certificates of the folder; missing files are empty. OSError for an unreadable file."""
+    """The certificates of the folder; missing files are empty. OSError for an unreadable file, BadInput for a pipe, a
+    device, a folder or a huge file.
+    """
 
     def read_peer(names: Mapping[str, str]) -> PeerCertificates:
         values: dict[str, Any] = {field: _read_file(folder, name) for field, name in names.items()}
@@ -163,10 +165,8 @@ def _file_contents(certificates: ConnectionCertificates) -> dict[str, bytes]:
 
 def _read_file(folder: Path, name: str) -> bytes:
     where = folder / name if name in FILE_NAMES else folder / _DATA / name
-    try:
-        return where.read_bytes()
-    except FileNotFoundError:
-        return b""
+    # the owner of a file may be the user of nodewise, so only the folder has to be root's
+    return read_file(str(where), is_trusted=False) or b""
 
 
 def _is_own_symbolic_link(folder: Path, name: str) -> bool:

@@ -40,8 +40,8 @@ _ASKED: Final = (
 _NOT_STATIC: Final = (
     "!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations)"
 )
-"""The kubelet runs a static pod as its file says. Its mirror pod only shows it, and is never to be refused. The API server
-accepts the annotation only on pods with a node.
+"""The kubelet runs a static pod as its file says. Its mirror pod only shows it, and is never to be refused. The API
+server accepts the annotation only on pods with a node.
 """
 _ANNOTATED: Final = f"has(object.metadata.annotations) && '{cmk_names.MUTATE}' in object.metadata.annotations"
 
