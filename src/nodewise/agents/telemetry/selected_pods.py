@@ -25,6 +25,10 @@ from nodewise.agents.telemetry.state import PolicyState
 
 _MAX_LABEL_BYTES: Final = 16 * 1024
 """JSON of the labels of a pod that is counted. A pod can have a megabyte of them."""
+_MAX_SELECTIONS: Final = 100
+"""Different sets of policies of one namespace that are examined for policies that together reject every node. With 50
+policies, each pod can have a set of its own, and examining 10,000 sets takes longer than all else that the leader does.
+"""
 
 
 class PodLabelGroup(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -110,33 +114,39 @@ class SelectedPods(NamedTuple):
     by_policy: Mapping[PolicyKey, int]
     """Without policies that select none."""
     selections: frozenset[tuple[PolicyKey, ...]]
-    """The different sets of policies that select a pod."""
+    """The different sets of policies that select a pod, up to `_MAX_SELECTIONS` of each namespace."""
     in_canary: Mapping[PolicyKey, int] = {}
     """By policy with a canary by labels, those of its pods that are part of it; without policies that have none."""
 
 
 class SelectedPodCounter:
-    """Counts the pods of policies; groups are matched again only if selectors change."""
+    """Counts the pods of policies; groups are matched again only if selectors for their namespace change."""
 
     def __init__(self, groups: PodLabelGroups) -> None:
         self._groups = groups
         self._selection: SelectionIndex | None = None
         self._keys_by_group: dict[PodLabelGroup, tuple[PolicyKey, ...]] = {}
+        self._versions: dict[str, object] = {}
+        """By namespace, of the selectors that the groups were matched with."""
         self._result = SelectedPods({}, frozenset())
 
     def count(self, selection: SelectionIndex) -> Generator[None, None, SelectedPods]:
         """The selected pods. Yields between groups."""
-        if selection is not self._selection:
-            self._selection, self._keys_by_group = selection, {}
-        elif not self._groups.has_changed:
+        if selection is self._selection and not self._groups.has_changed:
             return self._result
+        self._selection = selection
         self._groups.has_changed = False
+        groups = list(self._groups.counts.items())
+        versions = {
+            namespace: selection.version(namespace) for namespace in {group.namespace for group, _ in groups}
+        }
         keys_by_group: dict[PodLabelGroup, tuple[PolicyKey, ...]] = {}
         by_policy: Counter[PolicyKey] = Counter()
         in_canary: Counter[PolicyKey] = Counter()
-        for group, count in list(self._groups.counts.items()):
+        selections: dict[str, set[tuple[PolicyKey, ...]]] = {}
+        for group, count in groups:
             keys = self._keys_by_group.get(group)
-            if keys is None:
+            if keys is None or self._versions.get(group.namespace) is not versions[group.namespace]:
                 keys = selection.select(group.pod())
             keys_by_group[group] = keys
             for key in keys:
@@ -144,9 +154,12 @@ class SelectedPodCounter:
             for key in selection.canaries.keys() & set(keys):
                 if selection.canaries[key].selects(group.pod().metadata.labels or {}):
                     in_canary[key] += count
+            own = selections.setdefault(group.namespace, set())
+            if keys and len(own) < _MAX_SELECTIONS:
+                own.add(keys)
             yield
-        self._keys_by_group = keys_by_group
-        self._result = SelectedPods(by_policy, frozenset(filter(None, keys_by_group.values())), in_canary)
+        self._keys_by_group, self._versions = keys_by_group, versions
+        self._result = SelectedPods(by_policy, frozenset().union(*selections.values()), in_canary)
         return self._result
 
 
