@@ -112,8 +112,8 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
             if not files:
                 problems.append(Problem(path, "a folder without suites", f"files named {_SUITE_FILES}"))
         for file in files:
-            if file != path and (problem := suite_parser.find_file_problem(file)):
-                problems.append(Problem(file, problem, "a suite"))
+            if file != path and (reason := suite_parser.find_file_problem(file)):
+                problems.append(Problem(file, reason, "a suite"))
                 continue
             try:
                 suites.append(suite_parser.read_suite(file))

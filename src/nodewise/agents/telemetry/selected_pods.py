@@ -137,16 +137,14 @@ class SelectedPodCounter:
         self._selection = selection
         self._groups.has_changed = False
         groups = list(self._groups.counts.items())
-        versions = {
-            namespace: selection.version(namespace) for namespace in {group.namespace for group, _ in groups}
-        }
+        self._forget_changed_namespaces(selection, {group.namespace for group, _ in groups})
         keys_by_group: dict[PodLabelGroup, tuple[PolicyKey, ...]] = {}
         by_policy: Counter[PolicyKey] = Counter()
         in_canary: Counter[PolicyKey] = Counter()
         selections: dict[str, set[tuple[PolicyKey, ...]]] = {}
         for group, count in groups:
             keys = self._keys_by_group.get(group)
-            if keys is None or self._versions.get(group.namespace) is not versions[group.namespace]:
+            if keys is None:
                 keys = selection.select(group.pod())
             keys_by_group[group] = keys
             for key in keys:
@@ -158,9 +156,17 @@ class SelectedPodCounter:
             if keys and len(own) < _MAX_SELECTIONS:
                 own.add(keys)
             yield
-        self._keys_by_group, self._versions = keys_by_group, versions
+        self._keys_by_group = keys_by_group
         self._result = SelectedPods(by_policy, frozenset().union(*selections.values()), in_canary)
         return self._result
+
+    def _forget_changed_namespaces(self, selection: SelectionIndex, namespaces: Iterable[str]) -> None:
+        """Keep what was matched only of namespaces for which the selectors are the same."""
+        before, self._versions = self._versions, {name: selection.version(name) for name in namespaces}
+        unchanged = {name for name, version in self._versions.items() if before.get(name) is version}
+        self._keys_by_group = {
+            group: keys for group, keys in self._keys_by_group.items() if group.namespace in unchanged
+        }
 
 
 def find_rejecting_policies(

@@ -54,15 +54,7 @@ _MAX_FILE_BYTES: Final = 16 * 2**20
 
 def read_suite(path: str) -> Suite:
     """The suite of a file. `BadInput` has all problems, each with its place in `field`."""
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadInput("policy test", [Problem(path, reason, "a file that can be read")]) from error
-    if len(text) > _MAX_FILE_BYTES:
-        found = f"more than {_MAX_FILE_BYTES} bytes"
-        raise BadInput("policy test", [Problem(path, found, "a suite of at most so many")])
+    text = _read_text(path)
     try:
         documents = safe_yaml_loader.compose_all(text, path)
         values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
@@ -81,6 +73,20 @@ def read_suite(path: str) -> Suite:
     if parser.problems:
         raise BadInput("policy test", parser.problems)
     return suite
+
+
+def _read_text(path: str) -> bytes:
+    """The text of a suite, which may come from a pipe."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput("policy test", [Problem(path, reason, "a file that can be read")]) from error
+    if len(text) > _MAX_FILE_BYTES:
+        size = f"more than {_MAX_FILE_BYTES} bytes"
+        raise BadInput("policy test", [Problem(path, size, "a suite of at most so many")])
+    return text
 
 
 def find_file_problem(path: str | Path) -> str:
@@ -132,8 +138,8 @@ class _SuiteParser(SuiteFieldParser):
                 continue
             file = os.path.normpath(Path(self.source).parent / name)
             file = "./-" if file == "-" else file  # not standard input
-            if problem := find_file_problem(file):
-                self.add_problem(field, f"{name}: {problem}", "a file that can be read")
+            if reason := find_file_problem(file):
+                self.add_problem(field, f"{name}: {reason}", "a file that can be read")
                 continue
             try:
                 files = object_files.read([file])
@@ -262,8 +268,8 @@ class _SuiteParser(SuiteFieldParser):
             values = self.parse_notation(f"{path}.values", values_text, series_notation.parse_values) or ()
             self._values_left -= len(values)
             if self._values_left < 0:
-                found = f"more than {_MAX_SUITE_VALUES} values in the suite"
-                self.add_problem(f"{path}.values", found, "fewer values, or a second suite")
+                count = f"more than {_MAX_SUITE_VALUES} values in the suite"
+                self.add_problem(f"{path}.values", count, "fewer values, or a second suite")
         query = ""
         if "query" in fields:
             expected = "the query of a rule"
