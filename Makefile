@@ -52,7 +52,7 @@ test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
 
 test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real programs; part of the two above
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not long' $$($(BIN)/python -m tests.attack_list) $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 1)) $$($(BIN)/python -m tests.attack_list) $(ARGS)
 
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
