@@ -340,8 +340,8 @@ def _pod_name(pod: Any) -> str:
 
 
 def _pods_on(group: SelectedPodGroup, node: str) -> int:
-    """The number of pods of the group that run on a node."""
-    return sum(pod.spec.nodeName == node for pod in group.pods if hasattr(pod, "spec"))
+    """The number of pods of the group that run on a node. The pods of a test or of a recording have no such field."""
+    return sum(getattr(getattr(pod, "spec", None), "nodeName", "") == node for pod in group.pods)
 
 
 def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
