@@ -35,9 +35,9 @@ _HEADER: Final = """\
 # without it selected pods wait for the first labels. Pods of kube-system and of nodewise's namespace, pods that the
 # DaemonSet controller creates, and pods with a nodeName are left alone.
 #
-# An error of a MutatingAdmissionPolicy never stops a pod (failurePolicy: Ignore). Of the ValidatingAdmissionPolicies at
-# the end, one applies only to pods with the label telemetry-policy, one to selected pods with more node affinity than
-# the API server can examine quickly, and one to the removal of nodewise's scheduling gate.
+# An error of a policy with parameters never stops a pod (failurePolicy: Ignore). Of the ValidatingAdmissionPolicies at
+# the end, two apply only to pods with the label telemetry-policy, one to selected pods with more node affinity than the
+# API server can examine quickly, and one to the removal of nodewise's scheduling gate.
 """
 _IS_ENFORCED: Final = "params.?status.?mode.orValue('Enforce') != 'NotEnforced'"
 _MODE: Final = "params.spec.?mode.orValue('Enforce') == 'Enforce'"
@@ -54,6 +54,7 @@ def native_manifest() -> str:
             _placement_policy("ClusterPlacementPolicy"),
             _telemetry_policy(),
             _reset(),
+            _EXISTENCE_CHECK,
             _named_policy_check(),
             _SIZE_CHECK,
             _GATE_CHECK,
@@ -131,10 +132,11 @@ def _telemetry_policy() -> str:
         "  - name: pod-names-the-policy\n"
         "    expression: object.metadata.labels['telemetry-policy'] == params.metadata.name\n"
     )
-    # A pod that exceeds a limit is denied by the check, which says why.
+    name_of_kind = "'TASPolicy ' + params.metadata.namespace + '/'"
     patches = f"""\
-{add_annotation(POLICY_ANNOTATION, "params.metadata.uid")}
-        + (!({_HAS_LABEL}) || variables.excess != '' ? [] : {_PATCHES})"""
+variables.excess != '' && ({_HAS_LABEL}) ? {_denial(name_of_kind)}
+        : {add_annotation(POLICY_ANNOTATION, "params.metadata.uid")}
+        + (!({_HAS_LABEL}) ? [] : {_PATCHES})"""
     return _mutation(
         "nodewise-native-named",
         "{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}",
@@ -334,10 +336,10 @@ spec:
 
 
 def _named_policy_check() -> str:
-    """The policy that denies pods that name a TASPolicy that does not exist, or whose requirement is missing."""
+    """The policy that denies pods that lack the requirement of the TASPolicy that they name."""
     return f"""\
-# Denies a pod that names a TASPolicy if there is no such policy, or if its node selector or a term of its node affinity
-# lacks the requirement.
+# Denies a pod that names a TASPolicy if its node selector or a term of its node affinity lacks the requirement. If the
+# API server has no parameters, or not yet, the policy above denies the pod.
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {{name: nodewise-native-named}}
@@ -345,7 +347,7 @@ spec:
   paramKind: {{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}}
   matchConstraints:
 {PODS}{NAMED_PODS}\
-  failurePolicy: Fail
+  failurePolicy: Ignore
   matchConditions:
 {SCHEDULED_PODS}\
   variables:
@@ -353,10 +355,6 @@ spec:
   - {{name: uid, expression: "object.metadata.?annotations['{POLICY_ANNOTATION}'].orValue('')"}}
 {_variables(_TELEMETRY_REJECTS)}\
   validations:
-  - expression: variables.uid != ''
-    messageExpression: >-
-      'found the pod label telemetry-policy: ' + variables.name + ', expected the name of a TASPolicy in the namespace '
-      + request.namespace
   - expression: >-
       params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_HAS_LABEL})
       || variables.excess == '' && (variables.rejectsMissing ? variables.selectsOk
@@ -373,11 +371,36 @@ kind: ValidatingAdmissionPolicyBinding
 metadata: {{name: nodewise-native-named}}
 spec:
   policyName: nodewise-native-named
-  paramRef: {{selector: {{}}, parameterNotFoundAction: Deny}}
+  paramRef: {{selector: {{}}, parameterNotFoundAction: Allow}}
   validationActions: [Deny]
 """
 
 
+_EXISTENCE_CHECK: Final = f"""\
+# Denies a pod that names a TASPolicy unless the mutation of the same request has found that policy. It has no
+# parameters: the API server looks for them before it evaluates match conditions, so that an error would also stop the
+# pods that are left alone, such as the mirror pods of kubelets.
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {{name: nodewise-native-named-exists}}
+spec:
+  matchConstraints:
+{PODS}{NAMED_PODS}\
+  failurePolicy: Fail
+  matchConditions:
+{SCHEDULED_PODS}\
+  validations:
+  - expression: "'{POLICY_ANNOTATION}' in object.metadata.?annotations.orValue({{}})"
+    messageExpression: >-
+      {IS_DENIED} ? string(object.metadata.annotations['{DENIED_ANNOTATION}'])
+      : 'found the pod label telemetry-policy: ' + object.metadata.labels['telemetry-policy']
+      + ', expected the name of a TASPolicy in the namespace ' + request.namespace
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{name: nodewise-native-named-exists}}
+spec: {{policyName: nodewise-native-named-exists, validationActions: [Deny]}}
+"""
 _SIZE_CHECK: Final = f"""\
 # Denies a pod that exceeds a limit, if a policy selects it: the mutation then adds only the annotation with the reason.
 apiVersion: admissionregistration.k8s.io/v1

@@ -22,6 +22,28 @@ NAMESPACE: Final = "nodewise"
 """The namespace of the installation."""
 
 
+DAEMON_SET_CONTROLLER: Final = "system:serviceaccount:kube-system:daemon-set-controller"
+_OWNER: Final = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1", "controller": True}
+
+
+def admit_pods_that_are_left_alone(api: ClusterApi, namespace: str, labels: Object) -> list[Object]:
+    """Creates, as a dry run, a pod with a node, a mirror pod and a pod of a DaemonSet. Raises ApiError if refused."""
+    bound, mirror, owned = (kubernetes_objects.pod("probe", labels=labels) for _ in range(3))
+    for pod in (bound, mirror):
+        pod["spec"] |= {"nodeName": "any-node", "automountServiceAccountToken": False}
+    mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "0123456789abcdef"}
+    owned["metadata"]["ownerReferences"] = [_OWNER]
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    users: tuple[tuple[Object, dict[str, str]], ...] = (
+        (bound, {}),
+        (mirror, {}),
+        (owned, {"Impersonate-User": DAEMON_SET_CONTROLLER}),
+    )
+    return [
+        api.request("POST", path, json=pod, params=DRY_RUN, headers=headers).json() for pod, headers in users
+    ]
+
+
 def install(api: ClusterApi) -> None:
     """Creates the definitions, and then the admission policies."""
     extender_process.define(api)

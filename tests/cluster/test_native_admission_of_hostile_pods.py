@@ -381,9 +381,6 @@ def test_owner_reference_of_a_tenant_avoids_no_policy(cluster: Cluster, owner: O
         cluster.admit(_pod({"telemetry-policy": "none"}, owners=[owner]))
 
 
-DAEMON_SET_CONTROLLER: Final = "system:serviceaccount:kube-system:daemon-set-controller"
-
-
 @pytest.mark.parametrize(
     ("owner", "is_left_alone"),
     [
@@ -394,7 +391,7 @@ DAEMON_SET_CONTROLLER: Final = "system:serviceaccount:kube-system:daemon-set-con
 def test_daemonset_controller_creates_pods_without_requirements(
     cluster: Cluster, owner: Object, is_left_alone: bool
 ) -> None:
-    admitted = cluster.admit(_pod(WEB, owners=[owner], **_terms(PINNED)), DAEMON_SET_CONTROLLER)
+    admitted = cluster.admit(_pod(WEB, owners=[owner], **_terms(PINNED)), native_mode.DAEMON_SET_CONTROLLER)
     assert cluster.requires(admitted, "web-0") != is_left_alone
     assert (admitted["spec"] | _terms(PINNED) == admitted["spec"]) == is_left_alone
 

@@ -24,8 +24,10 @@ def admit(api: ClusterApi, labels: Object, namespace: str = "default") -> Object
 
 
 def check_others(api: ClusterApi) -> None:
-    """Checks that pods are created unchanged if no policy selects them."""
+    """Checks that pods are created unchanged if no policy selects them, or if they come without kube-scheduler."""
     for namespace in NAMESPACES:
+        for pod in native_mode.admit_pods_that_are_left_alone(api, namespace, NAMING):
+            assert "affinity" not in pod["spec"]
         for labels in ({}, {"app": "other"}):
             assert "affinity" not in admit(api, labels, namespace)["spec"]
 

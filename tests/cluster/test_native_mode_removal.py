@@ -30,7 +30,8 @@ def admit(api: ClusterApi, labels: Object) -> Object:
 
 
 def check_others(sandbox: Sandbox) -> None:
-    """Checks that pods without a policy are created unchanged, and that nodes can be labelled."""
+    """Checks that pods without a policy, or without kube-scheduler, are created, and that nodes can be labelled."""
+    native_mode.admit_pods_that_are_left_alone(sandbox.api, "default", {"telemetry-policy": "none"})
     for labels in ({}, {"app": "other"}):
         assert "affinity" not in admit(sandbox.api, labels)
     admission_policy_waits.try_patch(sandbox.api, "/api/v1/nodes/a", {"metadata": {"labels": {"x": "y"}}})

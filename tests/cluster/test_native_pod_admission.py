@@ -537,15 +537,33 @@ def test_updates_of_pods_change_nothing(cluster: Cluster) -> None:
             "found the pod label telemetry-policy: none, expected the name of a TASPolicy in the namespace native",
         ),
         ({"telemetry-policy": ""}, NAMESPACE, "expected the name of a TASPolicy"),
-        ({"telemetry-policy": "cool"}, OTHER_NAMESPACE, "no params found"),
+        (
+            {"telemetry-policy": "cool"},
+            OTHER_NAMESPACE,
+            f"label telemetry-policy: cool, expected the name of a TASPolicy in the namespace {OTHER_NAMESPACE}",
+        ),
     ],
 )
 def test_a_pod_that_names_no_policy_of_its_namespace_is_denied(
     cluster: Cluster, labels: Object, namespace: str, message: str
 ) -> None:
-    with pytest.raises(ApiError, match="nodewise-native-named") as refused:
-        cluster.admit(_pod(labels), namespace)
-    assert message in str(refused.value)
+    pod = _pod(labels)
+    forged = {"annotations": {native_mode.POLICY_ANNOTATION: cluster.uids["cool"]}}
+    for metadata in (pod["metadata"], pod["metadata"] | forged):
+        with pytest.raises(ApiError, match="nodewise-native-named") as refused:
+            cluster.admit(pod | {"metadata": metadata}, namespace)
+        assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, OTHER_NAMESPACE])
+@pytest.mark.parametrize("name", ["cool", "none"])
+def test_pods_that_no_scheduler_places_are_left_alone_in_every_namespace(
+    cluster: Cluster, namespace: str, name: str
+) -> None:
+    labels = PLAIN | {"telemetry-policy": name}
+    for pod in native_mode.admit_pods_that_are_left_alone(cluster.api, namespace, labels):
+        assert native_mode.LABEL_PREFIX not in str(pod["spec"])
+        assert native_mode.POLICY_ANNOTATION not in pod["metadata"].get("annotations", {})
 
 
 def test_a_pod_without_the_requirement_of_its_policy_is_denied(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from nodewise.cpu import cmk_names
-from tests.cluster import controlplane, extender_process, kubernetes_objects, namespace_sandboxes, native_mode
+from tests.cluster import controlplane, kubernetes_objects, namespace_sandboxes, native_mode
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.test_cpu_webhook import RunningWebhook, pod, running
@@ -54,9 +54,6 @@ def test_native_mode_neither_refuses_nor_changes_mirror_pods_and_ephemeral_conta
 ) -> None:
     native_mode.install(plane.api)
     key = native_mode.key_of_active_policy(sandbox, {"app": "web"})
-    extender_process.policy(
-        sandbox, dontschedule=[{"metricname": "heat", "operator": "GreaterThan", "target": 1}]
-    )
     created = sandbox.put(mirror_pod("static", labels={"app": "web", **LABELED}))
     assert "affinity" not in created["spec"]
     assert "schedulingGates" not in created["spec"]

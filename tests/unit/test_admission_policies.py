@@ -73,6 +73,7 @@ CONDITIONS = {
     "nodewise-annotator": "request.userInfo.username == ",
     "nodewise-native-gate": "oldObject.spec.?schedulingGates",
     "nodewise-native-named": "object.spec.?nodeName",
+    "nodewise-native-named-exists": "object.spec.?nodeName",
     "nodewise-native-size": "'nodewise.io/denied' in object.metadata.?annotations",
     "nodewise-nodes": "request.userInfo.username == ",
     "nodewise-pod-labels": "request.operation == 'CREATE' || ",
@@ -101,13 +102,24 @@ def test_the_policy_about_everybodys_pods_only_warns_and_its_errors_stop_none() 
 @pytest.mark.parametrize(("file", "name"), DENY, ids=[name for _, name in DENY])
 def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: str, name: str) -> None:
     spec = policy(file, name)
-    assert spec["failurePolicy"] == "Fail"
+    # An error about parameters precedes match conditions, so that only a policy without parameters fails closed.
+    assert spec["failurePolicy"] == ("Ignore" if "paramKind" in spec else "Fail")
     condition, *_ = spec["matchConditions"]
     assert condition["expression"].startswith(CONDITIONS[name])
     objects = yaml.load_all((DEPLOY / file).read_text(), yaml.CSafeLoader)
     bindings = [item["spec"] for item in objects if item["kind"] == "ValidatingAdmissionPolicyBinding"]
     (actions,) = [item["validationActions"] for item in bindings if item["policyName"] == name]
     assert actions == ["Deny"]
+
+
+def test_named_pods_are_denied_while_the_policy_with_parameters_ignores_errors() -> None:
+    """Both apply to the same pods."""
+    with_parameters, without = (
+        policy("native.yaml", f"nodewise-native-named{end}") for end in ("", "-exists")
+    )
+    assert ("paramKind" in with_parameters, "paramKind" in without) == (True, False)
+    for field in ("matchConstraints", "matchConditions"):
+        assert with_parameters[field] == without[field]
 
 
 def mutating(kind: str, file: str = "extender-pods.yaml") -> dict[str, Any]:

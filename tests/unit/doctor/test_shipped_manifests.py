@@ -171,6 +171,17 @@ def test_a_missing_binding_of_native_mode(name: str) -> None:
     assert native_problems(objects) == [("pod-admission-missing", f"MutatingAdmissionPolicy/{name}", "error")]
 
 
+@pytest.mark.parametrize("name", ["named", "named-exists", "size", "gate"])
+def test_a_missing_binding_of_a_check_of_native_mode(name: str) -> None:
+    objects = native_installation()
+    bindings = objects["/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"]
+    bindings[:] = [
+        binding for binding in bindings if binding["spec"]["policyName"] != f"nodewise-native-{name}"
+    ]
+    missing = f"ValidatingAdmissionPolicy/nodewise-native-{name}"
+    assert native_problems(objects) == [("pod-admission-missing", missing, "error")]
+
+
 def test_native_mode_under_another_name_and_of_another_version() -> None:
     objects = native_installation()
     for kind in ("policies", "policybindings"):

@@ -30,6 +30,7 @@ _NATIVE_POLICIES: Final = {
     ),
     "TASPolicy": (
         "MutatingAdmissionPolicy/nodewise-native-named",
+        "ValidatingAdmissionPolicy/nodewise-native-named-exists",
         "ValidatingAdmissionPolicy/nodewise-native-named",
         *_NATIVE_POLICIES_OF_ALL_KINDS,
     ),
