@@ -36,7 +36,7 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     counts: Counter[Reason] = Counter()
     for key in sorted(keys):
         state = states.get(key)
-        if state is None or state.verdict is None:
+        if state is None or state.verdict is None or state.policy.no_verdict_label:
             continue
         codes = state.verdict.codes[:-1]
         rejected |= codes > 0
@@ -65,6 +65,21 @@ def deletion_note(keys: Iterable[str]) -> str:
     )
 
 
+def _missing_label_note(keys: Iterable[str], states: Mapping[str, PolicyState]) -> str:
+    """That the pod requires the label of a policy beyond the budget, which has none; empty for no such key."""
+    policies = [
+        states[key].policy for key in sorted(keys) if key in states and states[key].policy.no_verdict_label
+    ]
+    if not policies:
+        return ""
+    more = f"; the same for {len(policies) - 1} more policies" if len(policies) > 1 else ""
+    policy = policies[0]
+    return (
+        f"the pod requires the node label of {policy.key.text()}, which is not set: {policy.no_verdict_label}{more};"
+        " create it again to remove the requirement"
+    )
+
+
 _FOREIGN: Final = (
     "the pod requires node labels of policies that are not its own; create it again to remove the requirement"
 )
@@ -77,6 +92,7 @@ def _note(
     """Why no node matches the requirements of a pod, and what to do; empty if nodewise is not why."""
     rejection = rejection_note(pod.keys, states, node_count)
     parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
+    parts.append(_missing_label_note(pod.keys, states))
     parts.append(deletion_note(pod.keys & deleted))
     parts.append(_FOREIGN if pod.names_foreign_key else "")
     return "; ".join(filter(None, parts))

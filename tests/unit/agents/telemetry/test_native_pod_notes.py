@@ -121,6 +121,18 @@ def test_a_pod_of_a_deleted_policy_gets_an_event() -> None:
     assert texts([pod("new", message=""), pod("gated", gated=True)], deleted=("cool",)) == []
 
 
+def test_a_pod_that_requires_the_label_of_a_policy_beyond_the_budget_gets_an_event() -> None:
+    beyond = state("cool", 1, 0, 0, 0)
+    policy = msgspec.structs.replace(
+        beyond.policy, no_verdict_label="native mode does not enforce it: no space"
+    )
+    (text,) = texts([pod("waits")], beyond._replace(policy=policy))
+    assert text == (
+        "the pod requires the node label of placement policy web/cool, which is not set: native mode does not enforce"
+        " it: no space; create it again to remove the requirement: nodewise explain web/waits shows each node"
+    )
+
+
 def test_the_note_names_some_labels_of_many_deleted_policies() -> None:
     assert native_pod_notes.deletion_note(map(str, range(9))) == (
         "the pod requires node labels of policies that do not exist any more: 0, 1, 2, 3, 4 and 4 more;"
