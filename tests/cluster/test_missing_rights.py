@@ -195,7 +195,7 @@ def test_a_right_that_is_taken_and_given_back_needs_no_restart(
             shipped.metrics.set("heat", {"a": 90, "b": 90})
             wait(
                 "the right is logged",
-                lambda: refusal_message(patch) in str(running.events("node_labels_failed")) or None,
+                lambda: refusal_message(patch) in str(running.events("controller_failed")) or None,
             )
             assert running.rejects(sandbox.namespace, "b", "pol")
         wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)

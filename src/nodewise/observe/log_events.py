@@ -118,11 +118,6 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "The Lease with the deleted policies for whose pods labels stay cannot be read or written. A new leader removes"
         " these labels.",
     ),
-    "node_labels_failed": LogEvent(
-        "warning",
-        "The labels of a node cannot be written; `error` is the reason. They are tried again, and those of other nodes"
-        " are written.",
-    ),
     "label_conflict": LogEvent(
         "warning",
         "Another field manager owns a label of a policy. It is not changed; see the policy's status.",

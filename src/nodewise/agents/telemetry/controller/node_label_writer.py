@@ -262,7 +262,7 @@ class LabelWriter:
             )
         self._failures[node] = _NodeFailure(cause, self._handle.clock.monotonic() + pause_s, pause_s)
         if before is None or before.cause != cause:
-            logs.emit("node_labels_failed", node=node, error=str(error))
+            logs.emit("controller_failed", controller="TelemetryController", node=node, error=str(error))
 
     async def _write_one_group_after_another(
         self,
