@@ -174,11 +174,12 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
                 lambda: scene.seen() >= FEATURES - lost or None,
                 show=lambda: FEATURES - lost - scene.seen(),
             )
-            wait(
-                "the right is logged",
-                lambda: refusal_message(right) in str(running.events(event)) or None,
-                show=running.events,
-            )
+
+            def is_logged() -> bool | None:
+                scene.seen()  # each feature is used again: events are patched only if they are repeated
+                return refusal_message(right) in str(running.events(event)) or None
+
+            wait("the right is logged", is_logged, show=running.events)
             assert scene.seen() == FEATURES - lost
 
 
