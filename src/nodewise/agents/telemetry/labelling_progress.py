@@ -54,7 +54,7 @@ class LabellingProgress:
 
     def begin(self) -> None:
         """Begin again, as a new leader."""
-        self._by_uid = {}
+        self._by_uid, self.refusals = {}, {}
 
     def unlabelled_keys(self, policies: Iterable[LabelledPolicy]) -> frozenset[str]:
         """The keys of labels that some node has not had yet."""

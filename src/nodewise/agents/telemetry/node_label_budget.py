@@ -131,7 +131,7 @@ def _most_keys(namespace: str) -> int:
 
 
 def _requests(policies: Policies, *, native_mode: bool) -> _Requests:
-    """The requests of one namespace, without those beyond its own limits."""
+    """All requests of one namespace, also those beyond its own limits."""
     verdicts = []
     others: list[_Request] = []
     for policy in policies:
@@ -199,21 +199,19 @@ class _Refusals(NamedTuple):
         return policy
 
     def _describe_excess(self) -> str:
-        excesses = []
-        count, size = len(self.requests.others), self.requests.size()
-        if self.namespace and count > MAX_NAMESPACE_LABELS:
-            excesses.append(f"{count} labels, at most {MAX_NAMESPACE_LABELS}")
-        if size > self.admitted_bytes and not excesses:
-            excesses.append(
-                f"{size} bytes of labels, of which {self.admitted_bytes} fit into the {MAX_NODE_LABEL_BYTES} bytes per"
-                " node that namespaces share"
-            )
+        count = len(self.requests.others)
+        excess = (
+            f"{count} labels, at most {MAX_NAMESPACE_LABELS}"
+            if self.namespace and count > MAX_NAMESPACE_LABELS
+            else f"{self.requests.size()} bytes of labels, of which {self.admitted_bytes} fit into the"
+            f" {MAX_NODE_LABEL_BYTES} bytes per node that namespaces share"
+        )
         policies = (
             f"the policies of namespace {self.namespace}"
             if self.namespace
             else "the ClusterPlacementPolicies"
         )
-        return f"{policies} request {' and '.join(excesses)}, and older policies come first"
+        return f"{policies} request {excess}, and older policies come first"
 
     def _describe_missing_verdict(self, policy: Policy) -> str:
         scope = f"namespace {self.namespace}" if self.namespace else "the cluster"

@@ -15,8 +15,6 @@ from nodewise.observe import logs
 
 ANNOTATION: Final = "nodewise.io/deleted-policies"
 """The annotation with the deleted policies, JSON by uid."""
-
-
 _MAX_ATTEMPTS: Final = 3
 """Attempts to read the Lease. Labels of policies that exist must not wait for it forever."""
 
