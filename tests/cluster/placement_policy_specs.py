@@ -306,10 +306,10 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
             avoiding(metric=value),
             [
                 f"spec.avoid[0].metric: Invalid value: {json.dumps(value)}",
-                "expected letters, digits, _ and -",
+                "expected letters, digits, _, :, . and -, not beginning with .",
             ],
         )
-        for value in ("a b", 'up{job="a"}', "a/b", "../x", "a\n")
+        for value in ("a b", 'up{job="a"}', "a/b", "../x", "..", ".a", "a\n")
     },
     "an empty metric": (
         avoiding(metric=""),

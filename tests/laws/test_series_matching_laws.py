@@ -15,12 +15,14 @@ from nodewise.metrics.metrics_source import MetricRequest, merge_requests
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus import node_matching, queries, query_responses
 from nodewise.metrics.prometheus.query_responses import SeriesValue
+from nodewise.metrics.prometheus.series_labels import SeriesLabels
 from nodewise.metrics.series import Sample
 
 NANO = 10**9
 NAMES = ("a", "b", "c")
 FLEET = NodeAttributes({name: NodeAllocatable(None, None) for name in NAMES}, {name: name for name in NAMES})
 LABELS = ("node", "instance")
+SERIES_LABELS = SeriesLabels(LABELS, frozenset(LABELS), frozenset())
 
 texts = st.sampled_from((*NAMES, "x", "", "a:9100", "0"))
 series = st.builds(
@@ -32,11 +34,11 @@ series = st.builds(
 
 
 def owned(series: list[SeriesValue]) -> node_matching.SeriesByNode:
-    return cooperative_scheduling.run_without_pauses(node_matching.group_by_node(series, LABELS, FLEET))
+    return cooperative_scheduling.run_without_pauses(node_matching.group_by_node(series, SERIES_LABELS, FLEET))
 
 
 def match(series: list[SeriesValue], aggregate: str = "") -> node_matching.NodeValues:
-    return cooperative_scheduling.run_without_pauses(node_matching.reduce(owned(series), aggregate))
+    return cooperative_scheduling.run_without_pauses(node_matching.reduce(owned(series), aggregate, SERIES_LABELS))
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))

@@ -33,6 +33,7 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
 
 _CONFLICT: Final = " of one node differ"
 _CONFLICT_REMEDY: Final = "set aggregate: max or "
+_QUERY_REMEDY: Final = "use a query "
 
 
 class ValueConflict(NamedTuple):
@@ -50,10 +51,18 @@ def conflict_text(values: str, alternative: str, where: str = "") -> str:
     return f"{values}{_CONFLICT}{where}: {_CONFLICT_REMEDY}{alternative}"
 
 
+def query_conflict_text(values: str, where: str, remedy: str) -> str:
+    """The same where no aggregation helps, because the values are not of one node; `remedy` describes a query."""
+    return f"{values}{_CONFLICT}{where}: {_QUERY_REMEDY}{remedy}"
+
+
 def split_conflict(why: str) -> ValueConflict | None:
-    """The parts of a text of `conflict_text`; None for any other reason why a value is invalid."""
-    text, _, alternative = why.rpartition(f": {_CONFLICT_REMEDY}")
-    return ValueConflict(text, f"{_CONFLICT_REMEDY}{alternative}") if _CONFLICT in text else None
+    """The parts of a text of the functions above; None for any other reason why a value is invalid."""
+    for beginning in (_CONFLICT_REMEDY, _QUERY_REMEDY):
+        text, _, rest = why.rpartition(f": {beginning}")
+        if _CONFLICT in text:
+            return ValueConflict(text, f"{beginning}{rest}")
+    return None
 
 
 def _aggregate_values(entries: Sequence[SampleOrReason], aggregation: str) -> Sample:

@@ -1,7 +1,7 @@
 """Attributes of nodes that metric sources need: names and addresses, and allocatable resources."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping
 from ipaddress import ip_address
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -55,18 +55,57 @@ class NodeAttributes(NamedTuple):
     allocatable: Mapping[str, NodeAllocatable]
     """By node name."""
     names: Mapping[str, str]
-    """Node names by everything that identifies a node: its name, else an InternalIP, else a Hostname."""
+    """Node names by everything that identifies a node, in lower case: its name, else an address (`_ADDRESS_TYPES`)."""
+    short_names: Mapping[str, str] = {}
+    """Node names by the first label of their domain names, such as `db1` of `db1.example.org`."""
+    qualified: frozenset[str] = frozenset()
+    """Those of `names` without a domain that are the first label of a known domain name, so that no other one fits."""
 
     def find(self, text: str) -> str | None:
-        """The node that a name or an address identifies, with or without a port; None if there is none."""
+        """The node that a name or an address identifies, in any case, with or without a port; None if there is none."""
         node = self.names.get(text)
         if node is None and text:
-            node = self.names.get(_canonical_address(strip_port(text)))
+            node = self.names.get(host_of(text))
         return node
+
+    def find_all(self, texts: Collection[str]) -> Generator[None, None, dict[str, str]]:
+        """The nodes that these texts identify, by text; yields between parts of the work.
+
+        Beyond `find`, the first label of a domain name identifies a node, if only one side has a domain, and if it is
+        unambiguous: two names that differ in their domains never match, nor do two of them match one node.
+        """
+        nodes: dict[str, str] = {}
+        by_first_label: dict[str, dict[str, list[str]]] = {}
+        for number, text in enumerate(texts):
+            if (node := self.find(text)) is not None:
+                nodes[text] = node
+            else:
+                host = host_of(text)
+                label = first_label(host)
+                candidate = self.short_names.get(host) or (
+                    self.names.get(label) if label and label not in self.qualified else None
+                )
+                if candidate is not None:
+                    by_first_label.setdefault(candidate, {}).setdefault(host, []).append(text)
+            if not number % _STRIDE:
+                yield
+        identified = frozenset(nodes.values())
+        for number, (node, hosts) in enumerate(by_first_label.items()):
+            # a series of another site's host of this name, beside the node's own
+            is_ambiguous = len(hosts) > 1 or (
+                node in identified and next(iter(hosts)) not in self.short_names
+            )
+            if not is_ambiguous:
+                nodes.update((text, node) for text in chain.from_iterable(hosts.values()))
+            if not number % _STRIDE:
+                yield
+        return nodes
 
 
 _STRIDE: Final = 32
 """Number of nodes in one part of the work, which takes about 0.1 ms."""
+_ADDRESS_TYPES: Final = ("ExternalDNS", "ExternalIP", "InternalDNS", "Hostname", "InternalIP")
+"""The types of addresses that identify a node. The last type of one address decides."""
 
 NO_NODES: Final = NodeAttributes({}, {})
 
@@ -77,24 +116,50 @@ NodeLookup = Callable[[], Awaitable[NodeAttributes]]
 def read_node_attributes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttributes]:
     """The attributes of these nodes; yields between parts. An address of two nodes identifies neither of them."""
     allocatable: dict[str, NodeAllocatable] = {}
-    owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
+    owners: dict[str, dict[str, str | None]] = {kind: {} for kind in _ADDRESS_TYPES}
     for number, node in enumerate(nodes):
         name = node.metadata.name
         allocatable[name] = _parse_allocatable(node.status.allocatable)
         for entry in node.status.addresses or ():
             if isinstance(entry.address, str) and entry.type in owners:
-                owned, address = owners[entry.type], _canonical_address(entry.address)
+                owned, address = owners[entry.type], host_of(entry.address)
                 owned[address] = name if owned.get(address, name) == name else None
         if not number % _STRIDE:
             yield
     names: dict[str, str] = {}
     for number, (address, owner) in enumerate(chain.from_iterable(map(dict.items, owners.values()))):
-        if owner is not None:
+        if owner is not None and address:
             names[address] = owner
         if not number % _STRIDE:
             yield
     names.update(zip(allocatable, allocatable, strict=True))
-    return NodeAttributes(allocatable, names)
+    short_names, qualified = yield from _names_by_first_label(names)
+    return NodeAttributes(allocatable, names, short_names, qualified)
+
+
+def _names_by_first_label(
+    names: Mapping[str, str],
+) -> Generator[None, None, tuple[dict[str, str], frozenset[str]]]:
+    """`NodeAttributes.short_names` and `qualified`; yields between parts.
+
+    A first label of two nodes identifies neither of them, but a kubelet, which reports its addresses itself, cannot
+    take the first label of another node's name.
+    """
+    by_name: dict[str, str | None] = {}
+    by_address: dict[str, str | None] = {}
+    qualified: set[str] = set()
+    for number, (name, node) in enumerate(names.items()):
+        if label := first_label(name):
+            owners = by_name if name == node else by_address
+            owners[label] = node if owners.get(label, node) == node else None
+            if label in names and (name == node or names[label] == node):
+                qualified.add(label)
+        if not number % _STRIDE:
+            yield
+    owners = by_address | by_name
+    return {label: node for label, node in owners.items() if node and label not in names}, frozenset(
+        qualified
+    )
 
 
 _ALLOCATABLE: Final = msgspec.json.Decoder(Allocatable | None)
@@ -142,6 +207,18 @@ def strip_port(text: str) -> str:
         return text[1:].partition("]")[0]
     host, colon, port = text.rpartition(":")
     return host if colon and port.isdigit() and ":" not in host else text
+
+
+def host_of(text: str) -> str:
+    """The host of a text with or without a port, as `NodeAttributes.names` has it: names of hosts have no case."""
+    return _canonical_address(strip_port(text).lower().removesuffix("."))
+
+
+def first_label(host: str) -> str:
+    """The first label of a domain name; empty for an address, and for a name without a domain."""
+    label, dot, domain = host.partition(".")
+    is_address = label.isdigit() or ":" in host
+    return label if dot and domain and not is_address else ""
 
 
 def _canonical_address(host: str) -> str:

@@ -144,6 +144,8 @@ class Series(msgspec.Struct, frozen=True):
     """By node name; `Samples` where the series is kept."""
     invalid: dict[str, str] = {}
     """By node name, the reason why the value is invalid."""
+    unmatched: tuple[str, ...] = ()
+    """Some names of hosts in series of no node."""
 
 
 _AHEAD_S = 60.0

@@ -6,7 +6,8 @@ Prometheus that has exactly these series.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.unit.metrics.fake_prometheus import SeriesSamples
 NANO = 10**9
 PATIENCE_S = 60.0
 Holding = Callable[[SeriesSamples], str]
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 NODES = NodeAttributes(
     {name: NodeAllocatable(None, None) for name in ("a", "b", "c")},
@@ -43,11 +45,13 @@ def source(url: str, **options: object) -> PrometheusSource:
     )
 
 
-def fetch(url: str, metric: str = "temp", **more: Any) -> Series:
-    """Fetch a metric once. `more` are further fields of `MetricRequest`."""
+def fetch(
+    url: str, metric: str = "temp", *, options: Mapping[str, object] = NO_OPTIONS, **more: Any
+) -> Series:
+    """Fetch a metric once. `options` are those of Prometheus, and `more` are further fields of `MetricRequest`."""
 
     async def once() -> Series:
-        metric_source = source(url)
+        metric_source = source(url, **options)
         try:
             return await metric_source.fetch(MetricRequest(metric, **more), time.time())
         finally:
@@ -137,6 +141,126 @@ class PrometheusSuite:
         assert values(fetch(url, aggregate="min")) == {"a": 41.0}
         assert values(fetch(url, aggregate="sum")) == {"a": 138.0}
         assert values(fetch(url, aggregate="avg")) == {"a": 69.0}
+
+    @pytest.mark.parametrize("label", ["exported_node", "node_name", "subject"])
+    def test_label_that_names_other_nodes_names_the_node(self, prometheus: Holding, label: str) -> None:
+        """An exporter on node b reports about all nodes."""
+        url = prometheus(
+            {
+                f'temp{{node="b",instance="10.0.0.2:1",{label}="{node}"}}': value
+                for node, value in (("a", "91"), ("b", "40"), ("c", "41"), ("deleted", "99"))
+            }
+        )
+        assert values(fetch(url)) == {"a": 91.0, "b": 40.0, "c": 41.0}
+        assert values(fetch(url, aggregate="max")) == {"a": 91.0, "b": 40.0, "c": 41.0}
+
+    def test_exported_label_names_the_node_of_a_single_series(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{node="b",exported_node="a"}': "91"})
+        assert values(fetch(url)) == {"a": 91.0}
+        assert values(fetch(url, options={"prometheus_node_label": ("node", "instance")})) == {"a": 91.0}
+
+    @pytest.mark.parametrize("aggregate", ["", "max", "sum"])
+    def test_measurements_between_nodes_need_a_label_or_a_query(
+        self, prometheus: Holding, aggregate: str
+    ) -> None:
+        pairs = [(source, target) for source in "abc" for target in "abc" if source != target]
+        url = prometheus(
+            {
+                f'temp{{node="{source}",target="{target}"}}': str(number)
+                for number, (source, target) in enumerate(pairs)
+            }
+        )
+        series = fetch(url, aggregate=aggregate)
+        assert series.samples == {}
+        assert series.invalid["a"] == (
+            'series of one node differ in label "target", which names nodes as "node" does: use a query such as'
+            " max by (node) (…), or give --prometheus-node-label target"
+        )
+        assert values(fetch(url, query="max by (node) (temp)")) == {"a": 1.0, "b": 3.0, "c": 5.0}
+        chosen = fetch(url, aggregate="max", options={"prometheus_node_label": ("target",)})
+        assert values(chosen) == {"a": 4.0, "b": 5.0, "c": 3.0}
+
+    def test_label_with_few_nodes_names_none(self, prometheus: Holding) -> None:
+        """The servers of a file system, which every node uses, are nodes themselves."""
+        series = {
+            f'temp{{node="{node}",server="{server}"}}': "1"
+            for node, servers in (("a", "cx"), ("b", "cx"), ("c", "cx"))
+            for server in servers
+        }
+        assert values(fetch(prometheus(series), aggregate="sum")) == {"a": 2.0, "b": 2.0, "c": 2.0}
+
+    @pytest.mark.parametrize("aggregate", ["", "max"])
+    def test_series_of_several_clusters_need_a_query(self, prometheus: Holding, aggregate: str) -> None:
+        url = prometheus(
+            {
+                'temp{node="a",cluster="east"}': "91",
+                'temp{node="a",cluster="west"}': "40",
+                'temp{node="b",cluster="west"}': "41",
+            }
+        )
+        series = fetch(url, aggregate=aggregate)
+        assert values(series) == {"b": 41.0}
+        assert series.invalid == {
+            "a": 'series of one node differ in label "cluster": use a query that selects one cluster'
+        }
+        assert values(fetch(url, query='temp{cluster="east"}')) == {"a": 91.0}
+
+    @pytest.mark.parametrize(
+        "label", ["prometheus_replica", "replica", "__replica__", "receive_replica", "shard_copy"]
+    )
+    def test_replicas_of_a_series_count_once(self, prometheus: Holding, label: str) -> None:
+        url = prometheus(
+            {
+                f'temp{{node="a",core="0",{label}="x"}}': ("40", 5.0),
+                f'temp{{node="a",core="0",{label}="y"}}': ("97", 40.0),
+                f'temp{{node="a",core="1",{label}="x"}}': ("41", 40.0),
+                f'temp{{node="a",core="1",{label}="y"}}': ("42", 5.0),
+                f'temp{{node="b",{label}="x"}}': ("50.5", 40.0),
+                f'temp{{node="b",{label}="y"}}': ("51", 5.0),
+            }
+        )
+        options = {"prometheus_replica_label": ("shard_copy",)}
+        assert values(fetch(url, aggregate="sum", options=options)) == {"a": 82.0, "b": 51.0}
+        assert values(fetch(url, options=options)) == {"b": 51.0}
+
+    def test_replicas_in_the_result_of_a_query_count_once(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{node="a",replica="1"}': "91", 'temp{node="a",replica="2"}': "90.5"})
+        assert values(fetch(url, query="temp * 1")) == {"a": 91.0}
+
+    def test_added_label_comes_before_the_default_labels(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{node="b",rack_host="a"}': "1", 'temp{instance="c"}': "2"})
+        options = {"prometheus_node_label": ("rack_host",)}
+        assert values(fetch(url, options=options)) == {"a": 1.0, "c": 2.0}
+
+    @pytest.mark.parametrize(
+        "label", ["Hostname", "hostname", "node_name", "k8s_node_name", "exported_node", "exported_instance"]
+    )
+    def test_labels_of_common_exporters_name_nodes(self, prometheus: Holding, label: str) -> None:
+        url = prometheus({f'temp{{instance="10.9.9.9:9400",{label}="c"}}': "1"})
+        assert values(fetch(url)) == {"c": 1.0}
+
+    def test_case_of_names_does_not_matter(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="A:9182"}': "1", 'temp{instance="C.EXAMPLE"}': "2"})
+        assert values(fetch(url)) == {"a": 1.0, "c": 2.0}
+
+    def test_names_of_hosts_in_unmatched_series_are_kept(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {
+                'temp{instance="a:1"}': "1",
+                'temp{instance="a1.example.org:1"}': "2",
+                'temp{instance="10.7.7.7:1"}': "3",
+                'temp{instance="[fd00::9]:1"}': "3",
+            }
+        )
+        assert fetch(url).unmatched == ("a1.example.org",)
+
+    @pytest.mark.parametrize("metric", ["node:load1:ratio", "k8s.node.cpu.usage"])
+    def test_names_with_colons_and_dots(self, prometheus: Holding, metric: str) -> None:
+        with pytest.raises(NoValues, match="no series"):
+            fetch(prometheus({'temp{node="a"}': "1"}), metric)
+
+    def test_recording_rule_is_a_metric(self, prometheus: Holding) -> None:
+        assert values(fetch(prometheus({'room:temp:max{node="a"}': "3"}), "room:temp:max")) == {"a": 3.0}
 
     def test_series_of_a_node_that_are_equal_are_one_value(self, prometheus: Holding) -> None:
         url = prometheus(
@@ -242,7 +366,7 @@ class PrometheusSuite:
     def test_a_label_that_names_nodes_is_suggested(self, prometheus: Holding) -> None:
         with pytest.raises(NoValues) as caught:
             fetch(prometheus({'temp{instance="x:1",host="a"}': "1"}))
-        assert "has a node's name or address in label node or " in caught.value.cause.text
+        assert "has a node's name or address in label node, kubernetes_node, " in caught.value.cause.text
         assert caught.value.cause.remedy == "give --prometheus-node-label host"
 
     def test_a_query_that_cannot_be_read_is_named_with_what_prometheus_says(

@@ -56,7 +56,10 @@ FOUND = {
     "10.0.0.3": "10.0.0.1",
     "10.0.0.9": None,  # two nodes have this address
     "localhost:9100": None,
-    "1.2.3.4": None,
+    "1.2.3.4:9100": "a",
+    "A": "a",
+    "B.Example:9100": "b",
+    "b.example.": "b",
     "x": None,
     "a:b": None,
     "": None,
@@ -83,6 +86,46 @@ ALLOCATABLE = {
 @pytest.mark.parametrize(("fields", "allocatable"), ALLOCATABLE.values(), ids=ALLOCATABLE)
 def test_allocatable(fields: dict[str, Any], allocatable: NodeAllocatable) -> None:
     assert read(node("a", **fields)).allocatable == {"a": allocatable}
+
+
+SITE = read(
+    node("db1.rack.example.org", ("InternalIP", "10.0.1.1")),
+    node("db2.rack.example.org"),
+    node("db2.cage.example.org"),
+    node("app1", ("Hostname", "app1")),
+    node("app2", ("InternalDNS", "app2.rack.example.org")),
+    node("app3"),
+    node("10.0.1.9", ("ExternalDNS", "ec2-3-4-5-6.compute.example")),
+    # a kubelet reports its addresses itself, and cannot take the names of another node
+    node(
+        "rogue", ("InternalDNS", "db1.evil.example"), ("Hostname", "app1.evil.example"), ("Hostname", "app3")
+    ),
+)
+
+TEXTS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "a name without a domain": (
+        ["db1:9100", "DB1"],
+        {"db1:9100": "db1.rack.example.org", "DB1": "db1.rack.example.org"},
+    ),
+    "two nodes with the same first label": (["db2"], {}),
+    "a domain that the node's name does not have": (
+        ["app1.rack.example.org:1"],
+        {"app1.rack.example.org:1": "app1"},
+    ),
+    "two such domains": (["app1.rack.example.org", "app1.cage.example.org"], {}),
+    "a domain beside the node's own name": (["app3.rack.example.org", "app3"], {"app3": "app3"}),
+    "another domain than the node's": (["app2.cage.example.org", "db1.cage.example.org"], {}),
+    "an external name": (
+        ["ec2-3-4-5-6.compute.example:9100", "ec2-3-4-5-6"],
+        {"ec2-3-4-5-6.compute.example:9100": "10.0.1.9", "ec2-3-4-5-6": "10.0.1.9"},
+    ),
+    "an address is no domain": (["10", "10.0.0.0", "10.0.1.9.example", ""], {}),
+}
+
+
+@pytest.mark.parametrize(("texts", "nodes"), TEXTS.values(), ids=TEXTS)
+def test_first_label_identifies_a_node_if_it_is_unambiguous(texts: list[str], nodes: dict[str, str]) -> None:
+    assert cooperative_scheduling.run_without_pauses(SITE.find_all(texts)) == nodes
 
 
 ODD = {

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from nodewise import quantity
-from nodewise.agents.telemetry.policy_objects import MAX_METRIC_NAME, METRIC_NAME
+from nodewise.agents.telemetry.policy_objects import MAX_METRIC_NAME
 from nodewise.agents.telemetry.rule_operators import OPERATORS
 from nodewise.errors import did_you_mean
 from nodewise.metrics.aggregation import AGGREGATIONS
@@ -56,6 +56,9 @@ MAX_QUANTITY: Final = 64
 MAX_DURATION: Final = 32
 MAX_WEIGHT: Final = 100
 
+METRIC: Final = "[a-zA-Z0-9_:-][a-zA-Z0-9_:.-]*"
+"""`:` is in names of recording rules, and `.` in those of OpenTelemetry. A name is a part of a path in the custom
+metrics API, so that `..` is none."""
 QUANTITY: Final = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 DURATION: Final = r"([0-9]{1,8}([.][0-9]+)?m?s|[0-9]{1,5}([.][0-9]+)?[mh])+"
 LABEL_NAME: Final = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -78,8 +81,9 @@ _MAX_EXACT: Final = 2**53
 
 
 def _parse_metric(value: Any) -> str:
-    if not isinstance(value, str) or not METRIC_NAME.fullmatch(value) or len(value) > MAX_METRIC_NAME:
-        raise ValueError(f"letters, digits, _ and -, at most {MAX_METRIC_NAME}")
+    if not isinstance(value, str) or len(value) > MAX_METRIC_NAME or not re.fullmatch(METRIC, value):
+        expected = f"letters, digits, _, :, . and -, not beginning with ., at most {MAX_METRIC_NAME}"
+        raise ValueError(expected)
     return value
 
 

@@ -2,5 +2,6 @@
 
 `source` implements `MetricsSource`, and `history` reads the past. `prometheus_connection` and `client` do I/O: TLS,
 credentials and calls. The other modules are pure: `queries` builds PromQL, `query_responses` decodes responses,
-`node_matching` matches series to nodes, `range_samples` decodes ranges, and `range_matrix` range queries.
+`series_labels` and `series_owners` match series to nodes, `node_matching` groups and reduces them, `range_samples`
+decodes ranges, and `range_matrix` range queries.
 """

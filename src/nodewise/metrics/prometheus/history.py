@@ -12,7 +12,7 @@ from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import queries, query_responses, range_matrix
+from nodewise.metrics.prometheus import queries, query_responses, range_matrix, series_labels
 from nodewise.metrics.prometheus.client import PrometheusClient
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
@@ -46,7 +46,7 @@ class PrometheusHistory:
         """`BadSettings` names every setting that cannot be used."""
         self._connection = PrometheusConnection(url, options, metrics_registry)
         self._client = PrometheusClient(self._connection, options.prometheus_timeout_s)
-        self._labels = options.prometheus_node_label
+        self._labels = series_labels.series_labels(options)
         self._attributes = attributes
         self._nodes = nodes
         self._only_current: set[str] = set()

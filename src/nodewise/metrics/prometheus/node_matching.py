@@ -1,24 +1,27 @@
-"""Matches series to nodes: a series belongs to the node that one of its labels names, or to none.
+"""Groups the series of a response by node (`series_owners`), and reduces those of each node to one value.
 
-Of the configured labels, only those apply that name a node in at least one series of the response; of these, the first
-label of a series decides. So `node="0"`, the number of a memory zone, is ignored in favour of `instance`. If `node`
-does name nodes, a series of a deleted node does not match the node that reports it.
+Series that differ only in labels of replicas are one series, scraped several times: the newest sample counts.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from nodewise.metrics import aggregation
-from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import query_responses
+from nodewise.metrics.node_attributes import NodeAttributes, host_of
+from nodewise.metrics.prometheus import query_responses, series_owners
 from nodewise.metrics.prometheus.query_responses import SeriesValue
+from nodewise.metrics.prometheus.series_labels import SeriesLabels
+from nodewise.metrics.prometheus.series_owners import Identity
 from nodewise.metrics.series import Sample
 
 _MOST_NAMED: Final = 5
 _MOST_EXAMINED: Final = 20
 _MOST_LABELS: Final = 64
 """Series and labels of each that are examined for a hint, which takes less than a millisecond."""
+_MAX_HOSTS: Final = 64
+"""Names of hosts in series of no node that are kept."""
+_MAX_HOST: Final = 253
 _STRIDE: Final = 32
 """Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
 
@@ -29,6 +32,8 @@ class SeriesByNode(NamedTuple):
     by_node: dict[str, list[SeriesValue]]
     unmatched: list[SeriesValue]
     """Series that match no node."""
+    conflicts: Mapping[str, str] = {}
+    """By node, why it is not clear which of its series are meant."""
 
 
 class NodeValues(NamedTuple):
@@ -39,21 +44,41 @@ class NodeValues(NamedTuple):
     """By node name, the reason why a node with a series has no value."""
 
 
-Identity = frozenset[tuple[str, str]]
-"""The labels of a series."""
-
-
 def group_by_node(
-    series: Iterable[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
+    series: Iterable[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes
 ) -> Generator[None, None, SeriesByNode]:
-    """Group the series by node; yields between parts of the work."""
+    """Group the series by node, each once; yields between parts of the work."""
     parsed: list[SeriesValue] = []
     for item in series:
         parsed.append(item)
         if not len(parsed) % _STRIDE:
             yield
-    deciding = yield from _labels_that_name_nodes(parsed, labels, nodes)
-    return (yield from _group_series(parsed, deciding, nodes))
+    owners = yield from series_owners.match_series(parsed, labels, nodes)
+    by_node: dict[str, list[SeriesValue]] = {}
+    unmatched: list[SeriesValue] = []
+    for number, (item, node) in enumerate(zip(parsed, owners.nodes, strict=True)):
+        (unmatched if node is None else by_node.setdefault(node, [])).append(item)
+        if not number % _STRIDE:
+            yield
+    for number, node in enumerate(owners.replicated):
+        by_node[node] = _newest_replicas(by_node[node], labels.replica)
+        if not number % _STRIDE:
+            yield
+    return SeriesByNode(by_node, unmatched, owners.conflicts)
+
+
+def _newest_replicas(own: list[SeriesValue], replica: frozenset[str]) -> list[SeriesValue]:
+    """The series, without those that differ from a newer one only in labels of replicas.
+
+    Samples of one time, or of unknown times, have no newest one: then the same replica counts in every response.
+    """
+    newest: dict[Identity, SeriesValue] = {}
+    for item in sorted(own, key=lambda item: sorted(item.labels.items())):
+        identity = series_owners.identity(item, replica)
+        before = newest.get(identity)
+        if before is None or (item.at or 0.0) > (before.at or 0.0):
+            newest[identity] = item
+    return list(newest.values())
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
@@ -74,30 +99,38 @@ def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[
     return False
 
 
-def identities(series: Iterable[SeriesValue]) -> Generator[None, None, frozenset[Identity]]:
-    """The labels of all series; yields between parts of the work."""
+def identities(
+    series: Iterable[SeriesValue], labels: SeriesLabels
+) -> Generator[None, None, frozenset[Identity]]:
+    """The identities of all series; yields between parts of the work."""
     identities: set[Identity] = set()
     for number, item in enumerate(series):
-        identities.add(frozenset(item.labels.items()))
+        identities.add(series_owners.identity(item, labels.replica))
         if not number % _STRIDE:
             yield
     return frozenset(identities)
 
 
 def reduce(
-    grouped: SeriesByNode, aggregate: str, current: frozenset[Identity] | None = None
+    grouped: SeriesByNode,
+    aggregate: str,
+    labels: SeriesLabels,
+    current: frozenset[Identity] | None = None,
 ) -> Generator[None, None, NodeValues]:
     """The value of each node; yields between parts of the work.
 
     Of several series of a node only those in `current` count; all of them if there are none, or if `current` is None.
     """
-    node_values = NodeValues({}, {})
+    node_values = NodeValues({}, dict(grouped.conflicts))
     for number, (node, own) in enumerate(grouped.by_node.items()):
         counting = own
         if current is not None and len(own) > 1:
-            counting = [item for item in own if frozenset(item.labels.items()) in current] or own
+            counting = [
+                item for item in own if series_owners.identity(item, labels.replica) in current
+            ] or own
         try:
-            node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
+            if node not in grouped.conflicts:
+                node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
         except ValueError as error:
             node_values.invalid[node] = str(error)
         if not number % _STRIDE:
@@ -105,39 +138,43 @@ def reduce(
     return node_values
 
 
-def describe_unmatched_series(grouped: SeriesByNode, labels: Sequence[str]) -> str:
+def unmatched_hosts(
+    unmatched: Iterable[SeriesValue], labels: SeriesLabels
+) -> Generator[None, None, tuple[str, ...]]:
+    """The names of hosts in series of no node, each once; without addresses. Yields between parts of the work."""
+    hosts: dict[str, None] = {}
+    for number, item in enumerate(unmatched):
+        text = next(filter(None, map(item.labels.get, labels.node)), "")
+        host = host_of(text)
+        if host and ":" not in host and not host.replace(".", "").isdigit() and len(host) <= _MAX_HOST:
+            hosts[host] = None
+        if len(hosts) == _MAX_HOSTS:
+            break
+        if not number % _STRIDE:
+            yield
+    return tuple(hosts)
+
+
+def describe_unmatched_series(grouped: SeriesByNode, labels: SeriesLabels) -> str:
     """An example of the unmatched series, with its values of the configured labels."""
     if not grouped.unmatched:
         return ""
     own = grouped.unmatched[0].labels
-    pairs = [f'{label}="{own[label][:80]}"' for label in labels if label in own]
-    return ", ".join(pairs) or f"a series without {' or '.join(labels)}"
+    pairs = [f'{label}="{own[label][:80]}"' for label in labels.node if label in own]
+    return ", ".join(pairs[:_MOST_NAMED]) or f"a series without {labels.text()}"
 
 
 def other_labels_that_name_nodes(
-    unmatched: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
+    unmatched: Sequence[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes
 ) -> list[str]:
     """The labels, other than the configured ones, whose value names a node in one of the first series."""
     naming = {
         label
         for item in unmatched[:_MOST_EXAMINED]
         for label, text in islice(item.labels.items(), _MOST_LABELS)
-        if label not in labels and nodes.find(text) is not None
+        if label not in labels.node and nodes.find(text) is not None
     }
     return sorted(naming, key=lambda label: (len(label), label))
-
-
-def nodes_of_series(
-    series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
-) -> Generator[None, None, list[str | None]]:
-    """The node of each series, None for an unmatched one; yields between parts of the work."""
-    deciding = yield from _labels_that_name_nodes(series, labels, nodes)
-    owning: list[str | None] = []
-    for item in series:
-        owning.append(_node_of(item, deciding, nodes))
-        if not len(owning) % _STRIDE:
-            yield
-    return owning
 
 
 def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sample:
@@ -168,38 +205,3 @@ def _describe_conflict(own: Sequence[SeriesValue]) -> str:
     listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
     where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
     return aggregation.conflict_text(f"{len(own)} series", "use a query", where)
-
-
-def _labels_that_name_nodes(
-    series: Sequence[SeriesValue], labels: Sequence[str], nodes: NodeAttributes
-) -> Generator[None, None, list[str]]:
-    """The labels that name a node in at least one series."""
-    deciding = []
-    for label in labels:
-        for number, item in enumerate(series):
-            if (text := item.labels.get(label)) and nodes.find(text) is not None:
-                deciding.append(label)
-                break
-            if not number % _STRIDE:
-                yield
-    return deciding
-
-
-def _group_series(
-    series: Sequence[SeriesValue], deciding: Sequence[str], nodes: NodeAttributes
-) -> Generator[None, None, SeriesByNode]:
-    by_node: dict[str, list[SeriesValue]] = {}
-    unmatched: list[SeriesValue] = []
-    for number, item in enumerate(series):
-        node = _node_of(item, deciding, nodes)
-        (unmatched if node is None else by_node.setdefault(node, [])).append(item)
-        if not number % _STRIDE:
-            yield
-    return SeriesByNode(by_node, unmatched)
-
-
-def _node_of(item: SeriesValue, deciding: Sequence[str], nodes: NodeAttributes) -> str | None:
-    for label in deciding:
-        if text := item.labels.get(label):
-            return nodes.find(text)
-    return None

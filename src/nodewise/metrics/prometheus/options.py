@@ -1,10 +1,24 @@
 """Settings of Prometheus as a source of metrics."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from nodewise.option import Option
+
+NODE_LABELS: Final = (
+    "exported_node",
+    "node",
+    "kubernetes_node",
+    "nodename",
+    "node_name",
+    "k8s_node_name",
+    "k8s.node.name",
+    "Hostname",
+    "hostname",
+    "instance",
+)
+"""The labels whose values identify nodes, which options add to."""
 
 
 class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,14 +28,14 @@ class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """URL of Prometheus, such as http://prometheus.monitoring:9090, with any path before /api/v1. Repeat the option for
     replicas or several servers: the first one that has a metric is used. All servers get the same credentials."""
 
-    prometheus_node_label: Annotated[tuple[str, ...], Option(metavar="LABEL")] = (
-        "node",
-        "kubernetes_node",
-        "nodename",
-        "instance",
-    )
-    """Label whose value identifies the node of a series: name, InternalIP or Hostname, with or without a port. Repeat
-    the option for several labels: of those that identify a node in a response, the first one of a series is used."""
+    prometheus_node_label: Annotated[tuple[str, ...], Option(metavar="LABEL")] = NODE_LABELS
+    """Label whose value identifies the node of a series: name or address, with or without a port. It adds to the
+    default labels, and comes before them. Repeat the option for several labels: of those that identify a node in a
+    response, the first one of a series is used; before a label, that with the prefix exported_."""
+
+    prometheus_replica_label: Annotated[tuple[str, ...], Option(metavar="LABEL")] = ()
+    """Label in which the same series of several replicas of Prometheus differ, in addition to prometheus_replica,
+    replica, __replica__ and receive_replica. Such series count once, the newest of them."""
 
     prometheus_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
     """Timeout per query, which is also sent to Prometheus. Should be less than --metrics-timeout, so that the error of

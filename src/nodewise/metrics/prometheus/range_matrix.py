@@ -15,8 +15,9 @@ from nodewise import cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import node_matching
+from nodewise.metrics.prometheus import series_owners
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
+from nodewise.metrics.prometheus.series_labels import SeriesLabels
 from nodewise.metrics.series import Floats, Values, ValueState
 from nodewise.metrics.series_arrays import States
 
@@ -79,7 +80,7 @@ _decode_values: Final = msgspec.json.Decoder(list[tuple[float, float]], strict=F
 def build_matrix(
     answer: QueryResponse,
     grid: TimeGrid,
-    labels: Sequence[str],
+    labels: SeriesLabels,
     attributes: NodeAttributes,
     nodes: NodeIndex,
     aggregate: str = "",
@@ -95,17 +96,27 @@ def build_matrix(
             continue
         series.append(SeriesValue(decoded.metric, "", None))
         rows.append(_row(points, grid))
-    owners = cooperative_scheduling.run_without_pauses(
-        node_matching.nodes_of_series(series, labels, attributes)
-    )
-    by_node: dict[int, list[Floats]] = {}
+    owners = cooperative_scheduling.run_without_pauses(series_owners.match_series(series, labels, attributes))
+    by_node: dict[int, dict[frozenset[tuple[str, str]], Floats]] = {}
     unmatched: set[str] = set()
-    for item, row, owner in zip(series, rows, owners, strict=True):
+    # the same replica counts at every time at which it has a value
+    in_order = sorted(
+        zip(series, rows, owners.nodes, strict=True), key=lambda entry: sorted(entry[0].labels.items())
+    )
+    for item, row, owner in in_order:
         if owner is not None and owner in nodes:
-            by_node.setdefault(int(nodes.numbers([owner])[0]), []).append(row)
+            own = by_node.setdefault(int(nodes.numbers([owner])[0]), {})
+            identity = series_owners.identity(item, labels.replica)
+            own[identity] = np.where(own[identity] == _ABSENT, row, own[identity]) if identity in own else row
         else:
-            unmatched.add(next(filter(None, map(item.labels.get, labels)), "a series without a node label"))
-    return _fill_matrix(by_node, grid.steps, len(nodes), aggregate)._replace(unmatched=frozenset(unmatched))
+            text = next(filter(None, map(item.labels.get, labels.node)), "a series without a node label")
+            unmatched.add(text)
+    rows_by_node = {node: list(own.values()) for node, own in by_node.items()}
+    matrix = _fill_matrix(rows_by_node, grid.steps, len(nodes), aggregate)
+    unclear = nodes.numbers([node for node in owners.conflicts if node in nodes])
+    matrix.values[:, unclear] = 0
+    matrix.states[:, unclear] = ValueState.INVALID
+    return matrix._replace(unmatched=frozenset(unmatched))
 
 
 _ABSENT: Final = np.nextafter(np.inf, 0.0)

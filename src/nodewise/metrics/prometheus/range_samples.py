@@ -1,6 +1,6 @@
 """All samples of a range such as `expression[1d:5m]`, from an instant query."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Final
 
 import msgspec
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import node_matching
+from nodewise.metrics.prometheus import series_owners
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
+from nodewise.metrics.prometheus.series_labels import SeriesLabels
 
 
 class _RangeSeries(msgspec.Struct, frozen=True, gc=False):
@@ -25,11 +26,12 @@ Points = NDArray[np.float64]
 
 
 def samples_by_node(
-    answer: QueryResponse, labels: Sequence[str], nodes: NodeAttributes
+    answer: QueryResponse, labels: SeriesLabels, nodes: NodeAttributes
 ) -> Generator[None, None, dict[str, Points]]:
     """The samples of each node; yields between series.
 
-    All series of a node count, for example those of a restarted exporter; of two samples of the same time the last.
+    All series of a node count, for example those of a restarted exporter; of two samples of the same time the last. A
+    node of which it is not clear which series are meant has none.
     """
     ranges: list[tuple[SeriesValue, Points]] = []
     for raw in answer.series:
@@ -40,10 +42,10 @@ def samples_by_node(
             continue
         ranges.append((SeriesValue(series.metric, "", None), points[np.isfinite(points[:, 1])]))
         yield
-    owners = yield from node_matching.nodes_of_series([item for item, _ in ranges], labels, nodes)
+    owners = yield from series_owners.match_series([item for item, _ in ranges], labels, nodes)
     merged: dict[str, Points] = {}
-    for (_, points), node in zip(ranges, owners, strict=True):
-        if node is not None and points.size:
+    for (_, points), node in zip(ranges, owners.nodes, strict=True):
+        if node is not None and node not in owners.conflicts and points.size:
             merged[node] = _concatenate_samples(merged[node], points) if node in merged else points
         yield
     return merged

@@ -11,12 +11,19 @@ from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
-from nodewise.metrics.prometheus import node_matching, queries, query_responses, range_samples
+from nodewise.metrics.prometheus import (
+    node_matching,
+    queries,
+    query_responses,
+    range_samples,
+    series_labels,
+)
 from nodewise.metrics.prometheus.client import PrometheusClient
-from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
+from nodewise.metrics.prometheus.node_matching import SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.range_samples import Points
+from nodewise.metrics.prometheus.series_owners import Identity
 from nodewise.metrics.series import Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -45,7 +52,7 @@ class PrometheusSource:
         self.name = f"{NAME} {url}" if several else NAME
         self._connection = PrometheusConnection(url, setting.options, metrics_registry)
         self._client = PrometheusClient(self._connection, setting.options.prometheus_timeout_s)
-        self._labels = setting.options.prometheus_node_label
+        self._labels = series_labels.series_labels(setting.options)
         self._max_age_s = setting.max_age_s
         self._decoding = FairConcurrencyLimit(DECODING)
         self._nodes = nodes
@@ -81,11 +88,17 @@ class PrometheusSource:
         )
         node_values = await cooperative_scheduling.run(
             node_matching.reduce(
-                grouped, request.aggregate, await self._series_that_have_not_ended(request, grouped)
+                grouped,
+                request.aggregate,
+                self._labels,
+                await self._series_that_have_not_ended(request, grouped),
             )
         )
         samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
-        return Series(request.metric, self.name, now, samples, node_values.invalid)
+        hosts = await cooperative_scheduling.run(
+            node_matching.unmatched_hosts(grouped.unmatched, self._labels)
+        )
+        return Series(request.metric, self.name, now, samples, node_values.invalid, hosts)
 
     async def _series_that_have_not_ended(
         self, request: MetricRequest, grouped: SeriesByNode
@@ -101,7 +114,7 @@ class PrometheusSource:
             return None
         answer = await self._client.query(queries.instant_query(request))
         return await cooperative_scheduling.run(
-            node_matching.identities(query_responses.newest_values(answer))
+            node_matching.identities(query_responses.newest_values(answer), self._labels)
         )
 
     async def metric_names(self) -> list[str]:
@@ -124,8 +137,8 @@ class PrometheusSource:
         what = f"query {query} to {self._connection.url}"
         if grouped.unmatched:
             example = node_matching.describe_unmatched_series(grouped, self._labels)
-            labels = " or ".join(self._labels)
-            expected = f"a node's name, InternalIP or Hostname in {labels}"
+            labels = self._labels.text()
+            expected = f"a node's name or address in {labels}"
             actual = f"{len(grouped.unmatched)} series, none of a node, such as {example}"
             others = node_matching.other_labels_that_name_nodes(grouped.unmatched, self._labels, nodes)
             remedy = f"give --prometheus-node-label {others[0]}" if others else ""

@@ -10,15 +10,14 @@ from typing import Final
 from nodewise import cooperative_scheduling
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import node_matching
-from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
 from nodewise.metrics.prometheus.query_responses import SeriesValue
 from nodewise.metrics.series import Series, pack_samples
 from nodewise.simulate.policy_suites.series_notation import STALE
 from nodewise.simulate.policy_suites.suite import START, InputSeries, PolicyTest
 from nodewise.simulate.policy_timeline import Response
 
-NODE_LABELS: Final[Sequence[str]] = PrometheusOptions().prometheus_node_label
+LABELS: Final = series_labels.series_labels()
 """The labels that name the node of a series."""
 _LOOKBACK_S: Final = 300.0
 """Prometheus ends a series that has had no sample for this time."""
@@ -41,14 +40,15 @@ class InputSeriesSource:
         run = cooperative_scheduling.run_without_pauses
         own = [series for series in self._series if _answers(series, request)]
         values = list(self._values(own, request, at_s))
-        grouped = run(node_matching.group_by_node(values, NODE_LABELS, self._nodes))
+        grouped = run(node_matching.group_by_node(values, LABELS, self._nodes))
         if not grouped.by_node and not request.empty_is_healthy:
             return "no series of the test has a value"
         current = None
         if run(node_matching.depends_on_ended_series(grouped, request.aggregate)):
             active = [series for series in own if self._is_active(series, at_s)]
-            current = frozenset(frozenset(series.labels.items()) for series in active)
-        node_values = run(node_matching.reduce(grouped, request.aggregate, current))
+            current_series = (SeriesValue(series.labels, "", None) for series in active)
+            current = frozenset(series_owners.identity(item, LABELS.replica) for item in current_series)
+        node_values = run(node_matching.reduce(grouped, request.aggregate, LABELS, current))
         samples = run(pack_samples(node_values.samples))
         return Series(request.key, _SOURCE, START + at_s, samples, node_values.invalid)
 

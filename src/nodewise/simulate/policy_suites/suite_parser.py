@@ -21,7 +21,7 @@ from nodewise.kube import object_files, yaml_json_documents
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLocation
 from nodewise.simulate import policy_timeline
 from nodewise.simulate.policy_suites import series_notation
-from nodewise.simulate.policy_suites.input_series_source import NODE_LABELS
+from nodewise.simulate.policy_suites.input_series_source import LABELS
 from nodewise.simulate.policy_suites.series_notation import Value
 from nodewise.simulate.policy_suites.suite import (
     Expectation,
@@ -294,9 +294,9 @@ class _SuiteParser(SuiteFieldParser):
             self.check_distinct(named_series, "labels that no other series of the test has")
 
     def _check_node_of_series(self, path: str, labels: Mapping[str, str], nodes: Sequence[str]) -> None:
-        naming = {name: labels[name] for name in NODE_LABELS if name in labels}
+        naming = {name: labels[name] for name in LABELS.node if name in labels}
         if not naming:
-            expected = f"a label that names the node: {', '.join(NODE_LABELS)}"
+            expected = f"a label that names the node: {LABELS.text()}"
             self.add_problem(path, "no such label", expected)
         elif not any(name in nodes for name in naming.values()):
             self.check_reference(path, next(iter(naming.values())), nodes, "a node of the test")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nodewise.agents.telemetry import placement_policy_fields as fields
-from nodewise.agents.telemetry.policy_objects import MAX_METRIC_NAME, METRIC_NAME
+from nodewise.agents.telemetry.policy_objects import MAX_METRIC_NAME
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 KINDS = ("placementpolicies", "clusterplacementpolicies")
@@ -194,7 +194,7 @@ def test_the_parser_has_the_limits_of_the_definitions() -> None:
     [age] = spec[f"{rule}.maxAge"]["x-kubernetes-validations"]
     assert f"'^{fields.DURATION}$'" in age["rule"]
     [metric] = spec[f"{rule}.metric"]["x-kubernetes-validations"]
-    assert f"'^{METRIC_NAME.pattern}$'" in metric["rule"]
+    assert f"'^{fields.METRIC}$'" in metric["rule"]
 
 
 def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:
