@@ -12,10 +12,10 @@ from typing import Final
 
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
-from nodewise.errors import NodewiseError
+from nodewise.errors import NodewiseError, closest_names
 from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import AGENTS
-from nodewise.metrics.metrics_source import MetricCatalog, MetricRequest, MetricsSource
+from nodewise.metrics.metrics_source import MetricCatalog, MetricRequest, MetricsSource, SeriesCatalog
 from nodewise.metrics.missing_values import Cause
 
 NAMES_S: Final = 60.0
@@ -24,6 +24,8 @@ MAX_NAMES: Final = 20_000
 """Names of a source that are considered."""
 MAX_COMPARED: Final = 100
 """Names that are compared thoroughly with a misspelt one."""
+MAX_SUGGESTED: Final = 3
+"""Names that are considered as a suggestion."""
 MAX_LENGTH: Final = 80
 """Characters of the misspelt name that are compared."""
 MAX_OF_NAMESPACE: Final = 5
@@ -65,7 +67,10 @@ class MetricNameSuggestions:
             if not names or not self._has_budget(request.namespaces or frozenset([AGENTS])):
                 return cause  # a later call may have a suggestion
             similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
-            self._causes[request.key] = missing_values.suggest(cause, request.metric, similar)
+            existing = await self._existing_metrics(source, closest_metrics(request.metric, similar))
+            if existing is None:
+                return cause
+            self._causes[request.key] = missing_values.suggest(cause, existing[0]) if existing else cause
         return self._causes[request.key]
 
     def forget(self, keys: frozenset[str]) -> None:
@@ -84,6 +89,16 @@ class MetricNameSuggestions:
         self._compared[name] += 1
         return True
 
+    async def _existing_metrics(self, source: MetricsSource, names: Sequence[str]) -> Sequence[str] | None:
+        """Those of these names that have series; None if the source does not respond."""
+        if not names or not isinstance(source, SeriesCatalog):
+            return names
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await source.existing_metrics(names)
+        except (NodewiseError, TimeoutError):
+            return None
+
     async def _names_of(self, source: MetricsSource) -> Sequence[str]:
         """The names that a source has; none if it does not respond."""
         assert isinstance(source, MetricCatalog)
@@ -97,6 +112,13 @@ class MetricNameSuggestions:
                 except (NodewiseError, TimeoutError):
                     known.names = ()
         return known.names
+
+
+def closest_metrics(metric: str, names: Sequence[str]) -> list[str]:
+    """Up to `MAX_SUGGESTED` of these names, the most similar first. A name may lack the prefix of the node exporter."""
+    others = [name for name in names if name != metric]
+    prefixed = [name for name in (f"node_{metric}",) if name in others]
+    return list(dict.fromkeys([*prefixed, *closest_names(metric, others, MAX_SUGGESTED)]))[:MAX_SUGGESTED]
 
 
 def select_similar_names(metric: str, names: Sequence[str]) -> Generator[None, None, list[str]]:

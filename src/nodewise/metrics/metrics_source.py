@@ -80,6 +80,15 @@ class MetricCatalog(Protocol):
         ...
 
 
+@runtime_checkable
+class SeriesCatalog(MetricCatalog, Protocol):
+    """A source that knows which metrics have series now. Its names may be those of series that have ended."""
+
+    async def existing_metrics(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of these names that have series now, in the same order."""
+        ...
+
+
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
     """One request for each key, with the largest maximum age and the namespaces of all."""
     by_key: dict[str, MetricRequest] = {}

@@ -7,11 +7,11 @@ tenants, and no counts or times that would change a status with every refresh. T
 
 import socket
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
-from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable, closest_name, truncate
+from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable, truncate
 from nodewise.metrics import aggregation
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState
@@ -257,10 +257,9 @@ def cause_on_some_nodes(series: Series, nodes: NodeIndex) -> Cause:
     return cause_of_invalid_values(series, nodes) or missing
 
 
-def suggest(missing: Cause, metric: str, names: Sequence[str]) -> Cause:
-    """The cause with the most similar of these names, if one is similar."""
-    similar = closest_name(metric, [name for name in names if name != metric])
-    return missing._replace(remedy=f'correct the name; it has "{similar}"') if similar else missing
+def suggest(missing: Cause, name: str) -> Cause:
+    """The cause with the name of a metric that the source has."""
+    return missing._replace(remedy=f'correct the name; it has "{name}"')
 
 
 def _cause_of_status(error: NodewiseError, source: str) -> Cause:

@@ -1,7 +1,8 @@
 """A test double of the part of Prometheus' HTTP API that sources of node metrics use: instant queries, on loopback.
 
-It evaluates selectors with `=` matchers, `selector[range]`, `max by (label) (selector)`, `selector * number` and
-numbers. Any other query is a parse error. The double passes the same suite as a real Prometheus.
+It evaluates selectors with `=` matchers, `selector[range]`, `max by (label) (selector)`, `selector * number`,
+`count by (__name__) (selector or selector)` and numbers. Any other query is a parse error. The double passes the same
+suite as a real Prometheus.
 """
 
 import json
@@ -24,6 +25,7 @@ SELECTOR = r"(?P<name>[a-zA-Z_:][\w:]*)?(?:\{(?P<matchers>[^}]*)\})?"
 RANGE = re.compile(rf"{SELECTOR}\[(?P<span>\d+)(?P<unit>ms|s)\]")
 INSTANT = re.compile(SELECTOR)
 MAX_BY = re.compile(rf"max by \((?P<by>[\w, ]+)\) \({SELECTOR}\)")
+COUNT = re.compile(r"count by \(__name__\) \((?P<selectors>.*)\)")
 TIMES = re.compile(rf"{SELECTOR} \* (?P<factor>[\d.]+)")
 NUMBER = re.compile(r"[\d.]+")
 PAIR = re.compile(r'(\w+)="([^"]*)"')
@@ -73,8 +75,10 @@ class PrometheusDouble:
             return 200, self._vector(
                 (_nameless(labels), _text(float(value) * factor)) for labels, _, value in within
             )
-        if match := MAX_BY.fullmatch(query):
-            return 200, self._vector(self._highest(match))
+        if match := MAX_BY.fullmatch(query) or COUNT.fullmatch(query):
+            return 200, self._vector(
+                self._highest(match) if match.re is MAX_BY else self._counted(match["selectors"])
+            )
         error = f'invalid parameter "query": 1:1: parse error: unexpected {query!r}'
         return 400, {"status": "error", "errorType": "bad_data", "error": error}
 
@@ -83,6 +87,11 @@ class PrometheusDouble:
             "status": "success",
             "data": sorted({labels["__name__"] for labels, _, _ in self.series}),
         }
+
+    def _counted(self, selectors: str) -> Iterator[tuple[dict[str, str], str]]:
+        matches = filter(None, map(INSTANT.fullmatch, selectors.split(" or ")))
+        names = {labels["__name__"] for match in matches for labels, _, _ in self._within(match, LOOKBACK_S)}
+        return (({"__name__": name}, "1") for name in sorted(names))
 
     def _highest(self, match: re.Match[str]) -> Iterator[tuple[dict[str, str], str]]:
         by = re.split(r", *", match["by"])

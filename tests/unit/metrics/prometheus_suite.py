@@ -342,7 +342,7 @@ class PrometheusSuite:
 
     @pytest.mark.parametrize("metric", ["absent", "gpu-temp", "9lives", "nan"])
     def test_a_metric_that_is_not_there_says_so(self, prometheus: Holding, metric: str) -> None:
-        with pytest.raises(Unavailable, match=rf"no series.*set the rule's query: node_{metric}"):
+        with pytest.raises(Unavailable, match=r"no series.*correct the name"):
             fetch(prometheus({'temp{instance="a"}': "1"}), metric)
 
     def test_series_of_no_node_are_no_answer(self, prometheus: Holding) -> None:
@@ -362,6 +362,19 @@ class PrometheusSuite:
                 await metric_source.close()
 
         assert asyncio.run(once()) == ["load", "temp"]
+
+    def test_metrics_that_have_series_are_selected(self, prometheus: Holding) -> None:
+        """The index also has the names of series that have ended."""
+        url = prometheus({'temp{instance="a"}': ("1", 400.0), 'room:temp{instance="a"}': "1", "load": "1"})
+
+        async def once() -> list[str]:
+            metric_source = source(url)
+            try:
+                return await metric_source.existing_metrics(["room:temp", 'te"mp\\', "temp", "load"])
+            finally:
+                await metric_source.close()
+
+        assert asyncio.run(once()) == ["room:temp", "load"]
 
     def test_a_label_that_names_nodes_is_suggested(self, prometheus: Holding) -> None:
         with pytest.raises(NoValues) as caught:

@@ -65,6 +65,35 @@ def test_the_most_similar_name_is_suggested_for_many_metrics_with_one_request() 
     assert catalog.calls == 1
 
 
+class CatalogOfSeries(Catalog):
+    """A catalog whose names are also those of series that have ended."""
+
+    def __init__(self, names: Sequence[str], existing: Sequence[str] | Exception) -> None:
+        super().__init__(names)
+        self.existing = existing
+
+    async def existing_metrics(self, names: Sequence[str]) -> Sequence[str]:
+        if isinstance(self.existing, Exception):
+            raise self.existing
+        return [name for name in names if name in self.existing]
+
+
+def test_suggested_metric_has_series() -> None:
+    names = ("node_temperature", "node_temperatures", "rack_fan", "node_rack_fan")
+    catalog = CatalogOfSeries(names, ["node_temperatures", "rack_fan"])
+    assert remedies(catalog, "node_temprature", "node_rack_fam", "power") == [
+        'correct the name; it has "node_temperatures"',
+        'correct the name; it has "rack_fan"',
+        "correct the name",
+    ]
+    assert remedies(CatalogOfSeries(names, Unavailable("down")), "node_temprature") == ["correct the name"]
+
+
+def test_name_with_the_prefix_of_the_node_exporter_is_suggested_if_it_exists() -> None:
+    assert remedies(Catalog(("node_up", "ups")), "up") == ['correct the name; it has "node_up"']
+    assert remedies(Catalog(("ups",)), "load1") == ["correct the name"]
+
+
 def test_names_are_requested_again_after_a_while_and_a_suggestion_stays() -> None:
     async def run() -> None:
         clock, catalog = ManualClock(0.0), Catalog(Unavailable("down"))

@@ -6,6 +6,7 @@ So the query of a plain selector is a range, `temp[60s]`, which returns the samp
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from nodewise.metrics.metrics_source import MetricRequest
@@ -42,6 +43,11 @@ def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: 
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
     return request.query.strip() if request.query else _metric_selector(request.metric)
+
+
+def existing_metrics_query(names: Sequence[str]) -> str:
+    """The query whose result has one series for each of these metrics that has series."""
+    return f"count by (__name__) ({' or '.join(map(_metric_selector, names))})"
 
 
 def is_selector(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -121,6 +122,12 @@ class PrometheusSource:
         """The names of all series of the last minutes. They come from Prometheus' index, without reading series."""
         return await self._client.metric_names(time.time() - _NAMES_RANGE_S)
 
+    async def existing_metrics(self, names: Sequence[str]) -> list[str]:
+        """Those of these names that have series. The index also has the names of series that ended hours ago."""
+        answer = await self._client.query(queries.existing_metrics_query(names))
+        existing = {item.labels.get("__name__") for item in query_responses.newest_values(answer)}
+        return [name for name in names if name in existing]
+
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`."""
         answer = await self._client.query(query)
@@ -149,9 +156,7 @@ class PrometheusSource:
             remedy = "if a healthy cluster gives none, set emptyMeans: Healthy (empty_means: healthy in a TASPolicy)"
             cause = missing_values.cause("NoSeries", NAME, "gives no series for the query", remedy)
         else:
-            other = "" if request.metric.startswith("node_") else f"node_{request.metric}"
-            remedy = f"correct the name, or set the rule's query: {other}" if other else ""
-            cause = missing_values.cause("MetricUnknown", NAME, "has no series of this name", remedy)
+            cause = missing_values.cause("MetricUnknown", NAME, "has no series of this name")
         problem = Problem("", "no series", "one of each node")
         return NoValues(what, [problem], cause=cause, remedy=cause.remedy)
 
