@@ -156,6 +156,24 @@ def test_a_rule_that_rejects_nodes_again_and_again_flaps_until_it_has_the_sugges
         wait_condition(plane, path, "Flapping", "False")
 
 
+def test_nodes_that_pass_for_lack_of_a_value_are_named_in_a_condition(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    extender_process.define(plane.api)
+    sandbox.nodes(*kubernetes_objects.nodes("fan-1 fan-2 shelf.rack.example.org"))
+    metrics.set("heat", {"fan-1": 90, "fan-2": 10, "shelf": 95})
+    path = path_of(sandbox.put(policy({"podSelector": {}, "avoid": [HOT]})))
+    with extender_process.extender(plane, tmp_path):
+        condition = wait_condition(plane, path, "NodesWithoutValues", "True")
+        assert condition["reason"] == "NoValueOnNodes"
+        assert condition["message"] == (
+            'no series of heat on 1 node: shelf.rack.example.org; closest names in series of no node: "shelf" for'
+            " shelf.rack.example.org; these nodes pass the rules with it, unless whenMissing is Reject"
+        )
+        metrics.set("heat", {"fan-1": 90, "fan-2": 10, "shelf.rack.example.org": 95})
+        wait_condition(plane, path, "NodesWithoutValues", "False")
+
+
 def test_node_labels_of_another_owner_are_a_conflict_until_they_are_removed(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import nodewise
 from nodewise import agents
 from nodewise.cli import main, settings_file
 from nodewise.cli.extender_options import GROUPS
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metric_definitions import METRICS
 from nodewise.observe.metrics_registry import PREFIX
 
@@ -239,7 +240,8 @@ def test_the_adapter_asks_for_what_exporters_say_of_their_node() -> None:
     (rule,) = yaml.safe_load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text())["rules"]["custom"]
     assert rule["resources"]["overrides"] == {to["targetLabel"]: {"resource": "node"}}
     direct = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
-    assert to["targetLabel"] in direct["prometheus_node_label"]
+    assert "prometheus_node_label" not in direct
+    assert to["targetLabel"] in PrometheusOptions().prometheus_node_label
 
 
 def test_the_picture_of_a_dashboard_has_its_panels() -> None:

@@ -19,6 +19,7 @@ _SOURCE_FIELDS: Final = (
     "metrics",
     "prometheus_url",
     "prometheus_node_label",
+    "prometheus_replica_label",
 )
 """Parameters of a command that select other sources than those of the running nodewise."""
 _SOURCES_OF_THE_API_SERVER: Final = {"auto", "custom", "resource"}

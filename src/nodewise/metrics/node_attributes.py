@@ -79,27 +79,26 @@ class NodeAttributes(NamedTuple):
         for number, text in enumerate(texts):
             if (node := self.find(text)) is not None:
                 nodes[text] = node
-            else:
-                host = host_of(text)
-                label = first_label(host)
-                candidate = self.short_names.get(host) or (
-                    self.names.get(label) if label and label not in self.qualified else None
-                )
-                if candidate is not None:
-                    by_first_label.setdefault(candidate, {}).setdefault(host, []).append(text)
+            elif (node := self._node_of_first_label(host := host_of(text))) is not None:
+                by_first_label.setdefault(node, {}).setdefault(host, []).append(text)
             if not number % _STRIDE:
                 yield
-        identified = frozenset(nodes.values())
+        identified = frozenset(nodes.values()) if by_first_label else frozenset()
         for number, (node, hosts) in enumerate(by_first_label.items()):
-            # a series of another site's host of this name, beside the node's own
-            is_ambiguous = len(hosts) > 1 or (
-                node in identified and next(iter(hosts)) not in self.short_names
-            )
-            if not is_ambiguous:
-                nodes.update((text, node) for text in chain.from_iterable(hosts.values()))
+            [host, *others] = hosts
+            # beside the node's own series, one of another site's host of this name
+            is_foreign = node in identified and host not in self.short_names
+            if not others and not is_foreign:
+                nodes.update((text, node) for text in hosts[host])
             if not number % _STRIDE:
                 yield
         return nodes
+
+    def _node_of_first_label(self, host: str) -> str | None:
+        label = first_label(host)
+        if label:
+            return None if label in self.qualified else self.names.get(label)
+        return self.short_names.get(host)
 
 
 _STRIDE: Final = 32
@@ -118,12 +117,8 @@ def read_node_attributes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttr
     allocatable: dict[str, NodeAllocatable] = {}
     owners: dict[str, dict[str, str | None]] = {kind: {} for kind in _ADDRESS_TYPES}
     for number, node in enumerate(nodes):
-        name = node.metadata.name
-        allocatable[name] = _parse_allocatable(node.status.allocatable)
-        for entry in node.status.addresses or ():
-            if isinstance(entry.address, str) and entry.type in owners:
-                owned, address = owners[entry.type], host_of(entry.address)
-                owned[address] = name if owned.get(address, name) == name else None
+        allocatable[node.metadata.name] = _parse_allocatable(node.status.allocatable)
+        _add_addresses(owners, node)
         if not number % _STRIDE:
             yield
     names: dict[str, str] = {}
@@ -135,6 +130,15 @@ def read_node_attributes(nodes: Iterable[Any]) -> Generator[None, None, NodeAttr
     names.update(zip(allocatable, allocatable, strict=True))
     short_names, qualified = yield from _names_by_first_label(names)
     return NodeAttributes(allocatable, names, short_names, qualified)
+
+
+def _add_addresses(owners: Mapping[str, dict[str, str | None]], node: Any) -> None:
+    """Add the addresses of a node to the owners by type and address; None for an address of two nodes."""
+    name = node.metadata.name
+    for entry in node.status.addresses or ():
+        if isinstance(entry.address, str) and entry.type in owners:
+            owned, address = owners[entry.type], host_of(entry.address)
+            owned[address] = name if owned.get(address, name) == name else None
 
 
 def _names_by_first_label(

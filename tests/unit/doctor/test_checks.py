@@ -587,7 +587,14 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
         for finding in check_runner.examine(policy(true_conditions=((kind, "why"),))).findings
         if finding.id == "policy-condition"
     }
-    assert reported == {"Suspended", "SteppedBack", "LabelConflict", "LabelRefused", "Flapping"}
+    assert reported == {
+        "Suspended",
+        "SteppedBack",
+        "LabelConflict",
+        "LabelRefused",
+        "Flapping",
+        "NodesWithoutValues",
+    }
 
 
 def test_policies_that_reject_every_node_together_are_one_finding() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex
-from nodewise.metrics import missing_values, series_arrays
+from nodewise.metrics import missing_values, nodes_without_values, series_arrays
 from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.nodes_without_values import NodesWithoutValues
 from nodewise.metrics.series import Series
 from nodewise.metrics.series_arrays import Column
 
@@ -20,6 +21,9 @@ class MetricColumn(NamedTuple):
     """Why no node has a value; None if a node has one."""
     cause_on_some_nodes: Cause
     """Why nodes without a value have none, if other nodes have values."""
+    without_values: NodesWithoutValues
+    without_values_text: str
+    """Which nodes have no value while others have one; empty for none."""
 
 
 class MetricColumns:
@@ -45,7 +49,17 @@ class MetricColumns:
             is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
             cause = None if is_healthy else missing_values.cause_of_series(series, nodes, column)
             cause_on_some_nodes = missing_values.cause_on_some_nodes(series, nodes)
-            self._columns[metric] = MetricColumn(series, nodes, column, cause, cause_on_some_nodes)
+            yield
+            without = nodes_without_values.nodes_without_values(
+                series, nodes, column, empty_is_healthy=metric_request.empty_is_healthy
+            )
+            if known is not None and known.without_values == without:
+                text = known.without_values_text
+            else:
+                text = yield from nodes_without_values.describe(metric_request.name, without)
+            self._columns[metric] = MetricColumn(
+                series, nodes, column, cause, cause_on_some_nodes, without, text
+            )
 
     def finish(self, cluster_state: ClusterState) -> None:
         """Drop the metrics that have no values."""

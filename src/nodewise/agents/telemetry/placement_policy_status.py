@@ -87,6 +87,7 @@ _ALL_REJECTED: Final = ConditionKind("AllNodesRejected", "False")
 _NOT_COVERED: Final = ConditionKind("PodsNotCovered", "False")
 _FLAPPING: Final = ConditionKind("Flapping", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
+_WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
 _KINDS: Final = (
     _READY,
     _METRICS,
@@ -100,6 +101,7 @@ _KINDS: Final = (
     _NOT_COVERED,
     _FLAPPING,
     _LABEL_REFUSED,
+    _WITHOUT_VALUES,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -142,6 +144,10 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     yield _NOT_COVERED.create(bool(facts.uncovered_pod), "NoRequirement", text, covered)
     flapping = _flapping_text(state, now_s)
     yield _FLAPPING.create(bool(flapping), "NodesFlap", flapping, "no rule rejects nodes again and again")
+    text = policy_conditions.nodes_without_values_text(state.without_values)
+    yield _WITHOUT_VALUES.create(
+        bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
+    )
     refusal = facts.label_refusal
     yield _LABEL_REFUSED.create(bool(refusal), "NodeRefusesLabel", refusal, "no node refuses the node label")
 

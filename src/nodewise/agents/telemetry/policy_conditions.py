@@ -107,6 +107,12 @@ def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
     return f"{lost}; the last verdicts hold for {comparisons}"
 
 
+def nodes_without_values_text(texts: Iterable[str]) -> str:
+    """Which nodes pass rules because they have no value; empty for none."""
+    text = "; ".join(texts)
+    return f"{text}; these nodes pass the rules with it, unless whenMissing is Reject" if text else ""
+
+
 def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:
     """The status of each condition in a healthy policy, by type."""
     return {kind.type: kind.good for kind in kinds}

@@ -66,6 +66,8 @@ class PolicyState(NamedTuple):
     """The usable comparisons of `node_labels`."""
     rule_verdicts: tuple[RuleVerdict, ...] = ()
     """The rules of `avoid`; empty if one of them cannot be evaluated."""
+    without_values: tuple[str, ...] = ()
+    """Which nodes pass rules of `avoid` because they have no value, by metric, where other nodes have one."""
 
 
 class TelemetryState(NamedTuple):
@@ -206,6 +208,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             self._awaits_metrics(policy.avoided(), cluster_state),
             label_rules,
             rule_verdicts,
+            self._nodes_without_values(policy),
         )
 
     def _evaluate_node_labels(
@@ -324,6 +327,18 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             return column.cause
         # the values are those of the last response, and became stale since
         return failure or OUTDATED
+
+    def _nodes_without_values(self, policy: Policy) -> tuple[str, ...]:
+        """Which nodes pass rules of `avoid` because they have no value, one text for each metric."""
+        texts = {
+            column.without_values_text: None
+            for rule in policy.avoided()
+            if (evaluation := self._rules.evaluated.get(rule)) is not None
+            and not evaluation.rejects_missing
+            and not self._rules.is_suspended(rule)
+            and (column := self._columns.get(rule.metric_request().key)) is not None
+        }
+        return tuple(filter(None, texts))
 
     def _causes_on_some_nodes(
         self, rules: Iterable[Comparison], cluster_state: ClusterState

@@ -59,6 +59,7 @@ _NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
 _OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
 _NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
+_WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
 _KINDS: Final = (
     _VALID,
     _FETCHED,
@@ -68,6 +69,7 @@ _KINDS: Final = (
     _OVER_BUDGET,
     _NOT_ENFORCED,
     _LABEL_REFUSED,
+    _WITHOUT_VALUES,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -86,6 +88,10 @@ def _policy_conditions(
     )
     text = policy_conditions.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
+    text = policy_conditions.nodes_without_values_text(state.without_values)
+    yield _WITHOUT_VALUES.create(
+        bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
+    )
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"

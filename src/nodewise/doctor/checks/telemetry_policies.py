@@ -41,8 +41,12 @@ _CONDITION_REMEDIES: Final = {
     "LabelRefused": "remove what refuses changes of the node: the message has the cause, such as a webhook, or an"
     " object that is too large",
     "Flapping": "add the field that the message suggests to the rule",
+    "NodesWithoutValues": "export the metric on these nodes, or set whenMissing: Reject; if series have other names for"
+    " nodes, relabel them, or set --prometheus-node-label",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""
+_NOTED_CONDITIONS: Final = ("Flapping", "NodesWithoutValues")
+"""Those that are notes: the rules are enforced."""
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
 )
@@ -134,7 +138,7 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
 
 @check("policy-condition")
 def check_problem_conditions(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the status of policies. Rules that flap are enforced: that is a note."""
+    """The verdict of the replicas, from the status of policies. Rules that are enforced are noted."""
     for policy in policies:
         for kind, message in policy.true_conditions:
             if remedy := _CONDITION_REMEDIES.get(kind):
@@ -144,7 +148,7 @@ def check_problem_conditions(policies: Policies) -> Iterator[Finding]:
                     f"{kind}: {message}",
                     f"the condition {kind} is not True",
                     remedy=remedy,
-                    severity="note" if kind == "Flapping" else None,
+                    severity="note" if kind in _NOTED_CONDITIONS else None,
                 )
 
 

@@ -3,6 +3,7 @@
 Series that differ only in labels of replicas are one series, scraped several times: the newest sample counts.
 """
 
+import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -22,6 +23,7 @@ _MOST_LABELS: Final = 64
 _MAX_HOSTS: Final = 64
 """Names of hosts in series of no node that are kept."""
 _MAX_HOST: Final = 253
+_HOST: Final = re.compile(r"[a-z0-9._-]+")
 _STRIDE: Final = 32
 """Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
 
@@ -146,7 +148,8 @@ def unmatched_hosts(
     for number, item in enumerate(unmatched):
         text = next(filter(None, map(item.labels.get, labels.node)), "")
         host = host_of(text)
-        if host and ":" not in host and not host.replace(".", "").isdigit() and len(host) <= _MAX_HOST:
+        # an address is similar to those of all nodes, and no hint
+        if len(host) <= _MAX_HOST and _HOST.fullmatch(host) and not host.replace(".", "").isdigit():
             hosts[host] = None
         if len(hosts) == _MAX_HOSTS:
             break

@@ -25,6 +25,7 @@ _MAX_OTHER_TEXTS: Final = 256
 _MAX_LABEL: Final = 80
 """Characters of a label's name in a message."""
 
+Steps = Generator[None, None, None]
 Identity = frozenset[tuple[str, str]]
 """The labels of a series, without those of replicas."""
 
@@ -101,19 +102,8 @@ def match_series(
     matches = yield from _first_matches(series, deciding)
     several = yield from _several_series(series, matches)
     rivals = yield from _rival_labels(several, labels, nodes)
-    chosen = min(
-        (label for label, rival in rivals.items() if rival.decides),
-        key=lambda label: (-len(rivals[label].named), len(label), label),
-        default="",
-    )
-    if chosen:
-        by_text = yield from _nodes_by_text(series, [chosen], nodes)
-        for number, item in enumerate(series):
-            if item.labels.get(chosen) and matches.labels[number] not in labels.added:
-                matches.nodes[number] = by_text[chosen].get(item.labels[chosen])
-                matches.labels[number] = chosen
-            if not number % _STRIDE:
-                yield
+    if chosen := _deciding_rival(rivals):
+        yield from _match_by(chosen, series, matches, labels, nodes)
         several = yield from _several_series(series, matches)
         rivals = yield from _rival_labels(several, labels, nodes, {*deciding, chosen})
     conflicts = {
@@ -125,13 +115,37 @@ def match_series(
     replicated: set[str] = set()
     for number, (node, own) in enumerate(several.items()):
         if cluster := next((label for label in CLUSTER_LABELS if label in own.differing), ""):
-            where = f' in label "{cluster}"'
-            conflicts[node] = aggregation.query_conflict_text("series", where, f"that selects one {cluster}")
+            conflicts[node] = _cluster_conflict(cluster)
         if own.differing.keys() & labels.replica:
             replicated.add(node)
         if not number % _STRIDE:
             yield
     return SeriesOwners(matches.nodes, conflicts, frozenset(replicated))
+
+
+def _deciding_rival(rivals: Mapping[str, _RivalLabel]) -> str:
+    """The rival that names the most nodes, of those that decide; empty if none does."""
+    return min(
+        (label for label, rival in rivals.items() if rival.decides),
+        key=lambda label: (-len(rivals[label].named), len(label), label),
+        default="",
+    )
+
+
+def _match_by(
+    label: str,
+    series: Sequence[SeriesValue],
+    matches: _Matches,
+    labels: SeriesLabels,
+    nodes: NodeAttributes,
+) -> Steps:
+    """Let this label decide about all series that have it, unless a label that the operator added decides."""
+    by_text = (yield from _nodes_by_text(series, [label], nodes))[label]
+    for number, item in enumerate(series):
+        if (text := item.labels.get(label)) and matches.labels[number] not in labels.added:
+            matches.nodes[number], matches.labels[number] = by_text.get(text), label
+        if not number % _STRIDE:
+            yield
 
 
 def identity(item: SeriesValue, replica: frozenset[str]) -> Identity:
@@ -143,6 +157,11 @@ def _rival_conflict(label: str, used: str) -> str:
     remedy = f"such as max by ({used[:_MAX_LABEL]}) (…), or give --prometheus-node-label {label[:_MAX_LABEL]}"
     where = f' in label "{label[:_MAX_LABEL]}", which names nodes as "{used[:_MAX_LABEL]}" does'
     return aggregation.query_conflict_text("series", where, remedy)
+
+
+def _cluster_conflict(label: str) -> str:
+    """Nodes of several clusters may have the same names and addresses."""
+    return aggregation.query_conflict_text("series", f' in label "{label}"', f"that selects one {label}")
 
 
 def _nodes_by_text(

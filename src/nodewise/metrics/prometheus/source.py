@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, nodes_without_values
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
@@ -74,19 +74,15 @@ class PrometheusSource:
             grouped = await cooperative_scheduling.run(
                 node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
             )
-        unmatched, example = (
-            len(grouped.unmatched),
-            node_matching.describe_unmatched_series(grouped, self._labels),
-        )
+        unmatched = len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
         if not grouped.by_node and (unmatched or not request.empty_is_healthy):
             raise self._no_values_error(request, query, grouped, nodes)
-        self._log_condition_once(
-            request.name,
-            "metric_series_unmatched",
-            example=f"{unmatched} series, such as {example}" if example else "",
+        hosts = await cooperative_scheduling.run(
+            node_matching.unmatched_hosts(grouped.unmatched, self._labels)
         )
+        await self._log_unmatched_series(request, grouped, hosts, nodes)
         node_values = await cooperative_scheduling.run(
             node_matching.reduce(
                 grouped,
@@ -96,10 +92,21 @@ class PrometheusSource:
             )
         )
         samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
-        hosts = await cooperative_scheduling.run(
-            node_matching.unmatched_hosts(grouped.unmatched, self._labels)
-        )
         return Series(request.metric, self.name, now, samples, node_values.invalid, hosts)
+
+    async def _log_unmatched_series(
+        self, request: MetricRequest, grouped: SeriesByNode, hosts: Sequence[str], nodes: NodeAttributes
+    ) -> None:
+        """Log series of no node once, with nodes that have a similar name and no series."""
+        event, example = "metric_series_unmatched", ""
+        if grouped.unmatched:
+            example = node_matching.describe_unmatched_series(grouped, self._labels)
+            example = f"{len(grouped.unmatched)} series, such as {example}"
+        if example and (request.name, event) not in self._logged:
+            without = [node for node in nodes.allocatable if node not in grouped.by_node]
+            similar = await cooperative_scheduling.run(nodes_without_values.closest_nodes(hosts, without))
+            example = f"{example}; {nodes_without_values.name_hosts(similar)}" if similar else example
+        self._log_condition_once(request.name, event, example=example)
 
     async def _series_that_have_not_ended(
         self, request: MetricRequest, grouped: SeriesByNode

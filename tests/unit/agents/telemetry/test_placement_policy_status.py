@@ -113,6 +113,24 @@ def test_a_healthy_policy() -> None:
     assert conditions(status(only_state(policy(avoid=[HOT])), selected_pods=1)) == WELL
 
 
+def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
+    values = metrics_snapshot(series("heat", n1=90, n2=70), METRICS.series["load"])
+    state = only_state(policy(avoid=[HOT, {"all": [HOT, LOADED]}]), metrics=values)
+    condition = status(state, selected_pods=1).conditions_by_type()["NodesWithoutValues"]
+    assert (condition.status, condition.reason) == ("True", "NoValueOnNodes")
+    assert condition.message == (
+        "no series of heat on 1 node: n3; no series of load on 1 node: n2; these nodes pass the rules with it, unless"
+        " whenMissing is Reject"
+    )
+    again = status(only_state(policy(avoid=[HOT])), status(state), selected_pods=1)
+    assert conditions(again)["NodesWithoutValues"] == ("False", "AllWell")
+
+
+def test_nodes_that_are_rejected_for_lack_of_a_value_are_not_named() -> None:
+    state = only_state(policy(avoid=[HOT, BUSY]))
+    assert "NodesWithoutValues" not in conditions(status(state, selected_pods=1))
+
+
 def test_a_policy_that_only_labels_nodes_counts_no_pods() -> None:
     rule = HOT | {"labels": {"gpu.nodewise.io/suspect": "true"}}
     state = only_state(policy("ClusterPlacementPolicy", podSelector=None, nodeLabels=[rule]))
