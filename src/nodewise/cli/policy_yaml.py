@@ -16,7 +16,11 @@ _WIDTH: Final = 100
 
 def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """One YAML document, with its comments at the top and without `---`."""
-    written = (line for comment in comments for line in textwrap.wrap(visible(comment), _WIDTH))
+    written = (
+        line
+        for comment in comments
+        for line in textwrap.wrap(visible(comment), _WIDTH, break_on_hyphens=False)
+    )
     return "\n".join([*(f"# {line}" for line in written), *_lines(document)]) + "\n"
 
 

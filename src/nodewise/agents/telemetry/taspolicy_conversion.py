@@ -67,6 +67,7 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
     namespaced, cluster = _convert_rules_about_pods(policy, when_missing, comments)
     if node_labels := list(_convert_label_rules(policy, comments)):
         cluster["nodeLabels"] = node_labels
+    comments += _comments_about_problems(policy, comments)
     pods = {"podSelector": {"matchLabels": {POLICY_LABEL: policy.name}}}
     can_be_named = len(policy.name) <= _MAX_LABEL_VALUE
     if namespaced:
@@ -78,6 +79,15 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
             own = (*_kind_comments(policy, spec, is_cluster=is_cluster), *comments)
             yield ConvertedPolicy(_document(policy.key, spec, is_cluster=is_cluster), own)
             comments = []
+
+
+def _comments_about_problems(policy: Policy, comments: Sequence[str]) -> Iterator[str]:
+    """The problems of the TASPolicy that no comment names yet, such as a label that is left out."""
+    text = "\n".join(comments)
+    for problem in policy.problems:
+        rule = problem.field.rpartition(".")[0]
+        if str(problem) not in text and f"{rule} is left out" not in text:
+            yield f"Left out, because it has no effect: {problem}"
 
 
 def _convert_rules_about_pods(

@@ -176,6 +176,23 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
         {"dontschedule": [HOT], "labeling": [HOT]},
         "A rule for node labels is left out, it has no effect: it has no labels",
     ),
+    "a label that nodes cannot have": (
+        {"labeling": [HOT | {"labels": ["fan=slow", "rack 7"]}]},
+        "Left out, because it has no effect: spec.strategies.labeling.rules[0].labels[1]: 'rack 7'; expected name=value",
+    ),
+    "more labels than a policy may have": (
+        {
+            "labeling": [
+                HOT | {"labels": [f"fan{number}=on" for number in range(16)]},
+                HOT | {"labels": ["x=y"]},
+            ]
+        },
+        "Left out, because it has no effect: spec.strategies: 17 different node labels; expected at most 16",
+    ),
+    "an unknown operator of rules": (
+        {"dontschedule": {"rules": [HOT], "logicalOperator": "noneOf"}},
+        "Left out, because it has no effect: spec.strategies.dontschedule.logicalOperator: 'noneOf'",
+    ),
     "no rules about pods": (
         {"deschedule": [HOT]},
         "Selects pods so that they can keep their label telemetry-policy; remove the selectors with it.",
@@ -195,6 +212,13 @@ DIFFERENCES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("strategies", "comment"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_a_comment_names_each_difference(strategies: Any, comment: str) -> None:
     assert comment in comments(**strategies), comments(**strategies)
+
+
+def test_each_part_that_is_left_out_has_one_comment() -> None:
+    rules = [rule("a", "Equals")]
+    assert comments(dontschedule=[HOT], scheduleonmetric=rules).count("scheduleonmetric.rules[0]") == 1
+    bad = rule("m", target="warm", labels=["a=b"])
+    assert comments(dontschedule=[HOT], labeling=[bad]).count("labeling.rules[0].target") == 1
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
