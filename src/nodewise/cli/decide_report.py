@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
+from nodewise import clock
 from nodewise.agent import Snapshot
 from nodewise.cli import agent_value_format, tables, terminal_output
 from nodewise.cli.progress import Progress
@@ -302,8 +303,7 @@ def _print_wide(decisions: PodDecisions) -> bool:
 def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     measured: dict[str, dict[str, None]] = {}
     for value in entry["values"]:
-        text = f"{value['metric']}={value['value'] if value['value'] is not None else value['state']}"
-        measured.setdefault(value["node"], {})[text] = None
+        measured.setdefault(value["node"], {})[_format_value(value)] = None
     here = [entry["node"] or "-"] if "node" in entry else []
     for node in [*entry["feasible"], *entry["rejected"]]:
         why = "; ".join(rejection["reason"] for rejection in entry["rejected"].get(node, []))
@@ -320,6 +320,17 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
             why,
         ]
         yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
+
+
+def _format_value(value: dict[str, Any]) -> str:
+    """A value with its state, unless it is fresh: no rule compares `health=2 (stale, 20m old)`."""
+    if value["value"] is None:
+        return f"{value['metric']}={value['state']}"
+    text = f"{value['metric']}={value['value']}"
+    if value["state"] == "fresh":
+        return text
+    age = "" if value["age_s"] is None else f", {clock.format_duration(round(value['age_s']))} old"
+    return f"{text} ({value['state']}{age})"
 
 
 def _format_node_score_parts(entry: dict[str, Any], node: str) -> str:
