@@ -60,7 +60,7 @@ def rules(
                 "when_missing": st.sampled_from([None, None, "pass", "reject"]),
                 "max_age": st.sampled_from([None, None, "1m", "30s", "45500ms", "1h"]),
                 "aggregate": st.sampled_from([None, None, "max"]),
-                "query": st.sampled_from([None, None, None, "up > 0"] if query else [None]),
+                "query": st.sampled_from([None, None, None, "up * 2"] if query else [None]),
                 "empty_means": st.sampled_from([None, "healthy"]),
                 "labels": st.lists(label, max_size=2) if labels else st.none(),
             }
@@ -106,7 +106,7 @@ VALUES: st.SearchStrategy[Values] = st.fixed_dictionaries(
             min_size=len(TIMES),
             max_size=len(TIMES),
         )
-        for source in ("a", "b", "up > 0")
+        for source in ("a", "b", "up * 2")
         for aggregate in ("", "max")
     }
 )

@@ -73,8 +73,9 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
 
     Policies are PlacementPolicies, ClusterPlacementPolicies and TASPolicies. Problems are everything for which the API
     server rejects a policy: wrong types, unknown fields, values that do not match. They are also parts without effect,
-    such as rules of a TASPolicy without a target. In a cluster, a policy with an unknown field rejects its pods. Notes
-    about a valid PlacementPolicy name fields that never apply; they are no problems.
+    such as rules of a TASPolicy without a target, and queries with unbalanced brackets or whose results never meet the
+    rule. In a cluster, a policy with an unknown field rejects its pods. Notes name fields of a PlacementPolicy that
+    never apply, and queries whose results have no label of a node; they are no problems.
 
     \b
     Examples:
@@ -177,7 +178,7 @@ def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: Object
 
     problems = with_lines(policy_lint.lint(entry.data, key.kind))
     sync_period_s = RefreshOptions().sync_period_s
-    notes = [] if problems else with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s))
+    notes = with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s))
     return LintedPolicy(key, entry.location.source, problems, notes)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise import safe_yaml_loader
-from nodewise.agents.telemetry import placement_policy_parser, policy_notes
+from nodewise.agents.telemetry import placement_policy_parser, policy_notes, query_lint
 from nodewise.agents.telemetry import taspolicy_parser as policies
 from nodewise.agents.telemetry.placement_policy import PolicyKind
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
@@ -57,20 +57,32 @@ def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
     if kind != "TASPolicy":
         parsed = placement_policy_parser.parse_policy(policy_object, kind)
-        return [*_head_problems(whole, kind), *parsed.problems]
+        return [*_head_problems(whole, kind), *parsed.problems, *_query_problems(whole)]
     refused = problems(whole)
     known = {problem.field for problem in refused}
     read = policies.parse_policy(policy_object).problems
-    others = [problem for problem in (*read, *_rules_without_effect(whole)) if problem.field not in known]
+    others = [
+        problem
+        for problem in (*read, *_rules_without_effect(whole), *_query_problems(whole))
+        if problem.field not in known
+    ]
     return [*refused, *others]
 
 
 def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem]:
-    """The notes about a policy in JSON that has no problems (`policy_notes`). There are none about a TASPolicy."""
+    """The notes about the queries of a policy in JSON and, if it is a valid placement policy, those of
+    `policy_notes`.
+    """
+    query_notes = query_lint.check_queries(msgspec.json.decode(policy).get("spec")).notes
     if kind == "TASPolicy":
-        return []
+        return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
-    return [*policy_notes.notes(placement_policy_parser.parse_policy(policy_object, kind), sync_period_s)]
+    parsed = placement_policy_parser.parse_policy(policy_object, kind)
+    return query_notes if parsed.problems else [*query_notes, *policy_notes.notes(parsed, sync_period_s)]
+
+
+def _query_problems(policy: Mapping[str, Any]) -> list[Problem]:
+    return query_lint.check_queries(policy.get("spec")).problems
 
 
 def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
