@@ -168,7 +168,7 @@ def test_nodes_that_pass_for_lack_of_a_value_are_named_in_a_condition(
         assert condition["reason"] == "NoValueOnNodes"
         assert condition["message"] == (
             'no series of heat on 1 node: shelf.rack.example.org; closest names in series of no node: "shelf" for'
-            " shelf.rack.example.org; these nodes pass the rules with it, unless whenMissing is Reject"
+            " shelf.rack.example.org; a node without a value passes these rules, unless whenMissing is Reject"
         )
         metrics.set("heat", {"fan-1": 90, "fan-2": 10, "shelf.rack.example.org": 95})
         wait_condition(plane, path, "NodesWithoutValues", "False")

@@ -34,11 +34,15 @@ series = st.builds(
 
 
 def owned(series: list[SeriesValue]) -> node_matching.SeriesByNode:
-    return cooperative_scheduling.run_without_pauses(node_matching.group_by_node(series, SERIES_LABELS, FLEET))
+    return cooperative_scheduling.run_without_pauses(
+        node_matching.group_by_node(series, SERIES_LABELS, FLEET)
+    )
 
 
 def match(series: list[SeriesValue], aggregate: str = "") -> node_matching.NodeValues:
-    return cooperative_scheduling.run_without_pauses(node_matching.reduce(owned(series), aggregate, SERIES_LABELS))
+    return cooperative_scheduling.run_without_pauses(
+        node_matching.reduce(owned(series), aggregate, SERIES_LABELS)
+    )
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))

@@ -6,7 +6,7 @@ from enum import IntEnum
 from itertools import islice, repeat
 from math import isnan
 from sys import intern
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,6 +39,16 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     at: float | None
     """Seconds since 1970; None if unknown, which counts as just measured."""
     window_s: float = 60.0
+
+
+class DifferingValues(NamedTuple):
+    """The values of a node whose series differ, so that it has no value. A rule that all of them meet rejects it."""
+
+    lowest: int
+    highest: int
+    """Nano-units, within int64."""
+    oldest: float | None
+    """Seconds since 1970; None if unknown, which counts as just measured."""
 
 
 class NodeNames:
@@ -144,6 +154,8 @@ class Series(msgspec.Struct, frozen=True):
     """By node name; `Samples` where the series is kept."""
     invalid: dict[str, str] = {}
     """By node name, the reason why the value is invalid."""
+    differing: dict[str, DifferingValues] = {}
+    """By node name, for some of `invalid`."""
     unmatched: tuple[str, ...] = ()
     """Some names of hosts in series of no node."""
 

@@ -13,6 +13,18 @@ from nodewise.metrics.series import Series, Values, ValueState, pack_samples
 States = NDArray[np.uint8]
 
 
+class DifferingColumn(NamedTuple):
+    """The values of nodes whose series differ, as arrays."""
+
+    numbers: Numbers
+    """The numbers of the nodes."""
+    lowest: NDArray[np.int64]
+    highest: NDArray[np.int64]
+    """Nano-units."""
+    times: NDArray[np.float64]
+    """Seconds since 1970 of the oldest value; NaN where the age is unknown."""
+
+
 class Column(NamedTuple):
     """Arrays by node number, one entry longer than the index (see `metrics.node_index`)."""
 
@@ -25,6 +37,8 @@ class Column(NamedTuple):
     """`ValueState` regardless of age: FRESH, MISSING or INVALID."""
     answered_at: float = -np.inf
     """Time of the source's response, seconds since 1970; NaN if unknown, -inf for never."""
+    differing: DifferingColumn | None = None
+    """Of nodes that are INVALID; None if there are none."""
 
     def states(self, now: float, max_age_s: float) -> States:
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
@@ -79,4 +93,18 @@ def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Colu
     column.values[-1], column.initial_states[-1] = 0, ValueState.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.initial_states[bad] = ValueState.INVALID
-    return column
+    yield
+    return column._replace(differing=_differing_column(series, index))
+
+
+def _differing_column(series: Series, index: NodeIndex) -> DifferingColumn | None:
+    nodes = [node for node in series.differing if node in index and node not in series.samples]
+    if not nodes:
+        return None
+    values = [series.differing[node] for node in nodes]
+    return DifferingColumn(
+        index.numbers(nodes),
+        np.array([value.lowest for value in values], np.int64),
+        np.array([value.highest for value in values], np.int64),
+        np.array([np.nan if value.oldest is None else value.oldest for value in values], float),
+    )

@@ -137,6 +137,10 @@ class PrometheusSuite:
         assert series.invalid == {
             "a": '2 series of one node differ in label "sensor": set aggregate: max or use a query'
         }
+        values_of_node = series.differing["a"]
+        assert (values_of_node.lowest, values_of_node.highest) == (41 * NANO, 97 * NANO)
+        assert values_of_node.oldest is not None
+        assert time.time() - values_of_node.oldest == pytest.approx(ages_s[0], abs=20.0)
         assert values(fetch(url, aggregate="max")) == {"a": 97.0}
         assert values(fetch(url, aggregate="min")) == {"a": 41.0}
         assert values(fetch(url, aggregate="sum")) == {"a": 138.0}
@@ -203,6 +207,8 @@ class PrometheusSuite:
         assert series.invalid == {
             "a": 'series of one node differ in label "cluster": use a query that selects one cluster'
         }
+        assert (series.differing["a"].lowest, series.differing["a"].highest) == (40 * NANO, 91 * NANO)
+        assert fetch(url, aggregate="sum").differing == {}
         assert values(fetch(url, query='temp{cluster="east"}')) == {"a": 91.0}
 
     @pytest.mark.parametrize(

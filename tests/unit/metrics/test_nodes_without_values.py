@@ -19,7 +19,7 @@ def text(
     *nodes: str, unmatched: tuple[str, ...] = (), invalid: dict[str, str] | None = None, healthy: bool = False
 ) -> str:
     samples = {node: Sample(1, 0.0) for node in nodes}
-    series = Series("fan", "prometheus", 0.0, samples, invalid or {}, unmatched)
+    series = Series("fan", "prometheus", 0.0, samples, invalid or {}, unmatched=unmatched)
     column = run_without_pauses(series_arrays.build_column(series, NODES))
     without = nodes_without_values.nodes_without_values(series, NODES, column, empty_is_healthy=healthy)
     return run_without_pauses(nodes_without_values.describe("fan", without))

@@ -110,7 +110,7 @@ def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
 def nodes_without_values_text(texts: Iterable[str]) -> str:
     """Which nodes pass rules because they have no value; empty for none."""
     text = "; ".join(texts)
-    return f"{text}; these nodes pass the rules with it, unless whenMissing is Reject" if text else ""
+    return f"{text}; a node without a value passes these rules, unless whenMissing is Reject" if text else ""
 
 
 def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:

@@ -75,6 +75,13 @@ class RuleEvaluation(NamedTuple):
     lacking: Mask
     """Where there is no fresh value, and the rule rejects such nodes."""
     rejects_missing: bool = False
+    agreeing: Mask | None = None
+    """Where the series of a node differ and all of their values meet the rule, a part of `broken`; None for nowhere."""
+
+    @property
+    def known(self) -> Mask:
+        """Where the result is known, as in the inputs, or because all values of a node agree."""
+        return self.inputs.known if self.agreeing is None else self.inputs.known | self.agreeing
 
     def evidence(
         self, values: CandidateValues, policy: PolicyKey, group: int = -1, weight: float | None = None
@@ -106,13 +113,37 @@ def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) 
     return RuleInputs(column, now, states, known, ~known, np.broadcast_to(np.False_, len(states)))
 
 
-def evaluate_rule(rule: Comparison, inputs: RuleInputs, *, reject_missing: bool) -> RuleEvaluation:
+def evaluate_rule(
+    rule: Comparison, inputs: RuleInputs, *, reject_missing: bool, max_age_s: float = np.inf
+) -> RuleEvaluation:
     """Evaluate a rule over all nodes."""
     fresh = inputs.states == ValueState.FRESH
     broken = fresh & rule_operators.compare(rule.operator, inputs.column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     lacking = inputs.unknown if rejects else inputs.none
-    return RuleEvaluation(rule, inputs, broken, lacking, rejects and not rule.empty_means)
+    agreeing = _agreeing_nodes(rule, inputs, max_age_s)
+    if agreeing is not None:
+        broken = broken | agreeing
+    return RuleEvaluation(rule, inputs, broken, lacking, rejects and not rule.empty_means, agreeing)
+
+
+def _agreeing_nodes(rule: Comparison, inputs: RuleInputs, max_age_s: float) -> Mask | None:
+    """The nodes whose series differ and that meet the rule with each of their values; None for none.
+
+    For example the same sensor, scraped by two servers at different times. Otherwise such a node would pass.
+    """
+    differing = inputs.column.differing
+    if differing is None:
+        return None
+    is_met = rule_operators.compare_all(rule.operator, differing.lowest, differing.highest, rule.target)
+    is_old = inputs.evaluated_at - differing.times > max_age_s
+    is_response_old = inputs.evaluated_at - inputs.column.answered_at > max_age_s
+    numbers = differing.numbers[is_met & ~is_old & (not is_response_old)]
+    if not len(numbers):
+        return None
+    agreeing = np.zeros(len(inputs.known), bool)
+    agreeing[numbers] = True
+    return agreeing
 
 
 class AvoidVerdict(NamedTuple):

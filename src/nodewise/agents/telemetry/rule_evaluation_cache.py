@@ -53,7 +53,9 @@ class RuleEvaluationCache:
                 self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
                 yield
             inputs, history = self._new_values[key]
-            evaluation = rule_evaluation.evaluate_rule(rule, inputs, reject_missing=self._reject_missing)
+            evaluation = rule_evaluation.evaluate_rule(
+                rule, inputs, reject_missing=self._reject_missing, max_age_s=max_age_s
+            )
             yield
             before = self._values.get(key)
             self._histories[rule] = rule_suspension.update_history(

@@ -54,6 +54,15 @@ def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
     return np.asarray(entry.compare(values, target), bool)
 
 
+def compare_all(
+    operator: str, lowest: NDArray[np.int64], highest: NDArray[np.int64], target: int
+) -> NDArray[np.bool_]:
+    """Where all values of a range are certain to meet `value operator target`."""
+    if operator == "notEquals":
+        return compare("above", lowest, target) | compare("below", highest, target)
+    return compare(operator, lowest, target) & compare(operator, highest, target)
+
+
 def sort_direction(operator: str) -> int:
     """The `Operator.order` of an operator; 0 for one that does not exist."""
     entry = OPERATORS.get(operator)

@@ -191,12 +191,14 @@ def _levels(rule: AvoidRule, rules: RuleEvaluationCache) -> Levels:
 def _rule_part(part: Comparison, rules: RuleEvaluationCache) -> RulePart:
     evaluation = rules.evaluated[part]
     inputs = evaluation.inputs
-    broken = held = evaluation.broken & inputs.known
+    known = evaluation.known
+    broken = held = evaluation.broken & known
     if part.release is not None:
         fresh = inputs.states == ValueState.FRESH
         held = fresh & rule_operators.compare(part.operator, inputs.column.values, part.release)
+        held = held if evaluation.agreeing is None else held | evaluation.agreeing
     missing_releases = part.when_missing != "reject" and not rules.is_suspended(part)
-    return RulePart(inputs.known, broken, held, missing_releases)
+    return RulePart(known, broken, held, missing_releases)
 
 
 def _verdict_by_states(

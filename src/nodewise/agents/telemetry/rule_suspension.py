@@ -70,9 +70,9 @@ def update_history(
     since = -np.inf if history.suspended else before.evaluated_at - max_age_s
     fresh_at = _align_times_to_index(nodes, before, history.begun_at)
     had_value = (fresh_at >= since) & (fresh_at > -np.inf)
-    suspended = int((had_value & inputs.unknown).sum()) * 2 > int(had_value.sum())
+    suspended = int((had_value & ~evaluation.known).sum()) * 2 > int(had_value.sum())
     known_before = _align_mask_to_index(nodes, history)
-    broken = np.where(inputs.known, evaluation.broken, known_before)
+    broken = np.where(evaluation.known, evaluation.broken, known_before)
     # unchanged arrays stay, so that a rebuild takes no memory for them
     broken = next(
         (same for same in (known_before, evaluation.broken) if np.array_equal(same, broken)), broken
@@ -88,7 +88,7 @@ def hold_last_verdicts(
         if np.array_equal(evaluation.broken, history.broken):
             return evaluation._replace(broken=history.broken)
         return evaluation
-    is_held = evaluation.inputs.unknown & (values.fresh_at(history.begun_at) > -np.inf)
+    is_held = ~evaluation.known & (values.fresh_at(history.begun_at) > -np.inf)
     return evaluation._replace(
         broken=np.where(is_held, history.broken, evaluation.broken), lacking=evaluation.lacking & ~is_held
     )

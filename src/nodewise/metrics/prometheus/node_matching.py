@@ -14,7 +14,7 @@ from nodewise.metrics.prometheus import query_responses, series_owners
 from nodewise.metrics.prometheus.query_responses import SeriesValue
 from nodewise.metrics.prometheus.series_labels import SeriesLabels
 from nodewise.metrics.prometheus.series_owners import Identity
-from nodewise.metrics.series import Sample
+from nodewise.metrics.series import DifferingValues, Sample
 
 _MOST_NAMED: Final = 5
 _MOST_EXAMINED: Final = 20
@@ -24,6 +24,7 @@ _MAX_HOSTS: Final = 64
 """Names of hosts in series of no node that are kept."""
 _MAX_HOST: Final = 253
 _HOST: Final = re.compile(r"[a-z0-9._-]+")
+_INT64_LIMIT: Final = 2**63
 _STRIDE: Final = 32
 """Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
 
@@ -44,6 +45,8 @@ class NodeValues(NamedTuple):
     samples: dict[str, Sample]
     invalid: dict[str, str]
     """By node name, the reason why a node with a series has no value."""
+    differing: dict[str, DifferingValues]
+    """By node name, the values of nodes whose series differ, for some of `invalid`."""
 
 
 def group_by_node(
@@ -123,18 +126,14 @@ def reduce(
 
     Of several series of a node only those in `current` count; all of them if there are none, or if `current` is None.
     """
-    node_values = NodeValues({}, dict(grouped.conflicts))
+    node_values = NodeValues({}, dict(grouped.conflicts), {})
     for number, (node, own) in enumerate(grouped.by_node.items()):
         counting = own
         if current is not None and len(own) > 1:
             counting = [
                 item for item in own if series_owners.identity(item, labels.replica) in current
             ] or own
-        try:
-            if node not in grouped.conflicts:
-                node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
-        except ValueError as error:
-            node_values.invalid[node] = str(error)
+        _add_value_of_node(node_values, node, counting, aggregate)
         if not number % _STRIDE:
             yield
     return node_values
@@ -180,6 +179,22 @@ def other_labels_that_name_nodes(
     return sorted(naming, key=lambda label: (len(label), label))
 
 
+def _add_value_of_node(
+    node_values: NodeValues, node: str, counting: Sequence[SeriesValue], aggregate: str
+) -> None:
+    """Add the value of a node, or the reason why it is invalid, unless there is one already."""
+    if node not in node_values.invalid:
+        try:
+            node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
+        except ValueError as error:
+            node_values.invalid[node] = str(error)
+        else:
+            return
+    # a sum may be beyond all values
+    if aggregate != "sum" and (values := _differing_values(counting)):
+        node_values.differing[node] = values
+
+
 def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sample:
     """The value of one node. ValueError with the reason if it has none."""
     if len(own) == 1:
@@ -187,6 +202,16 @@ def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sam
     return aggregation.reduce(
         [_sample_or_error_text(item) for item in own], aggregate, _describe_conflict(own)
     )
+
+
+def _differing_values(own: Sequence[SeriesValue]) -> DifferingValues | None:
+    """The range of the values of several series; None if one of them is not a number, or too large."""
+    samples = [sample for item in own if isinstance(sample := _sample_or_error_text(item), Sample)]
+    values = [sample.value for sample in samples if abs(sample.value) < _INT64_LIMIT]
+    if len(values) < len(own) or len(own) == 1:
+        return None
+    oldest = min((sample.at for sample in samples if sample.at is not None), default=None)
+    return DifferingValues(min(values), max(values), oldest)
 
 
 def _sample_of_series(item: SeriesValue) -> Sample:

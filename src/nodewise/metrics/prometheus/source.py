@@ -92,7 +92,9 @@ class PrometheusSource:
             )
         )
         samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
-        return Series(request.metric, self.name, now, samples, node_values.invalid, hosts)
+        return Series(
+            request.metric, self.name, now, samples, node_values.invalid, node_values.differing, hosts
+        )
 
     async def _log_unmatched_series(
         self, request: MetricRequest, grouped: SeriesByNode, hosts: Sequence[str], nodes: NodeAttributes

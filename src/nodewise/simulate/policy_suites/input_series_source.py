@@ -50,7 +50,8 @@ class InputSeriesSource:
             current = frozenset(series_owners.identity(item, LABELS.replica) for item in current_series)
         node_values = run(node_matching.reduce(grouped, request.aggregate, LABELS, current))
         samples = run(pack_samples(node_values.samples))
-        return Series(request.key, _SOURCE, START + at_s, samples, node_values.invalid)
+        invalid, differing = node_values.invalid, node_values.differing
+        return Series(request.key, _SOURCE, START + at_s, samples, invalid, differing)
 
     def _values(
         self, own: Sequence[InputSeries], request: MetricRequest, at_s: float

@@ -119,8 +119,8 @@ def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
     condition = status(state, selected_pods=1).conditions_by_type()["NodesWithoutValues"]
     assert (condition.status, condition.reason) == ("True", "NoValueOnNodes")
     assert condition.message == (
-        "no series of heat on 1 node: n3; no series of load on 1 node: n2; these nodes pass the rules with it, unless"
-        " whenMissing is Reject"
+        "no series of heat on 1 node: n3; no series of load on 1 node: n2; a node without a value passes these rules,"
+        " unless whenMissing is Reject"
     )
     again = status(only_state(policy(avoid=[HOT])), status(state), selected_pods=1)
     assert conditions(again)["NodesWithoutValues"] == ("False", "AllWell")
