@@ -14,12 +14,12 @@ from nodewise.cli import object_and_metric_sources
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, shown
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, closest_names, shown
 from nodewise.kube.api_server_interface import Api
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricCatalog, MetricsSource, merge_requests
+from nodewise.metrics.metrics_source import MetricCatalog, MetricsSource, SeriesCatalog, merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
@@ -28,6 +28,8 @@ from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
+_MAX_CHECKED: Final = 20
+"""Similar names of which a source is asked whether they have series."""
 _YEAR_S: Final = 365.2425 * 86400
 
 
@@ -103,6 +105,29 @@ async def metric_names(inputs: ObjectsAndMetrics, settings: MetricSettings, api:
                 with contextlib.suppress(NodewiseError):
                     names |= dict.fromkeys(await source.metric_names())
     return list(names)
+
+
+async def similar_metrics(
+    metric: str,
+    inputs: ObjectsAndMetrics,
+    settings: MetricSettings,
+    api: Api | None,
+    count: int,
+    known: Iterable[str] = (),
+) -> list[str]:
+    """Up to so many other names of metrics that are similar to a misspelt one: of the files, known ones, and those that
+    sources have. A source whose names may be those of series that have ended is asked which of them have series.
+    """
+    existing = {*known, *(series.metric for series in inputs.snapshot.series.values())}
+    async with _open_sources(inputs, settings, api, MetricsRegistry()) as sources:
+        for source in sources:
+            with contextlib.suppress(NodewiseError):
+                names = await source.metric_names() if isinstance(source, MetricCatalog) else ()
+                if isinstance(source, SeriesCatalog):
+                    similar = closest_names(metric, list(names), _MAX_CHECKED)
+                    names = await source.existing_metrics(similar) if similar else ()
+                existing |= set(names)
+    return closest_names(metric, sorted(existing - {metric}), count)
 
 
 @contextlib.asynccontextmanager

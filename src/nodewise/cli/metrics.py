@@ -29,7 +29,7 @@ from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import NodewiseError, Refused, closest_names
+from nodewise.errors import NodewiseError, Refused
 from nodewise.kube import object_listing
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import NotFound
@@ -164,11 +164,13 @@ async def _read_metrics(
         _metric_row(key, metrics, nodes, users.get(key, []), at if key in keys else now)
         for key in sorted({*keys, *requests})
     ]
-    catalog = {*await decide_metrics.metric_names(nodes, how, api)}
     if name:
-        known_names = sorted({*catalog, *map(_plain_name, (*running.series, *users))} - {name})
-        has_values = any(row.nodes for row in rows)
-        return MetricList(rows, inputs, [] if has_values else closest_names(name, known_names, _MOST_SIMILAR))
+        similar: list[str] = []
+        if not any(row.nodes for row in rows):
+            known = map(_plain_name, running.series)
+            similar = await decide_metrics.similar_metrics(name, nodes, how, api, _MOST_SIMILAR, known)
+        return MetricList(rows, inputs, similar)
+    catalog = {*await decide_metrics.metric_names(nodes, how, api)}
     others = sorted(catalog - {_plain_name(row.metric) for row in rows})
     return MetricList([*rows, *(MetricRow(other, None, None, None, [], "") for other in others)], inputs, [])
 

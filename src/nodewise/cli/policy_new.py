@@ -28,7 +28,7 @@ from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_suite_template import POLICY_FILE, SUITE_FILE, NewPolicy, format_suite
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, closest_names, shown
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
@@ -248,8 +248,7 @@ async def _read_metric(
 async def _unknown_metric_error(
     request: MetricRequest, why: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
 ) -> NodewiseError:
-    names = await decide_metrics.metric_names(inputs, settings, api)
-    similar = closest_names(request.metric, names, _MOST_SUGGESTIONS)
+    similar = await decide_metrics.similar_metrics(request.metric, inputs, settings, api, _MOST_SUGGESTIONS)
     actual = f"{shown(request.metric)}: {why}"
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
     return BadInput("policy new", [Problem("--metric", actual, expected)])

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from nodewise.agents.telemetry import policy_lint
 from nodewise.cli import main, policy_new
+from tests.unit.metrics import fake_prometheus
+from tests.unit.metrics.fake_prometheus import PrometheusDouble
 
 NODES = "".join(
     f"---\napiVersion: v1\nkind: Node\nmetadata: {{name: n{number}}}\n" for number in range(1, 12)
@@ -105,6 +107,20 @@ def test_without_a_terminal_it_names_the_flags(folder: str) -> None:
 def test_a_misspelt_metric_is_told_with_similar_ones(folder: str) -> None:
     message = error(new(folder, "--metric=disk_error", "--above=0"))
     assert "expected a metric of nodes, such as disk_errors" in message
+
+
+def test_suggested_metric_of_prometheus_has_series(tmp_path: Path) -> None:
+    (tmp_path / "nodes.yaml").write_text(NODES)
+    series = {'fan_speed{node="n1"}': ("1", 400.0), 'fan_speeds{node="n1"}': "1"}
+    with fake_prometheus.run_prometheus(PrometheusDouble(series)) as prometheus:
+        flags = (
+            "--metric=fan_sped",
+            "--above=0",
+            "--metrics=prometheus",
+            f"--prometheus-url={prometheus.url}",
+        )
+        message = error(new(str(tmp_path), *flags))
+    assert message.strip().endswith("expected a metric of nodes, such as fan_speeds")
 
 
 def test_several_values_of_one_node_need_an_aggregation(folder: str) -> None:

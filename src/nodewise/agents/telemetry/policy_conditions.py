@@ -107,10 +107,10 @@ def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
     return f"{lost}; the last verdicts hold for {comparisons}"
 
 
-def nodes_without_values_text(texts: Iterable[str]) -> str:
-    """Which nodes pass rules because they have no value; empty for none."""
+def nodes_without_values_text(texts: Iterable[str], exception: str = "whenMissing is Reject") -> str:
+    """Which nodes pass rules because they have no value, unless `exception` applies; empty for none."""
     text = "; ".join(texts)
-    return f"{text}; a node without a value passes these rules, unless whenMissing is Reject" if text else ""
+    return f"{text}; a node without a value passes these rules, unless {exception}" if text else ""
 
 
 def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:

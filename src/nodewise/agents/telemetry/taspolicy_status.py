@@ -88,7 +88,7 @@ def _policy_conditions(
     )
     text = policy_conditions.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
-    text = policy_conditions.nodes_without_values_text(state.without_values)
+    text = policy_conditions.nodes_without_values_text(state.without_values, "when_missing is reject")
     yield _WITHOUT_VALUES.create(
         bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
     )

@@ -42,6 +42,21 @@ def test_nodes_that_the_policy_labels_are_violating() -> None:
     assert status(evaluated(policy(scheduleonmetric=[rule("m")]))).violating_nodes == 0
 
 
+def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
+    policy_object = policy(dontschedule=[rule("m", target=80)])
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    values = msgspec.structs.replace(series("m", n1=90, n3=85), unmatched=("n-2",))
+    cluster = cluster_state([policy_object], metrics_snapshot(values))
+    evaluated_state = cooperative_scheduling.run_without_pauses(state.build(cluster)).policies[tas_key()]
+    condition = status(evaluated_state).conditions_by_type()["NodesWithoutValues"]
+    assert (condition.status, condition.reason) == ("True", "NoValueOnNodes")
+    assert condition.message == (
+        'no series of m on 1 node: n2; closest names in series of no node: "n-2" for n2; a node without a value passes'
+        " these rules, unless when_missing is reject"
+    )
+    assert "NodesWithoutValues" not in status(evaluated(policy_object)).conditions_by_type()
+
+
 def test_the_mode_says_whether_the_policy_has_an_effect() -> None:
     state = evaluated(policy(dontschedule=[rule("m", target=80)]))
     assert status(state).mode == "Enforce"
