@@ -100,7 +100,7 @@ def test_a_long_help_shows_common_options_and_names_the_topics_of_the_others(typ
     shown = {flag for row in rows for flag in re.findall(r"--[\w-]+", row)}
     every = {opt for option in options(typed) for opt in option.opts if opt.startswith("--")}
     own = {opt for option in options(typed) if not getattr(option, "is_shared", False) for opt in option.opts}
-    assert own - {"-o", "-n", "-w"} <= shown
+    assert own - {"-o", "-n", "-w", "-l"} <= shown
     assert {"--help-topic", "--help-all"} <= shown < every | {"--help", "--help-topic", "--help-all"}
     assert "More options, by topic:" in text
 
