@@ -39,6 +39,8 @@ class AllocationRequest(NamedTuple):
     """CPUs that no list may contain: offline CPUs, unless the task sets no affinity."""
     prefer: Collection[int] = ()
     """CPUs whose lists are chosen first: those with a higher base frequency."""
+    caches: Mapping[int, int] = {}
+    """The cache of level 3 of each CPU that has one; without preferred CPUs, lists are chosen from one cache."""
 
 
 class AllocationResult(NamedTuple):
@@ -83,7 +85,9 @@ def allocate(
 ) -> AllocationResult:
     """Put the task on the lists that it requests.
 
-    Of an exclusive pool these are free lists, preferred ones first, by first CPU, all on one socket where possible. Of
+    Of an exclusive pool these are free lists, preferred ones first, by first CPU, all on one socket where possible, and
+    of one cache of level 3 where possible: of the one with the fewest free lists, as the kubelet's option
+    `prefer-align-cpus-by-uncorecache` does (`pkg/kubelet/cm/cpumanager/cpu_assignment.go` of Kubernetes 1.37). Of
     another pool it is one of the lists with the fewest tasks, chosen by `draw`, a number in [0, 1). BadInput if the
     pool or the socket does not exist; Unavailable if too few lists are free now.
     """
@@ -160,8 +164,26 @@ def _free_lists(
             sorted(candidates, key=lambda cpu_list: _preference_key(cpu_list, request))
         )
         if len(chosen) >= request.lists:
-            return chosen[: request.lists]
+            return (
+                chosen[: request.lists]
+                if request.prefer
+                else _from_few_caches(chosen, request.lists, request)
+            )
     raise _too_few_lists_error(pool, sockets, request, len(chosen), request.lists)
+
+
+def _from_few_caches(
+    free: Sequence[CpuListAllocation], count: int, request: AllocationRequest
+) -> Sequence[CpuListAllocation]:
+    """So many of the free lists: of the cache with the fewest that suffice, else all of the largest first."""
+    caches: dict[int | None, list[CpuListAllocation]] = {}
+    for cpu_list in free:
+        caches.setdefault(request.caches.get(cpu_list.cpus[0]), []).append(cpu_list)
+    if sufficient := [lists for lists in caches.values() if len(lists) >= count]:
+        return min(sufficient, key=len)[:count]
+    largest = max(caches.values(), key=len)
+    others = [cpu_list for cpu_list in free if cpu_list not in largest]
+    return [*largest, *_from_few_caches(others, count - len(largest), request)]
 
 
 def _busy_cpus(allocations: Allocations) -> set[int]:

@@ -18,6 +18,9 @@ from nodewise.errors import BadInput, Problem, shown
 LAST_CPU: Final = 65_535
 """The highest accepted CPU number: eight times the maximum that kernels are built for."""
 
+BOOT_CPU: Final = 0
+"""The CPU that the kernel starts on. It remains with the scheduler if `isolcpus=` names all CPUs."""
+
 _GRAMMAR: Final = "numbers and ranges separated by commas, such as 0-3,8 or 1-8:1/2"
 _REGION: Final = re.compile(
     r"(?P<first>\d+|N)(?:-(?P<last>\d+|N)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII
@@ -115,21 +118,39 @@ def _cpu_bitmask(cpus: Iterable[int]) -> int:
 
 
 def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozenset[int], Sequence[Problem]]:
-    """The CPUs that a kernel's command line isolates, and problems with its fields.
+    """The CPUs that a kernel's command line removes from load balancing, and problems with its fields.
 
-    The first words of `isolcpus=` (`nohz`, `domain`, `managed_irq`) are flags, and several fields add up. A kernel
-    ignores a field that it cannot parse, so it is a problem but no error here.
+    As `kernel/sched/isolation.c` of Linux 6.12 reads them: words in front of the list are flags, of which unknown ones
+    are skipped (also `all`, so `isolcpus=all` isolates nothing); flags without `domain` isolate other things than
+    scheduling; the first field with a list counts; one CPU always remains. A kernel ignores a field that it cannot
+    parse, so it is a problem but no error here. Words after `--` are for the first process.
     """
-    cpus: frozenset[int] = frozenset()
     problems: list[Problem] = []
-    for name, _, value in (word.partition("=") for word in re.split(r"\s+", command_line, flags=re.ASCII)):
+    words = re.split(r"\s+", command_line.partition(" -- ")[0], flags=re.ASCII)
+    for name, _, value in (word.replace('"', "").partition("=") for word in words):
         if name != "isolcpus":
             continue
-        pieces = value.split(",")
-        while pieces and pieces[0] in _FLAGS:
-            del pieces[0]
         try:
-            cpus |= frozenset(parse_cpu_numbers(",".join(pieces), "isolcpus", last))
+            cpus = _parse_isolcpus_value(value, last)
         except BadInput as error:
             problems += error.problems
-    return cpus, tuple(problems)
+            continue
+        if cpus:
+            return cpus, tuple(problems)
+    return frozenset(), tuple(problems)
+
+
+def _parse_isolcpus_value(value: str, last: int | None) -> frozenset[int]:
+    """The CPUs without load balancing by one field; BadInput if the kernel ignores all of it."""
+    flags, listed = [], value
+    while re.match("[A-Za-z]", listed, re.ASCII):
+        flag, _, listed = listed.partition(",")
+        flags.append(flag if listed else "")
+        if not re.fullmatch("[A-Za-z_]+", flag, re.ASCII):
+            wanted = f"one of {', '.join(sorted(_FLAGS))}, or a list of CPUs"
+            raise BadInput("cannot read isolcpus", [Problem("isolcpus", shown(flag), wanted)])
+    cpus = frozenset(parse_cpu_numbers(listed, "isolcpus", last))
+    if last is not None and cpus >= frozenset(range(last + 1)):
+        cpus -= {BOOT_CPU}
+    has_other_flags = not _FLAGS.isdisjoint(flags)
+    return cpus if "domain" in flags or not has_other_flags else frozenset()

@@ -4,7 +4,7 @@ Standard library only.
 
 Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
 isolates cores, exclusive and shared cores are chosen from these, and infra from the others. A core is never divided:
-all its CPUs are in one list.
+all its CPUs are in one list. Of a socket, cores that share a cache of level 3 are chosen one after the other.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import core_list_option, speed_select
-from nodewise.cpu.cpu_set_formats import format_cpu_list_without_ranges
-from nodewise.cpu.topology import Core, Topology
+from nodewise.cpu.cpu_set_formats import format_cpu_list_without_ranges, format_cpu_ranges
+from nodewise.cpu.topology import FASTEST_KIND, Core, Topology
 from nodewise.errors import BadInput, Problem, shown
 
 EXCLUSIVE: Final = "exclusive"
@@ -35,6 +35,8 @@ class PoolOptions(NamedTuple):
     shared_mode: str = "packed"
     non_isolcpus: str = core_list_option.OFF
     """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
+    exclusive_kind: str = ""
+    """The kind of the cores of the pool exclusive (`Core.kind`); empty for any."""
 
 
 class PoolPlan(NamedTuple):
@@ -74,15 +76,19 @@ def plan(
     lists. BadInput has the reason if the machine cannot be divided like that.
     """
     _check_counts(options)
+    _check_kind(topology, options.exclusive_kind)
     warnings = [*topology.unread]
     isolated = _isolated_cores(topology, options, warnings)
     quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
     candidates = _candidate_cores(topology, options, isolated, quick & isolated, preferences, warnings)
+    if options.exclusive_kind:
+        of_kind = [core for core in candidates.exclusive if core.kind == options.exclusive_kind]
+        candidates = candidates._replace(exclusive=of_kind)
     taken: dict[Core, str] = {}
 
     def take(pool: str, among: Iterable[Core], count: int | None) -> None:
         free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
-        _check_enough_cores(pool, len(free), count)
+        _check_enough_cores(pool, len(free), count, options.exclusive_kind if pool == EXCLUSIVE else "")
         taken.update(dict.fromkeys(free[:count], pool))
 
     take(EXCLUSIVE, candidates.exclusive, options.exclusive)
@@ -94,6 +100,8 @@ def plan(
             )
         )
     take(INFRA, candidates.infra, None)
+    warnings += _half_isolated_warnings(topology, isolated, taken)
+    warnings += _slow_exclusive_core_warnings(options, taken)
     pools = [
         pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_list_option.OFF
     ]
@@ -109,6 +117,49 @@ def _check_counts(options: PoolOptions) -> None:
     ]
     if problems:
         raise BadInput("cannot divide the cores into pools", problems)
+
+
+def _check_kind(topology: Topology, kind: str) -> None:
+    """BadInput if the machine has no cores of the kind; an empty one is no demand."""
+    if kind and kind not in topology.kinds:
+        wanted = (
+            "one of " + ", ".join(topology.kinds) if topology.kinds else "no kind: all cores are of one kind"
+        )
+        raise BadInput("cannot divide the cores into pools", [Problem("exclusive kind", shown(kind), wanted)])
+
+
+def _half_isolated_warnings(
+    topology: Topology, isolated: Collection[Core], taken: Mapping[Core, str]
+) -> Sequence[Problem]:
+    """What follows from cores of which only some CPUs are isolated."""
+    halves = [core for core in topology.cores if core not in isolated and topology.isolated & set(core.cpus)]
+    if not halves:
+        return ()
+    cpus = topology.isolated.intersection(chain.from_iterable(core.cpus for core in halves))
+    pools = [pool for pool in IS_EXCLUSIVE if any(taken.get(core) == pool for core in halves)]
+    ignored = "" if isolated else "no core is isolated, so the isolation is ignored; "
+    return [
+        Problem(
+            "pools " + ", ".join(pools),
+            f"{ignored}CPUs {format_cpu_ranges(cpus)}, on which the kernel balances no load",
+            "cores with all or none of their CPUs isolated",
+        )
+    ]
+
+
+def _slow_exclusive_core_warnings(options: PoolOptions, taken: Mapping[Core, str]) -> Sequence[Problem]:
+    """Exclusive cores of another kind than the fastest, unless a kind was requested."""
+    slow = [
+        core
+        for core, pool in taken.items()
+        if pool == EXCLUSIVE and core.kind not in (None, FASTEST_KIND) and not options.exclusive_kind
+    ]
+    if not slow:
+        return ()
+    kinds = ", ".join(sorted({str(core.kind) for core in slow}))
+    cpus = format_cpu_ranges(chain.from_iterable(core.cpus for core in slow))
+    wanted = f"cores of the kind {FASTEST_KIND}, which --exclusive-kind {FASTEST_KIND} chooses"
+    return [Problem("pool exclusive", f"CPUs {cpus} of the kind {kinds}", wanted)]
 
 
 def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
@@ -153,8 +204,10 @@ def _candidate_cores(
 
 
 def _order_cores_socket_by_socket(cores: Iterable[Core]) -> Sequence[Core]:
-    """All cores of a socket before the next socket's."""
-    return sorted(cores, key=lambda core: (core.socket, core.core))
+    """All cores of a socket before the next socket's, and of these all of a cache before the next cache's."""
+    return sorted(
+        cores, key=lambda core: (core.socket, core.cpus[0] if core.l3 is None else core.l3, core.core)
+    )
 
 
 def _order_cores_across_sockets(cores: Iterable[Core]) -> Sequence[Core]:
@@ -208,11 +261,12 @@ def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int
     raise BadInput("cannot divide the cores by core power", [problem])
 
 
-def _check_enough_cores(pool: str, free: int, count: int | None) -> None:
+def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
     """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
     if free >= (1 if count is None else count):
         return
-    seen = f"{free} cores available" if free else "no free cores"
+    of_kind = f" of the kind {kind}" if kind else ""
+    seen = (f"{free} cores available" if free else "no free cores") + of_kind
     wanted = f"{count} requested" if count is not None else "at least one"
     raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
 

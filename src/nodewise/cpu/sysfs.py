@@ -16,15 +16,22 @@ _FILES: Final = (
     COMMAND_LINE,
     *(f"{CPUS}/{name}" for name in ("present", "online", "isolated")),
     f"{CPUS}/cpu[0-9]*/online",
+    *(f"{CPUS}/cpu[0-9]*/topology/{name}" for name in ("physical_package_id", "die_id", "core_id")),
     *(
         f"{CPUS}/cpu[0-9]*/topology/{name}"
-        for name in ("physical_package_id", "die_id", "core_id", "thread_siblings*", "core_siblings*")
+        for name in ("thread_siblings*", "core_cpus*", "core_siblings*", "package_cpus*")
     ),
+    *(
+        f"{CPUS}/cpu[0-9]*/cache/index[0-9]*/{name}"
+        for name in ("level", "shared_cpu_list", "shared_cpu_map")
+    ),
+    f"{CPUS}/cpu[0-9]*/regs/identification/midr_el1",
     f"{CPUS}/cpu[0-9]*/cpu_capacity",
     *(f"{CPUS}/cpu[0-9]*/acpi_cppc/{name}_perf" for name in ("nominal", "highest")),
     *(f"{CPUS}/cpu[0-9]*/cpufreq/{name}" for name in ("base_frequency", "energy_performance_preference")),
     f"{NODES}/node[0-9]*/cpulist",
     f"{NODES}/node[0-9]*/cpumap",
+    *(f"{NODES}/{name}" for name in ("has_memory", "has_normal_memory")),
     "sys/devices/cpu_*/cpus",
 )
 _LONGEST_BYTES: Final = 65_536

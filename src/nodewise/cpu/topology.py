@@ -10,7 +10,7 @@ there is one socket.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +22,17 @@ CPUS: Final = "sys/devices/system/cpu"
 NODES: Final = "sys/devices/system/node"
 COMMAND_LINE: Final = "proc/cmdline"
 
+FASTEST_KIND: Final = "performance"
+"""The kind of the fastest cores of a machine that has several kinds."""
+
 _FOLDER: Final = re.compile(rf"{CPUS}/cpu(\d+)", re.ASCII)
 _NODE: Final = re.compile(rf"({NODES}/node(\d+))/cpu(?:list|map)", re.ASCII)
 _UNIT: Final = re.compile(r"sys/devices/cpu_(\w+)/cpus", re.ASCII)
-_UNITS: Final = {"core": "performance", "atom": "efficiency", "lowpower": "low-power"}
+_CACHE: Final = re.compile(rf"({CPUS}/cpu(\d+)/cache/index\d+)/level", re.ASCII)
+_L3: Final = "3"
+_IMPLEMENTER_AND_PART: Final = 0xFF00FFF0
+_LARGEST_RATIO_WITHIN_A_KIND: Final = 1.1
+_UNITS: Final = {"core": FASTEST_KIND, "atom": "efficiency", "lowpower": "low-power"}
 """The names of hybrid processors' event counters (`/sys/devices/cpu_core`), and our names of these kinds of cores."""
 
 
@@ -45,6 +52,8 @@ class Cpu(NamedTuple):
     isolated: bool = False
     siblings: tuple[int, ...] = ()
     """The online CPUs of its core including itself, ascending."""
+    l3: int | None = None
+    """The lowest CPU that shares its cache of level 3."""
 
 
 class Core(NamedTuple):
@@ -54,6 +63,10 @@ class Core(NamedTuple):
     core_id: int | None
     socket: int
     cpus: tuple[int, ...]
+    kind: str | None = None
+    """As in `Cpu`."""
+    l3: int | None = None
+    """As in `Cpu`."""
 
     @property
     def text(self) -> str:
@@ -66,10 +79,17 @@ class Topology(NamedTuple):
     cpus: tuple[Cpu, ...]
     cores: tuple[Core, ...]
     unread: tuple[Problem, ...] = ()
+    memory_nodes: frozenset[int] | None = None
+    """The NUMA nodes that have memory; None if the kernel does not list them."""
 
     @property
     def sockets(self) -> tuple[int, ...]:
         return tuple(sorted({core.socket for core in self.cores}))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of cores, sorted; none if all cores are of one kind."""
+        return tuple(sorted({core.kind for core in self.cores if core.kind is not None}))
 
     @property
     def online(self) -> frozenset[int]:
@@ -78,6 +98,27 @@ class Topology(NamedTuple):
     @property
     def isolated(self) -> frozenset[int]:
         return frozenset(cpu.cpu for cpu in self.cpus if cpu.isolated)
+
+    @property
+    def caches(self) -> Mapping[int, int]:
+        """The cache of level 3 of each CPU that has one (`Cpu.l3`)."""
+        return {cpu.cpu: cpu.l3 for cpu in self.cpus if cpu.l3 is not None}
+
+    @property
+    def memory_only_nodes(self) -> frozenset[int]:
+        """The NUMA nodes with memory and without CPUs, such as memory on CXL or on a GPU."""
+        return (self.memory_nodes or frozenset()) - {cpu.numa for cpu in self.cpus}
+
+    def memory_nodes_of(self, cpus: Collection[int]) -> frozenset[int]:
+        """The NUMA nodes of these CPUs that have memory; none if the node of one of the CPUs is unknown.
+
+        A cgroup refuses (version 1) or ignores (version 2) a node without memory in `cpuset.mems`.
+        """
+        nodes = {cpu.numa for cpu in self.cpus if cpu.cpu in cpus}
+        if None in nodes:
+            return frozenset()
+        numbers = frozenset(node for node in nodes if node is not None)
+        return numbers if self.memory_nodes is None else numbers & self.memory_nodes
 
     def as_dict(self) -> dict[str, Any]:
         """The output of `nodewise cpu topology -o json`."""
@@ -103,18 +144,18 @@ class _MachineFiles:
         self.problems: list[Problem] = []
 
     def number(self, path: str) -> int | None:
-        """A number; None for a missing file, and for a negative number, by which the kernel means unknown."""
-        text = self.texts.get(path, "-1").strip(WHITE_SPACE)
+        """A number; None for a missing or empty file, and for a negative number: the kernel means unknown."""
+        text = self.texts.get(path, "").strip(WHITE_SPACE) or "-1"
         if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
             self.problems.append(Problem(path, shown(text), "a whole number"))
             return None
         return int(text) if int(text) >= 0 else None
 
     def cpus(self, *paths: str) -> frozenset[int] | None:
-        """The CPUs in the first of these files that exists. Files whose names end in `list` are lists, others masks."""
+        """The CPUs in the first of these files that has a line. Files with lists have names that end in `list`."""
         for path in paths:
             text = self.texts.get(path)
-            if text is None:
+            if not text:
                 continue
             try:
                 return frozenset(_parse_cpus(path, text))
@@ -124,7 +165,7 @@ class _MachineFiles:
 
 
 def _parse_cpus(path: str, text: str) -> Iterable[int]:
-    is_mask = not path.endswith(("list", "present", "online", "isolated", "/cpus"))
+    is_mask = not path.endswith(("list", "present", "online", "isolated", "has_memory", "/cpus"))
     return (
         cpu_set_formats.parse_cpu_mask(text, path)
         if is_mask
@@ -142,7 +183,9 @@ def parse(texts: Mapping[str, str]) -> Topology:
     present = files.cpus(f"{CPUS}/present") or folders
     online = _online_cpus(files, present)
     places = {cpu: _read_cpu_place(files, cpu) for cpu in sorted(online)}
-    nodes = _numa_node_by_cpu(files)
+    nodes, overlaps = _numa_node_by_cpu(files)
+    memory_nodes = files.cpus(f"{NODES}/has_memory", f"{NODES}/has_normal_memory")
+    caches = _l3_by_cpu(files)
     kinds = _core_kinds(files, online)
     isolated, unread = _isolated(files, max(present, default=None))
     if not online:
@@ -157,10 +200,18 @@ def parse(texts: Mapping[str, str]) -> Topology:
         for cpu in sorted(present | online)
     )
     whole = tuple(
-        cpu._replace(numa=nodes.get(cpu.cpu), kind=kinds.get(cpu.cpu), isolated=cpu.cpu in isolated)
+        cpu._replace(
+            numa=nodes.get(cpu.cpu),
+            kind=kinds.get(cpu.cpu),
+            isolated=cpu.cpu in isolated,
+            l3=caches.get(cpu.cpu) if cpu.online else None,
+        )
         for cpu in cpus
     )
-    return Topology(whole, tuple(cores), tuple(unread))
+    whole_cores = tuple(
+        core._replace(kind=kinds.get(core.cpus[0]), l3=caches.get(core.cpus[0])) for core in cores
+    )
+    return Topology(whole, whole_cores, (*unread, *overlaps), memory_nodes)
 
 
 def _online_cpus(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
@@ -182,8 +233,8 @@ def _online_cpus(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]
 def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
     folder = f"{CPUS}/cpu{cpu}/topology"
     package_id = files.number(f"{folder}/physical_package_id")
-    together = files.cpus(f"{folder}/core_siblings_list", f"{folder}/core_siblings")
-    threads = files.cpus(f"{folder}/thread_siblings_list", f"{folder}/thread_siblings")
+    together = files.cpus(*_list_and_mask(f"{folder}/core_siblings", f"{folder}/package_cpus"))
+    threads = files.cpus(*_list_and_mask(f"{folder}/thread_siblings", f"{folder}/core_cpus"))
     return _CpuLocation(
         core_id=files.number(f"{folder}/core_id"),
         die=files.number(f"{folder}/die_id"),
@@ -191,6 +242,11 @@ def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
         package=package_id if package_id is not None else together or 0,
         threads=threads or frozenset({cpu}),
     )
+
+
+def _list_and_mask(*paths: str) -> Sequence[str]:
+    """The files with the list and with the mask of each of these, older and newer names of one set of CPUs."""
+    return [f"{path}{form}" for path in paths for form in ("_list", "")]
 
 
 def _group_cpus_into_cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
@@ -220,13 +276,40 @@ def _create_cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
     )
 
 
-def _numa_node_by_cpu(files: _MachineFiles) -> Mapping[int, int]:
-    """The NUMA node of each CPU."""
+def _numa_node_by_cpu(files: _MachineFiles) -> tuple[Mapping[int, int], Sequence[Problem]]:
+    """The NUMA node of each CPU, the lowest one where several nodes list it, and warnings about such nodes.
+
+    Faulty firmware and the emulation of NUMA nodes (`numa=fake=`) list a CPU in several nodes.
+    """
     nodes: dict[int, int] = {}
-    for folder, node in {match.groups() for path in files.texts if (match := _NODE.fullmatch(path))}:
-        cpus = files.cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ()
-        nodes.update(dict.fromkeys(cpus, int(node)))
-    return nodes
+    shared: dict[int, tuple[set[int], set[int]]] = {}
+    folders = {int(match[2]): match[1] for path in files.texts if (match := _NODE.fullmatch(path))}
+    for node, folder in sorted(folders.items()):
+        for cpu in files.cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ():
+            lowest = nodes.setdefault(cpu, node)
+            if lowest != node:
+                others, cpus = shared.setdefault(lowest, (set(), set()))
+                others.add(node)
+                cpus.add(cpu)
+    return nodes, [
+        Problem(
+            f"NUMA nodes {lowest},{cpu_set_formats.format_cpu_ranges(others)}",
+            f"several nodes with CPUs {cpu_set_formats.format_cpu_ranges(cpus)}",
+            f"each CPU in one node: node {lowest} is taken",
+        )
+        for lowest, (others, cpus) in shared.items()
+    ]
+
+
+def _l3_by_cpu(files: _MachineFiles) -> Mapping[int, int]:
+    """The lowest CPU of the cache of level 3 of each CPU that has one."""
+    caches: dict[int, int] = {}
+    for path, text in files.texts.items():
+        match = _CACHE.fullmatch(path)
+        if match and text.strip(WHITE_SPACE) == _L3:
+            cpus = files.cpus(f"{match[1]}/shared_cpu_list", f"{match[1]}/shared_cpu_map")
+            caches[int(match[2])] = min(cpus or (), default=int(match[2]))
+    return caches
 
 
 def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
@@ -240,19 +323,61 @@ def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], S
 def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
     """The kind of core of each CPU, if the machine has several kinds.
 
-    The kernel names the kinds by its event counters (x86), or each CPU has a capacity (ARM, RISC-V). Otherwise the
-    firmware's values decide: the ranges of the highest performance of two kinds do not overlap. Base frequencies alone
-    are not sufficient, because Speed Select makes some cores of one kind faster than others.
+    The kernel names the kinds by its event counters (x86), or each CPU has an identification register (ARM), or a
+    capacity (ARM, RISC-V). Otherwise the firmware's values decide: the ranges of the highest performance of two kinds
+    do not overlap. Base frequencies alone are not sufficient, because Speed Select makes some cores of one kind faster
+    than others.
     """
     units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
         return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
     capacities = _values_of_all_cpus(files, online, "cpu_capacity")
-    if capacities:
-        return _rank_core_kinds(capacities)
     nominal = _values_of_all_cpus(files, online, "acpi_cppc/nominal_perf")
     highest = _values_of_all_cpus(files, online, "acpi_cppc/highest_perf")
+    models = _model_of_each_cpu(files, online)
+    if models and (capacities or highest):
+        return _rank_core_kinds(_highest_of_each_model(models, capacities or highest))
+    if capacities:
+        return _rank_core_kinds(_group_close_values(capacities))
     return _rank_core_kinds(nominal) if nominal and highest and _ranges_are_disjoint(nominal, highest) else {}
+
+
+def _model_of_each_cpu(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, int]:
+    """Implementer and part number of each CPU of an ARM machine, if all CPUs have them.
+
+    The Main ID Register (Arm Architecture Reference Manual, MIDR_EL1) also has the variant and the revision, which may
+    differ between cores of one kind.
+    """
+    models: dict[int, int] = {}
+    for cpu in online:
+        text = files.texts.get(f"{CPUS}/cpu{cpu}/regs/identification/midr_el1", "").strip(WHITE_SPACE)
+        if not re.fullmatch(r"0x[0-9a-f]{1,16}", text, re.ASCII):
+            return {}
+        models[cpu] = int(text, 16) & _IMPLEMENTER_AND_PART
+    return models
+
+
+def _highest_of_each_model(models: Mapping[int, int], values: Mapping[int, int]) -> Mapping[int, int]:
+    """For each CPU the highest value of a CPU of its model."""
+    highest: dict[int, int] = {}
+    for cpu, model in models.items():
+        highest[model] = max(highest.get(model, 0), values[cpu])
+    return {cpu: highest[model] for cpu, model in models.items()}
+
+
+def _group_close_values(values: Mapping[int, int]) -> Mapping[int, int]:
+    """For each CPU the highest value of its group. Groups are separated by gaps of more than a tenth.
+
+    Cores of one kind differ by the frequency that the firmware gives them: by 3 % on an NVIDIA GB10, whose two kinds
+    differ by 36 %.
+    """
+    group_of: dict[int, int] = {}
+    above = None
+    for value in sorted(set(values.values()), reverse=True):
+        is_close = above is not None and above <= value * _LARGEST_RATIO_WITHIN_A_KIND
+        group_of[value] = group_of[above] if is_close and above is not None else value
+        above = value
+    return {cpu: group_of[value] for cpu, value in values.items()}
 
 
 def _ranges_are_disjoint(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
@@ -275,5 +400,5 @@ def _rank_core_kinds(figures: Mapping[int, int]) -> Mapping[int, str]:
     lowest, highest = min(figures.values()), max(figures.values())
     if lowest == highest:
         return {}
-    names = {lowest: "efficiency", highest: "performance"}
+    names = {lowest: "efficiency", highest: FASTEST_KIND}
     return {cpu: names.get(figure, "middle") for cpu, figure in figures.items()}

@@ -90,3 +90,26 @@ def test_a_number_of_cores_is_positive_and_whole(text: str) -> None:
     with pytest.raises(BadInput, match="CMK_NUM_CORES"):
         allocator.parse_core_count(text)
     assert allocator.parse_core_count(" 3 ") == 3
+
+
+CACHES = {cpu: cpu - cpu % 4 for cpu in range(12)}
+TWELVE = pool_allocations.allocations_without_tasks({"exclusive": {0: [str(cpu) for cpu in range(1, 12)]}})
+
+
+@pytest.mark.parametrize(
+    ("lists", "cpus"),
+    [
+        (1, ["1"]),
+        (3, ["1", "2", "3"]),
+        (4, ["4", "5", "6", "7"]),
+        (6, ["1", "2", "4", "5", "6", "7"]),
+        (8, ["10", "11", "4", "5", "6", "7", "8", "9"]),
+    ],
+)
+def test_exclusive_lists_share_a_cache_where_possible(lists: int, cpus: list[str]) -> None:
+    assert sorted(texts(allocate(AllocationRequest("exclusive", lists, caches=CACHES), TWELVE))) == cpus
+
+
+def test_preferred_cpus_come_before_a_common_cache() -> None:
+    request = AllocationRequest("exclusive", 2, prefer={3, 9}, caches=CACHES)
+    assert texts(allocate(request, TWELVE)) == ["3", "9"]

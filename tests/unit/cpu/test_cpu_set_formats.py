@@ -109,10 +109,24 @@ def test_masks_are_written_in_one_piece() -> None:
         ("quiet root=/dev/sda1", set()),
         ("isolcpus=2-3 quiet", {2, 3}),
         ("isolcpus=nohz,domain,managed_irq,2-4", {2, 3, 4}),
-        ("isolcpus=1,9 isolcpus=2,10", {1, 2, 9, 10}),
+        ("isolcpus=1,5 isolcpus=2,6", {1, 5}),
+        ("isolcpus=managed_irq,1-3 isolcpus=4", {4}),
+        ("isolcpus= isolcpus=6-7", {6, 7}),
         ("isolcpus=2-N", {2, 3, 4, 5, 6, 7}),
+        ("isolcpus=N", set()),
         ("isolcpus=", set()),
         ("isolcpus", set()),
+        ("isolcpus=all", set()),
+        ("isolcpus=all,5", {5}),
+        ("isolcpus=domain", set()),
+        ("isolcpus=managed_irq,2-3", set()),
+        ("isolcpus=nohz,managed_irq,4", set()),
+        ("isolcpus=managed_irq,domain,4", {4}),
+        ("isolcpus=some_flag,4-5", {4, 5}),
+        ("isolcpus=some_flag,nohz,4-5", set()),
+        ("isolcpus=0-7", {1, 2, 3, 4, 5, 6, 7}),
+        ('isolcpus="1-2" quiet', {1, 2}),
+        ("quiet -- isolcpus=1-2", set()),
         ("nohz_full=1-2 xisolcpus=3", set()),
     ],
 )
@@ -121,6 +135,8 @@ def test_isolated_cpus_of_a_command_line(line: str, cpus: set[int]) -> None:
 
 
 def test_an_invalid_isolcpus_field_is_reported() -> None:
-    cpus, problems = cpu_set_formats.parse_isolcpus("isolcpus=1,2- isolcpus=5")
+    cpus, problems = cpu_set_formats.parse_isolcpus(
+        "isolcpus=1,2- isolcpus=3,nohz isolcpus=flag2,4 isolcpus=5"
+    )
     assert cpus == {5}
-    assert [problem.found for problem in problems] == ["'2-'"]
+    assert [problem.found for problem in problems] == ["'2-'", "'nohz'", "'flag2'"]

@@ -4,6 +4,7 @@ import pytest
 
 from nodewise.cpu import cpu_set_formats, pool_planning, topology
 from nodewise.cpu.pool_planning import PoolOptions
+from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput
 from tests.conformance.cmk.case_cpu_topologies import texts
 from tests.unit.cpu import recorded_machine_files
@@ -19,7 +20,7 @@ def test_pools_of_real_machines_divide_their_online_cpus(name: str, mode: str) -
     cpus = [cpu for text in lists for cpu in cpu_set_formats.parse_cpu_numbers(text)]
     assert len(cpus) == len(set(cpus))
     assert set(cpus) == machine.online
-    assert plan.warnings == ()
+    assert [problem.field for problem in plan.warnings] == ["pool exclusive"] * ("arm" in name)
 
 
 def test_spread_takes_sockets_in_turn() -> None:
@@ -62,3 +63,75 @@ def test_output() -> None:
     assert document == {
         "pools": {"exclusive": {"0": ["0,4", "1,5"]}, "shared": {"0": ["2,6"]}, "infra": {"0": ["3,7"]}}
     }
+
+
+def synthetic(cores: int, threads: int = 1, **more: str) -> Topology:
+    """A socket of cores with consecutive CPUs. `more` has files below the folder of CPUs, `__` is a slash."""
+    count = cores * threads
+    texts = {f"{topology.CPUS}/online": f"0-{count - 1}"}
+    for cpu in range(count):
+        first = cpu - cpu % threads
+        texts[f"{topology.CPUS}/cpu{cpu}/topology/core_cpus_list"] = f"{first}-{first + threads - 1}"
+    return topology.parse(
+        texts | {f"{topology.CPUS}/{at.replace('__', '/')}": text for at, text in more.items()}
+    )
+
+
+def capacities(*values: int) -> dict[str, str]:
+    return {f"cpu{cpu}__cpu_capacity": str(value) for cpu, value in enumerate(values)}
+
+
+def test_exclusive_cores_are_of_the_requested_kind() -> None:
+    machine = synthetic(6, **capacities(400, 405, 410, 1000, 1010, 1024))
+    plan = pool_planning.plan(machine, PoolOptions(2, 1, exclusive_kind="performance"))
+    assert (plan.pools["exclusive"], plan.pools["shared"]) == ({0: ("3", "4")}, {0: ("0",)})
+    assert plan.warnings == ()
+    with pytest.raises(
+        BadInput, match="pool exclusive: 3 cores available of the kind performance; expected 4"
+    ):
+        pool_planning.plan(machine, PoolOptions(4, 1, exclusive_kind="performance"))
+
+
+def test_slow_exclusive_cores_are_reported_unless_they_were_requested() -> None:
+    machine = synthetic(4, **capacities(500, 500, 900, 900))
+    [warning] = pool_planning.plan(machine, PoolOptions(3, 0)).warnings
+    assert str(warning).startswith(
+        "pool exclusive: CPUs 0-1 of the kind efficiency; expected cores of the kind perf"
+    )
+    assert pool_planning.plan(machine, PoolOptions(2, 1, exclusive_kind="efficiency")).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ((700, 700, 700), "no kind: all cores are of one kind"),
+        ((300, 1000, 1000), "one of efficiency, performance"),
+    ],
+)
+def test_an_unknown_kind_of_core_is_refused(values: tuple[int, ...], wanted: str) -> None:
+    with pytest.raises(BadInput, match=wanted):
+        pool_planning.plan(synthetic(3, **capacities(*values)), PoolOptions(1, 1, exclusive_kind="fast"))
+
+
+def test_half_isolated_cores_are_reported_with_the_pools_that_get_them() -> None:
+    machine = synthetic(5, 2, isolated="2,4,6")
+    warnings = [str(problem) for problem in pool_planning.plan(machine, PoolOptions(1, 1)).warnings]
+    assert "core 1: only CPU 2 isolated; expected all of 2,3" in warnings
+    assert warnings[-1].startswith(
+        "pools shared, infra: no core is isolated, so the isolation is ignored; CPUs 2,4,6, on which the kernel"
+    )
+
+
+def test_a_half_isolated_core_beside_isolated_ones_is_reported() -> None:
+    plan = pool_planning.plan(synthetic(5, 2, isolated="4-7,9"), PoolOptions(1, 1))
+    assert plan.pools["exclusive"] == {0: ("4,5",)}
+    assert str(plan.warnings[-1]).startswith("pools infra: CPUs 9, on which the kernel balances no load")
+
+
+def test_packed_cores_fill_one_cache_before_the_next() -> None:
+    caches = {f"cpu{cpu}__cache__index3__level": "3" for cpu in range(6)}
+    caches |= {
+        f"cpu{cpu}__cache__index3__shared_cpu_list": "0,2,4" if cpu % 2 == 0 else "1,3,5" for cpu in range(6)
+    }
+    plan = pool_planning.plan(synthetic(6, **caches), PoolOptions(3, 1))
+    assert (plan.pools["exclusive"], plan.pools["shared"]) == ({0: ("0", "2", "4")}, {0: ("1",)})

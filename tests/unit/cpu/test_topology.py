@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import sysfs, topology
+from nodewise.cpu.topology import Topology
 from nodewise.errors import BadInput
 from tests.unit.cpu import recorded_machine_files
 
@@ -119,7 +120,9 @@ def test_cores_of_one_kind_may_differ_in_base_frequency(
     [
         ({"isolated": "1-2\n"}, "isolcpus=3", {1, 2}),
         ({"isolated": "\n"}, "isolcpus=3", set()),
-        ({}, "quiet isolcpus=nohz,2-3", {2, 3}),
+        ({}, "quiet isolcpus=nohz,domain,2-3", {2, 3}),
+        ({}, "isolcpus=managed_irq,2-3", set()),
+        ({"isolated": ""}, "isolcpus=3", {3}),
         ({}, "isolcpus=2-N", {2, 3}),
         ({}, "quiet", set()),
     ],
@@ -192,3 +195,108 @@ def test_output() -> None:
         None,
         [],
     )
+
+
+def nodes(**lists: str) -> dict[str, str]:
+    return {f"{topology.NODES}/{name}/cpulist": f"{cpus}\n" for name, cpus in lists.items()}
+
+
+@pytest.mark.parametrize(
+    ("lists", "numa", "named"),
+    [
+        ({"node10": "0-3", "node9": "0-3", "node2": "0-3"}, {2}, "NUMA nodes 2,9-10"),
+        ({"node1": "2-3", "node0": "0-2"}, {0, 1}, "NUMA nodes 0,1"),
+    ],
+)
+def test_a_cpu_of_several_numa_nodes_is_in_the_lowest(
+    lists: Mapping[str, str], numa: set[int], named: str
+) -> None:
+    machine = topology.parse(files(4) | nodes(**lists))
+    assert {cpu.numa for cpu in machine.cpus} == numa
+    assert machine.cpus[2].numa == min(numa)
+    assert [problem.field for problem in machine.unread] == [named]
+
+
+def test_numa_nodes_without_memory_and_without_cpus() -> None:
+    texts = files(4) | nodes(node0="0-1", node1="2-3", node4="") | {f"{topology.NODES}/has_memory": "0,4\n"}
+    machine = topology.parse(texts)
+    assert (machine.memory_nodes, machine.memory_only_nodes) == ({0, 4}, {4})
+    assert machine.memory_nodes_of({0, 3}) == {0}
+    assert machine.memory_nodes_of({2, 3}) == set()
+
+
+def test_all_numa_nodes_may_have_memory_where_the_kernel_lists_none() -> None:
+    machine = topology.parse(files(4) | nodes(node0="0-1", node1="2-3"))
+    assert (machine.memory_nodes_of({1, 2}), machine.memory_only_nodes) == ({0, 1}, set())
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "core_cpus"])
+def test_siblings_by_the_newer_names_only(name: str) -> None:
+    texts = {path: text for path, text in files(6).items() if "thread_siblings" not in path}
+    sets = {"core_cpus_list": ("0,3", "1,4", "2,5"), "core_cpus": ("09", "12", "24")}[name]
+    texts |= {f"{CPUS}/cpu{cpu}/topology/{name}": sets[cpu % 3] for cpu in range(6)}
+    assert [core.cpus for core in topology.parse(texts).cores] == [(0, 3), (1, 4), (2, 5)]
+
+
+def test_sockets_by_the_newer_names_only() -> None:
+    texts = {path: text for path, text in files(4).items() if "package" not in path}
+    texts |= {f"{CPUS}/cpu{cpu}/topology/package_cpus_list": "0-1" if cpu < 2 else "2-3" for cpu in range(4)}
+    assert [cpu.socket for cpu in topology.parse(texts).cpus] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("empty", ["cpu1__online", "cpu1__topology__die_id", "online", "present"])
+def test_an_empty_kernel_file_is_no_value(empty: str) -> None:
+    machine = topology.parse(files(3, **{empty: ""}))
+    assert [cpu.online for cpu in machine.cpus] == [True, True, True]
+
+
+def arm(*cores: tuple[int, int]) -> Topology:
+    """A machine with cores of these parts of ARM and capacities."""
+    more = {f"cpu{cpu}__cpu_capacity": str(capacity) for cpu, (_, capacity) in enumerate(cores)}
+    more |= {
+        f"cpu{cpu}__regs__identification__midr_el1": f"0x{0x410F0000 | part << 4 | cpu % 3:016x}\n"
+        for cpu, (part, _) in enumerate(cores)
+    }
+    return topology.parse(files(len(cores), **more))
+
+
+@pytest.mark.parametrize(
+    ("cores", "kinds"),
+    [
+        ([(0xD0C, 700), (0xD0C, 1024)], [None, None]),
+        ([(0xD0B, 1020), (0xD05, 1024), (0xD05, 446)], ["efficiency", "performance", "performance"]),
+        (
+            [(0xD46, 280), (0xD47, 780), (0xD47, 812), (0xD48, 1024)],
+            ["efficiency", "middle", "middle", "performance"],
+        ),
+    ],
+)
+def test_kinds_of_arm_cores_are_their_models(cores: list[tuple[int, int]], kinds: list[str | None]) -> None:
+    assert [cpu.kind for cpu in arm(*cores).cpus] == kinds
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ((990, 1000, 1024), [None, None, None]),
+        ((500, 520, 1000, 1024), ["efficiency", "efficiency", "performance", "performance"]),
+        ((1024, 250, 640, 655), ["performance", "efficiency", "middle", "middle"]),
+    ],
+)
+def test_kinds_without_models_are_separated_by_gaps_of_capacity(
+    values: tuple[int, ...], kinds: list[str | None]
+) -> None:
+    more = {f"cpu{cpu}__cpu_capacity": str(value) for cpu, value in enumerate(values)}
+    assert [cpu.kind for cpu in topology.parse(files(len(values), **more)).cpus] == kinds
+
+
+def test_the_cache_of_level_3_is_named_by_its_lowest_cpu() -> None:
+    more = {f"cpu{cpu}__cache__index{at}__level": f"{at}\n" for cpu in range(4) for at in (1, 2, 3)}
+    more |= {
+        f"cpu{cpu}__cache__index3__shared_cpu_list": "0,2" if cpu % 2 == 0 else "1,3" for cpu in (0, 1, 3)
+    }
+    more["cpu2__cache__index3__shared_cpu_map"] = "5"
+    machine = topology.parse(files(4, **more))
+    assert machine.caches == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert [core.l3 for core in machine.cores] == [0, 1, 0, 1]
+    assert topology.parse(files(4)).caches == {}

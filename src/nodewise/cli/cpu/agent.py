@@ -136,6 +136,7 @@ def _create_node_agent(
         procfs.read_boot_id(proc),
         Path(options.sysfs),
         machine_at_start.fast,
+        machine_at_start.topology.caches,
         most_tasks=options.max_per_pod,
     )
     authorizer = ReconfigurationAuthorizer(

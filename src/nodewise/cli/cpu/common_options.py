@@ -90,6 +90,7 @@ class PoolCounts:
     exclusive_mode: str
     shared_mode: str
     excl_non_isolcpus: str
+    exclusive_kind: str
 
     @property
     def pools(self) -> PoolOptions:
@@ -99,6 +100,7 @@ class PoolCounts:
             self.exclusive_mode,
             self.shared_mode,
             self.excl_non_isolcpus,
+            self.exclusive_kind,
         )
 
 
@@ -178,6 +180,10 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
         ["--exclusive-mode"], default="packed", show_default=True, metavar="packed|spread",
         help="Choose cores one socket after the other, or of each socket in turn.",
     ),
+    "exclusive_kind": lambda: click.Option(
+        ["--exclusive-kind"], default="", metavar="KIND",
+        help="Kind of the exclusive cores on a machine with several kinds, such as performance. Default: any.",
+    ),
     "shared_mode": lambda: click.Option(
         ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="The same for shared."
     ),
@@ -199,6 +205,7 @@ POOLS: Final = (
     "exclusive_mode",
     "shared_mode",
     "excl_non_isolcpus",
+    "exclusive_kind",
 )
 """The parameters of `PoolCounts`."""
 

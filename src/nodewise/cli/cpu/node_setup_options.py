@@ -35,6 +35,7 @@ class SetupParameters(common_options.ApiServerOptions):
     exclusive_mode: str
     shared_mode: str
     excl_non_isolcpus: str
+    exclusive_kind: str
     namespace: str
     timeout_s: float
     output: str
@@ -88,6 +89,7 @@ def build_setup_options(
             parameters.exclusive_mode,
             parameters.shared_mode,
             parameters.excl_non_isolcpus,
+            parameters.exclusive_kind,
         ),
         parameters.cmk_img,
         parameters.cmk_img_pol,

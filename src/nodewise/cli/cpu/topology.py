@@ -18,8 +18,8 @@ OUTPUT: Final = output_option(["table", "json", "svg"])
 def command(output: str, sysfs: str) -> None:
     """Show a machine's sockets, NUMA nodes, cores and CPUs according to its kernel.
 
-    `core` and `socket` are numbered as by lscpu; `core_id` and `package_id` are the kernel's numbers. Offline CPUs are
-    listed without a place. `svg` draws the machine.
+    `core` and `socket` are numbered as by lscpu; `core_id` and `package_id` are the kernel's numbers; `l3` is the lowest
+    CPU that shares the cache of level 3. Offline CPUs are listed without a place. `svg` draws the machine.
 
     \b
     Examples:
@@ -45,13 +45,15 @@ def command(output: str, sysfs: str) -> None:
 
 
 def _cpu_table(machine: Topology) -> tables.TableData:
-    head = ["CPU", "CORE", "SOCKET", "NUMA", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
-    return tables.drop_empty_columns("KIND", head, [_cpu_table_row(cpu) for cpu in machine.cpus])
+    head = ["CPU", "CORE", "SOCKET", "NUMA", "L3", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
+    return tables.drop_empty_columns(("L3", "KIND"), head, [_cpu_table_row(cpu) for cpu in machine.cpus])
 
 
 def _cpu_table_row(cpu: Cpu) -> list[str]:
     siblings = ",".join(map(str, cpu.siblings)) or "-"
-    places = [_format_table_cell(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
+    places = [
+        _format_table_cell(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.l3, cpu.kind)
+    ]
     return [*places, _format_table_cell(cpu.online), _format_table_cell(cpu.isolated), siblings]
 
 

@@ -56,6 +56,8 @@ class AgentNode(NamedTuple):
     """The folder that holds `sys`."""
     fast: frozenset[int] = frozenset()
     """CPUs with a higher base frequency, whose lists are chosen first."""
+    caches: Mapping[int, int] = {}
+    """The cache of level 3 of each CPU that has one."""
     most_tasks: int = 64
     """The limit per pod, and for all processes outside of pods, which keeps the stored state small."""
 
@@ -154,7 +156,12 @@ class AllocationService:
     ) -> AllocationRequest:
         avoid = allocations.cpus - read_online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
         return AllocationRequest(
-            message.pool, message.lists, message.socket, avoid=avoid, prefer=self.node.fast
+            message.pool,
+            message.lists,
+            message.socket,
+            avoid=avoid,
+            prefer=self.node.fast,
+            caches=self.node.caches,
         )
 
     def _max_lists_of_container(

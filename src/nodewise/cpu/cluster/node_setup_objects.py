@@ -52,6 +52,7 @@ _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}", re.ASCII)
 _PATH: Final = re.compile(r"/[A-Za-z0-9._/-]{0,1023}", re.ASCII)
 _CORES: Final = re.compile(r"-1|[a-z0-9:,-]{0,4096}", re.ASCII)
 _MODE: Final = re.compile(r"[A-Za-z]{1,32}", re.ASCII)
+_KIND: Final = re.compile(r"[a-z0-9_-]{0,32}", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,6}", re.ASCII)
 
 
@@ -101,6 +102,7 @@ def check(options: SetupOptions) -> None:
         ("--exclusive-mode", options.pools.exclusive_mode, _MODE, "packed or spread"),
         ("--shared-mode", options.pools.shared_mode, _MODE, "packed or spread"),
         ("--excl-non-isolcpus", options.pools.non_isolcpus, _CORES, "core numbers and ranges, such as 3,5-7"),
+        ("--exclusive-kind", options.pools.exclusive_kind, _KIND, "a kind of cores, such as performance"),
     )
     wrong = [
         Problem(at, shown(text), wanted) for at, text, form, wanted in patterns if not form.fullmatch(text)
@@ -168,7 +170,7 @@ def reconfiguration_pod(node: str, options: SetupOptions, *, checks: bool = Fals
     line = (
         f"{_PROGRAM} reconfigure --node-name={node} --num-exclusive-cores={pools.exclusive}"
         f" --num-shared-cores={pools.shared} --excl-non-isolcpus={pools.non_isolcpus}"
-        f" --exclusive-mode={pools.exclusive_mode} --shared-mode={pools.shared_mode}"
+        f" --exclusive-mode={pools.exclusive_mode} --shared-mode={pools.shared_mode}{_kind_option(pools)}"
         f" --install-dir={options.install_dir} --namespace={options.namespace}"
     )
     container = _container("reconfigure", line + " --check" * checks, options)
@@ -200,13 +202,17 @@ def _command_line(command: str, options: SetupOptions) -> str:
     lines = {
         INIT: f"{_PROGRAM} init --num-exclusive-cores={pools.exclusive} --num-shared-cores={pools.shared}"
         f" --shared-mode={pools.shared_mode} --exclusive-mode={pools.exclusive_mode}"
-        f" --excl-non-isolcpus={pools.non_isolcpus} {namespace}",
+        f" --excl-non-isolcpus={pools.non_isolcpus}{_kind_option(pools)} {namespace}",
         INSTALL: f"{_PROGRAM} install",
         DISCOVER: f"{_PROGRAM} discover {namespace}" + ("" if options.taint else " --no-taint"),
         RECONCILE: forever % "reconcile",
         NODE_REPORT: forever % "node-report",
     }
     return lines[command]
+
+
+def _kind_option(pools: PoolOptions) -> str:
+    return f" --exclusive-kind={pools.exclusive_kind}" if pools.exclusive_kind else ""
 
 
 def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:

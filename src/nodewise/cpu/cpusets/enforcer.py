@@ -62,17 +62,10 @@ def target_cpusets(
     for task, own in task_cpus.items():
         if task.container:
             cpus[task.container] = cpus.get(task.container, frozenset()) | own
-    numa = {cpu.cpu: cpu.numa for cpu in topology.cpus}
     return {
         **originals,
-        **{container: Cpuset(own, _numa_nodes(own, numa)) for container, own in cpus.items()},
+        **{container: Cpuset(own, topology.memory_nodes_of(own)) for container, own in cpus.items()},
     }
-
-
-def _numa_nodes(cpus: Cpus, numa: Mapping[int, int | None]) -> Cpus:
-    """The NUMA nodes of the CPUs; none if the node of one of them is unknown."""
-    nodes = {numa.get(cpu) for cpu in cpus}
-    return frozenset() if None in nodes else frozenset(node for node in nodes if node is not None)
 
 
 def affinity_after_cpuset_change(mask: Cpus, old: Cpus, new: Cpus, own: Cpus | None) -> Cpus:
@@ -153,8 +146,8 @@ class CpusetEnforcer:
             node = self._read_node_cpuset_state(stored, originals, known)
             for container, target in node.targets.items():
                 try:
-                    if self._enforce_container(container, node, originals):
-                        changed[container] = target
+                    if cpuset := self._enforce_container(container, node, originals):
+                        changed[container] = cpuset
                 except NodewiseError as error:
                     problems.append(Problem(f"container {container}", str(error), str(target)))
         return EnforcementResult(changed, problems)
@@ -186,10 +179,14 @@ class CpusetEnforcer:
         boot, table = procfs.read_boot_id(self._proc), procfs.read_processes(self._proc)
         return ended_tasks.remove_ended_tasks(stored.allocations, table.processes, boot, earlier).known
 
-    def _enforce_container(self, container: str, node: _NodeState, originals: dict[str, Cpuset]) -> bool:
-        """Set one container's cpuset and the affinities of its threads, if they differ. Returns whether they did."""
+    def _enforce_container(
+        self, container: str, node: _NodeState, originals: dict[str, Cpuset]
+    ) -> Cpuset | None:
+        """Set one container's cpuset and the affinities of its threads. Returns the cpuset if anything differed."""
         current = self._containers.find(container)
-        changes = current is not None and self._confine(container, current.effective, node, originals)
+        changes = None
+        if current is not None:
+            changes = self._confine(container, current.effective, node, originals)
         if container in originals and (current is None or container not in node.with_tasks):
             del originals[container]
             container_cpusets.save_original_cpusets(self._originals, originals)
@@ -197,8 +194,10 @@ class CpusetEnforcer:
 
     def _confine(
         self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
-    ) -> bool:
+    ) -> Cpuset | None:
         target, pids = node.targets[container], node.processes[container]
+        if target.mems and container in node.with_tasks:
+            target = self._with_memory_only_nodes(target, originals.get(container, current))
         masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
@@ -217,7 +216,11 @@ class CpusetEnforcer:
             if thread.cpus != cpus:
                 thread_affinity.set_thread_affinity(thread, cpus)
                 changes = True
-        return changes
+        return target if changes else None
+
+    def _with_memory_only_nodes(self, target: Cpuset, original: Cpuset) -> Cpuset:
+        """The cpuset with those NUMA nodes without CPUs that the container had: they belong to no task."""
+        return target._replace(mems=target.mems | (self._topology.memory_only_nodes & original.mems))
 
     def _read_threads_of_processes(self, pids: Iterable[int]) -> Iterator[Thread]:
         return chain.from_iterable(thread_affinity.read(self._proc, pid) for pid in pids)

@@ -195,3 +195,25 @@ def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer
     assert list(under_test.check(lambda: now[0], {}).changed) == [B]
     now[0] = StoredAllocations(target, "2")
     assert under_test.check(lambda: now[0], {}).changed[A] == Cpuset(cpus(3), cpus(0))
+
+
+@pytest.mark.parametrize(
+    ("memory_nodes", "cpu", "mems"),
+    [
+        pytest.param({0, 1}, 5, {1}, id="nodes with memory"),
+        pytest.param({0}, 5, set(), id="the node of the task has no memory"),
+        pytest.param({0, 1, 3}, 5, {1, 3}, id="a node with memory and no CPUs"),
+        pytest.param({0, 1, 7}, 2, {0}, id="a node without CPUs that the container did not have"),
+    ],
+)
+def test_memory_of_a_confined_container(
+    memory_nodes: set[int], cpu: int, mems: set[int], memory: Path
+) -> None:
+    runtime = FakeCpusetRuntime(a=Cpuset(cpus(*range(8)), cpus(0, 1, 3)))
+    machine = MACHINE._replace(memory_nodes=frozenset(memory_nodes))
+    confining = CpusetEnforcer(runtime, machine, Path("/proc"), memory)
+    held = stored(("exclusive", str(cpu), [ONE]))
+    assert confining.check(lambda: held, {}).changed == {A: Cpuset(cpus(cpu), frozenset(mems))}
+    assert confining.check(lambda: held, {}).changed == {}
+    confining.check(lambda: stored(("exclusive", str(cpu), [])), {})
+    assert runtime.cpusets == {A: Cpuset(cpus(*range(8)), cpus(0, 1, 3))}
