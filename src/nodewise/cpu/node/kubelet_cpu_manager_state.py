@@ -3,6 +3,10 @@
 With the policy `static` the kubelet allocates CPUs to containers and writes their cpusets; its checkpoints
 (pkg/kubelet/cm/cpumanager/state and memorymanager/state of Kubernetes) hold these allocations. With `none` it does
 neither.
+
+The CPU manager's checkpoint has no version number. Its four versions differ in their fields: `entries` by container id
+(1), by pod and container (2), with `podEntries` (3, Kubernetes 1.36), and with everything as JSON text in `data` (4,
+Kubernetes 1.37 and 1.38), where the other fields are a copy without pod-level CPUs for older kubelets.
 """
 
 import json
@@ -14,21 +18,27 @@ from nodewise import trusted_files
 from nodewise.cpu import cpu_set_formats
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.pool_planning import EXCLUSIVE, INFRA, NON_ISOLCPUS, SHARED
-from nodewise.errors import BadInput, Problem, Unavailable, shown
+from nodewise.errors import BadInput, Problem, Unavailable, shown, truncate
 
 DEFAULT_FOLDER: Final = Path("/var/lib/kubelet")
 CPU_STATE: Final = "cpu_manager_state"
 MEMORY_STATE: Final = "memory_manager_state"
 STATIC: Final = "static"
 _MAX_BYTES: Final = 16 * 1024 * 1024
+_MAX_FIELDS_TEXT: Final = 200
+KNOWN_VERSIONS: Final = "the fields of version 1 to 4 (Kubernetes 1.38 and older)"
+_FIELDS: Final = frozenset(
+    {"policyName", "defaultCpuSet", "entries", "podEntries", "checksum", "data", "dataChecksum"}
+)
+_DATA_FIELDS: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntries", "baselines"})
 
 _ALTERNATIVES: Final[Mapping[str, str]] = {
     EXCLUSIVE: (
         "cpuManagerPolicy static gives whole CPUs to containers of Guaranteed pods; with the option full-pcpus-only "
         "whole cores, as a pool's lists are; with distribute-cpus-across-numa evenly from several NUMA nodes, with "
         "align-by-socket from one socket, with prefer-align-cpus-by-uncorecache from one cache, with "
-        "distribute-cpus-across-cores from many cores; with the feature PodLevelResourceManagers (alpha in 1.36) to a "
-        "pod's containers together"
+        "distribute-cpus-across-cores from many cores; with the feature PodLevelResourceManagers (beta in 1.37, "
+        "disabled by default) to a pod's containers together"
     ),
     SHARED: "cpuManagerPolicy static leaves all CPUs that it has not allocated to all other containers together",
     INFRA: (
@@ -59,6 +69,8 @@ class KubeletState(NamedTuple):
     """CPUs that are not allocated; all other containers share them."""
     allocations: tuple[KubeletAllocation, ...] = ()
     memory_policy: str = "None"
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the CPU manager's checkpoint that no known version has, so that it may contain other allocations."""
 
     @property
     def is_static(self) -> bool:
@@ -85,20 +97,36 @@ def _read_checkpoint(file: Path) -> str | None:
 
 
 def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
-    """The state in the texts of the two checkpoints. The CPU manager's may be of any of its three versions."""
-    cpu_state = _parse_json_object(cpu, CPU_STATE)
+    """The state in the texts of the two checkpoints. The CPU manager's may be of any of its four versions.
+
+    Of an unknown version it contains what is written as in a known one. BadInput if the policy is not.
+    """
+    checkpoint = _parse_json_object(cpu, CPU_STATE)
+    unknown = [field for field in checkpoint if field not in _FIELDS]
+    cpu_state = checkpoint
+    if checkpoint.get("data"):
+        # like the kubelet, which reads nothing else in version 4
+        cpu_state = _parse_json_object(checkpoint["data"], f"{CPU_STATE}: data")
+        unknown += [f"data.{field}" for field in cpu_state if field not in _DATA_FIELDS]
+    if not isinstance(cpu_state.get("policyName"), str):
+        # every version has it, and without it a static policy would count as none
+        text = shown(cpu_state.get("policyName"))
+        raise BadInput(
+            "cannot read the kubelet's checkpoint", [Problem(f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS)]
+        )
     memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
     return KubeletState(
-        str(cpu_state.get("policyName", "none")),
+        cpu_state["policyName"],
         _parse_cpus(cpu_state.get("defaultCpuSet", ""), f"{CPU_STATE}: defaultCpuSet"),
         tuple(_parse_kubelet_allocations(cpu_state)),
         str(memory_state.get("policyName", "None")),
+        tuple(sorted(unknown)),
     )
 
 
-def _parse_json_object(text: str, field: str) -> Mapping[str, Any]:
+def _parse_json_object(text: object, field: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text) if isinstance(text, str) else None
     except (RecursionError, ValueError):
         value = None
     if not isinstance(value, dict):
@@ -133,13 +161,18 @@ def _parse_cpus(text: object, field: str) -> frozenset[int]:
 
 def conflicts(kubelet: KubeletState, allocations: Allocations) -> Sequence[Problem]:
     """The conflicts of the kubelet's managers with the pools, each with its remedy."""
+    problems: list[Problem] = []
+    if kubelet.unknown_fields:
+        fields = truncate(", ".join(kubelet.unknown_fields), _MAX_FIELDS_TEXT)
+        unknown = f"an unknown version with {fields}: it may give CPUs to containers that are not listed here"
+        problems.append(Problem(f"kubelet's checkpoint {CPU_STATE}", unknown, KNOWN_VERSIONS))
     if not kubelet.is_static:
-        return []
+        return problems
     ours = allocations.cpus
     exclusive = {
         cpu for pool, cpu_list in allocations.cpu_lists if pool.is_exclusive for cpu in cpu_list.cpus
     }
-    problems = [
+    problems += [
         Problem(
             str(allocation),
             f"CPUs {cpu_set_formats.format_cpu_ranges(allocation.cpus & ours)} are in the node's pools",
