@@ -12,6 +12,7 @@ from nodewise.configure import (
     client_certificate_checks,
     file_diff,
     host_path_checks,
+    ignored_scheduler_flags,
     scheduler_configuration_file,
     scheduler_static_pod,
     scheduler_versions,
@@ -104,7 +105,9 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
             f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
         )
     ca = f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
-    context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca)
+    container = files.manifest.container
+    ignored_flags = ignored_scheduler_flags.list_ignored_flags(container, version.minor)
+    context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca, ignored_flags)
     user_config = _read_user_configuration(request, files)
     rendered = _render_configuration(request, files, user_config, context)
     _check_files_named_in_config(request, files, rendered)
@@ -130,10 +133,15 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     changes = [*credentials, config, *_older_extender_manifest_changes(request, version), pod]
     return ChangePlan(
         changes,
-        _unused_path_notes(files.manifest, desired_state),
+        [*_unused_path_notes(files.manifest, desired_state), *_flag_notes(container)],
         [*warnings, *rendered.warnings],
         version,
-        file_diff.describe_pod_changes(files.manifest.document.value, value, files.manifest.container_index),
+        [
+            *file_diff.describe_pod_changes(
+                files.manifest.document.value, value, files.manifest.container_index
+            ),
+            *rendered.carried,
+        ],
         needed=_list_required_files(request, files, user_config),
         config_hash=hashed,
     )
@@ -353,7 +361,7 @@ def _check_files_named_in_config(
         if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
             problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
     if problems:
-        raise BadInput(request.template or "the built-in template", problems)
+        raise BadInput(request.template or scheduler_configuration_file.BUILTIN_NAME, problems)
 
 
 def _plan_certificate_copies(
@@ -387,6 +395,12 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
             )
         )
     return changes
+
+
+def _flag_notes(container: Mapping[str, Any]) -> Iterable[str]:
+    flag = ignored_scheduler_flags.flag_without_field(container)
+    if flag is not None:
+        yield f"{flag} has no field in the configuration; kube-scheduler reads this flag beside --config"
 
 
 def _unused_path_notes(manifest: Manifest, desired_state: DesiredState) -> list[str]:

@@ -1,17 +1,25 @@
 """Renders kube-scheduler's configuration from a template, an existing file, or a built-in value."""
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nodewise.configure import yaml_editor
+from nodewise.configure import ignored_scheduler_flags, yaml_editor
+from nodewise.configure.ignored_scheduler_flags import IgnoredFlag
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
-from nodewise.errors import BadInput, Problem
+from nodewise.errors import BadInput, Problem, shown
 
+BUILTIN_NAME: Final = "the built-in template"
 _GROUP: Final = "kubescheduler.config.k8s.io/"
+_CONFIGURATION_KIND: Final = "KubeSchedulerConfiguration"
+_VERSION_PLACEHOLDER: Final = "XVERSIONX"
+"""In place of the version in templates of the older configurator; never part of a message."""
+_WRAPPERS: Final = {"ConfigMap": "data", "Secret": "data"}
+"""Kinds of objects that contain configurations, with the field that contains them."""
 _HTTP_TIMEOUT: Final = "5s"
 """The default of kube-scheduler, written explicitly: an extender that hangs delays every pod by this time."""
 _CONFIGURATION_FIELDS: Final = frozenset(
@@ -60,40 +68,53 @@ class RenderContext(NamedTuple):
     """Path of the CA as kube-scheduler sees it; empty: none."""
     insecure: bool
     """Whether to run without a CA."""
+    ignored_flags: Sequence[IgnoredFlag] = ()
+    """The flags of kube-scheduler that lose their effect beside a configuration file."""
 
 
 class RenderedConfiguration(NamedTuple):
     data: bytes
     value: dict[str, Any]
     warnings: Sequence[str]
+    carried: Sequence[str] = ()
+    """The fields that replace flags, one line each."""
 
 
 def render_template(data: bytes, name: str, context: RenderContext) -> RenderedConfiguration:
-    """A template with the API version for this kube-scheduler, with defaults for missing fields and with LF line ends.
-    `BadInput` if it is invalid.
+    """A template with the API version for this kube-scheduler, with defaults for missing fields, with the values of
+    ignored flags, and with LF line ends. `BadInput` if it is invalid.
     """
-    document = _parse_configuration(data.replace(b"\r\n", b"\n"), name)
+    document = _parse_configuration(data.replace(b"\r\n", b"\n"), name, context)
     configuration = copy.deepcopy(document.value)
     written = str(configuration.get("apiVersion"))
     warnings = []
-    if "XVERSIONX" not in written and written != context.version.api_version:
+    if _VERSION_PLACEHOLDER not in written and written != context.version.api_version:
         warnings.append(f"{name} says {written}; written as {context.version.api_version}")
     configuration["apiVersion"] = context.version.api_version
+    carried, conflicts = _carry_flags(configuration, name, context)
     if context.kubeconfig:
         connection = configuration.setdefault("clientConnection", {})
         if isinstance(connection, dict):
             connection.setdefault("kubeconfig", context.kubeconfig)
     for entry in configuration["extenders"]:
         _set_entry_defaults(entry, context)
-    return _rewrite_document(document, configuration, warnings)
+    rendered = _rewrite_document(document, configuration, [*warnings, *conflicts], context)
+    return rendered._replace(carried=carried)
 
 
 def add_extender_entries(
     data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], context: RenderContext
 ) -> RenderedConfiguration:
-    """An existing configuration with our entries added; an entry with the same URL is replaced."""
-    document = _parse_configuration(data, name, extenders_needed=False)
+    """An existing configuration with our entries added; an entry with the same URL is replaced.
+
+    Flags that kube-scheduler ignores beside a configuration had no effect before either, so they are not carried into
+    it. A warning names those that differ from it.
+    """
+    document = _parse_configuration(data, name, context, extenders_needed=False)
     configuration = copy.deepcopy(document.value)
+    if _VERSION_PLACEHOLDER in str(configuration.get("apiVersion")):
+        expected = f"{context.version.api_version}, for example; a template is for -f"
+        raise BadInput(name, [Problem("apiVersion", "the placeholder of a template", expected)])
     if not context.version.loads(str(configuration.get("apiVersion"))):
         expected = f"one that kube-scheduler {context.version} loads, such as {context.version.api_version}"
         raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), expected)])
@@ -102,16 +123,23 @@ def add_extender_entries(
     configuration["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(
         left.values()
     )
-    return _rewrite_document(document, configuration, [])
+    warnings = [
+        f"{flag.text} has no effect beside --config, before and after this run: set {flag.field} in {name}"
+        for flag in context.ignored_flags
+        if flag.path and ignored_scheduler_flags.get_field(configuration, flag.path) != flag.value
+    ]
+    return _rewrite_document(document, configuration, warnings, context)
 
 
 def render_builtin_configuration(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
-    """The configuration of a built-in value."""
-    configuration = {**value, "apiVersion": context.version.api_version}
+    """The configuration of a built-in value, with the values of ignored flags."""
+    configuration = {**copy.deepcopy(dict(value)), "apiVersion": context.version.api_version}
+    carried, conflicts = _carry_flags(configuration, BUILTIN_NAME, context)
     for entry in configuration["extenders"]:
         _set_entry_defaults(entry, context)
-    _check_configuration(configuration, "the built-in template", extenders_needed=True)
-    return RenderedConfiguration(yaml_editor.dump_yaml(configuration).encode(), configuration, [])
+    _check_configuration(configuration, BUILTIN_NAME, context, extenders_needed=True)
+    data = yaml_editor.dump_yaml(configuration).encode()
+    return RenderedConfiguration(data, configuration, conflicts, carried)
 
 
 def list_files_in_configuration(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -130,6 +158,30 @@ def has_inline_private_key(value: Mapping[str, Any]) -> bool:
     return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
 
 
+def _carry_flags(
+    configuration: dict[str, Any], name: str, context: RenderContext
+) -> tuple[list[str], list[str]]:
+    """Set the fields of ignored flags that the configuration does not set itself. Returns the lines about the fields
+    that were set, and the warnings about the other flags.
+    """
+    carried, warnings = [], []
+    for flag in context.ignored_flags:
+        current = ignored_scheduler_flags.get_field(configuration, flag.path) if flag.path else None
+        if not flag.path:
+            warnings.append(
+                f"{flag.text} has no effect beside --config, and no field of its own: set it in the profiles of a "
+                "template (-f)"
+            )
+        elif current is None:
+            ignored_scheduler_flags.set_field(configuration, flag.path, flag.value)
+            carried.append(f"configuration: + {flag.field}: {json.dumps(flag.value)} (from {flag.text})")
+        elif current != flag.value:
+            warnings.append(
+                f"{flag.text} has no effect beside --config: {name} sets {flag.field} to {current!r}"
+            )
+    return carried, warnings
+
+
 def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
     """Set the timeout and the CA of an entry if they are missing: without them an extender can hang, or anyone can
     respond.
@@ -146,9 +198,9 @@ def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
 
 
 def _rewrite_document(
-    document: Document, value: dict[str, Any], warnings: Sequence[str]
+    document: Document, value: dict[str, Any], warnings: Sequence[str], context: RenderContext
 ) -> RenderedConfiguration:
-    _check_configuration(value, document.name, extenders_needed=True)
+    _check_configuration(value, document.name, context, extenders_needed=True)
     return RenderedConfiguration(
         yaml_editor.rewrite_document(document, value), value, [*warnings, *_entry_warnings(value)]
     )
@@ -168,31 +220,52 @@ def _entry_warnings(value: Mapping[str, Any]) -> Iterable[str]:
             yield f"{where}.tlsConfig.insecure is true: kube-scheduler does not verify the server"
 
 
-def _parse_configuration(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
+def _parse_configuration(
+    data: bytes, name: str, context: RenderContext, *, extenders_needed: bool = True
+) -> Document:
     document = yaml_editor.parse_document(data, name)
     if not isinstance(document.value, dict):
         raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
-    _check_configuration(document.value, name, extenders_needed=extenders_needed)
+    _check_configuration(document.value, name, context, extenders_needed=extenders_needed)
     return document
 
 
-def _check_configuration(value: Mapping[str, Any], name: str, *, extenders_needed: bool) -> None:
-    problems = [
-        *_header_problems(value),
+def _check_configuration(
+    value: Mapping[str, Any], name: str, context: RenderContext, *, extenders_needed: bool
+) -> None:
+    problems = [*_wrapper_problems(value, context.version)] or [
+        *_header_problems(value, context.version),
         *_extenders_problems(value.get("extenders"), needed=extenders_needed),
     ]
     if problems:
         raise BadInput(name, problems)
 
 
-def _header_problems(value: Mapping[str, Any]) -> Iterable[Problem]:
-    if value.get("kind") != "KubeSchedulerConfiguration":
-        yield Problem("kind", repr(value.get("kind")), "KubeSchedulerConfiguration")
+def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
+    """The problem of an object that is no configuration but can contain one. Its fields are no further problems."""
+    kind = value.get("kind")
+    if kind in _WRAPPERS:
+        data = value.get(_WRAPPERS[kind])
+        keys = (
+            [str(key) for key, text in data.items() if _CONFIGURATION_KIND in str(text)]
+            if isinstance(data, dict)
+            else []
+        )
+        place = f"{_WRAPPERS[kind]}[{shown(keys[0])}]" if len(keys) == 1 else f"its {_WRAPPERS[kind]}"
+        expected = (
+            f"a file with that text alone: kind {_CONFIGURATION_KIND}, apiVersion {version.api_version}"
+        )
+        yield Problem("kind", f"{kind}; the configuration is in {place}", expected)
+
+
+def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
+    if value.get("kind") != _CONFIGURATION_KIND:
+        yield Problem("kind", repr(value.get("kind")), _CONFIGURATION_KIND)
     if not str(value.get("apiVersion")).startswith(_GROUP):
-        yield Problem("apiVersion", repr(value.get("apiVersion")), f"{_GROUP}XVERSIONX")
+        yield Problem("apiVersion", repr(value.get("apiVersion")), version.api_version)
     for field in value:
         if field not in _CONFIGURATION_FIELDS:
-            yield Problem(str(field), "unknown", "a field of KubeSchedulerConfiguration")
+            yield Problem(str(field), "unknown", f"a field of {_CONFIGURATION_KIND}")
     connection = value.get("clientConnection")
     if connection is not None and not isinstance(connection, dict):
         yield Problem("clientConnection", "no map", "a map")

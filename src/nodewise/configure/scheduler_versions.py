@@ -45,7 +45,9 @@ class SchedulerVersion(NamedTuple):
 
 
 def parse_image_version(image: str) -> SchedulerVersion:
-    """The version in the tag of an image. `BadInput` if the tag has none."""
+    """The version in the tag of an image. `BadInput` names `--kubernetes-version` if the tag has no version of
+    Kubernetes: forks of kube-scheduler have tags of their own.
+    """
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
     _, colon, tag = last.partition(":")
@@ -53,7 +55,13 @@ def parse_image_version(image: str) -> SchedulerVersion:
     if match is None:
         remedy = "say it with --kubernetes-version"
         raise BadInput(f"not found error: version not found from imageName: {image}", remedy=remedy)
-    return _check_supported_version(int(match[1]), int(match[2]), f"image {image}")
+    major, minor = int(match[1]), int(match[2])
+    remedy = "if the tag is not the version of Kubernetes, say that with --kubernetes-version"
+    if major == 0 and minor >= OLDEST:
+        # libraries of Kubernetes 1.N, and programs that are built with them, have the version 0.N
+        remedy = f"releases 0.{minor} of Kubernetes' libraries and of scheduler-plugins are for Kubernetes 1.{minor}: "
+        remedy += f"if this image is one of them, say it with --kubernetes-version 1.{minor}"
+    return _check_supported_version(major, minor, f"image {image}", remedy)
 
 
 def parse_version(text: str) -> SchedulerVersion:
@@ -63,12 +71,15 @@ def parse_version(text: str) -> SchedulerVersion:
         raise BadSettings(
             "settings", [Problem("--kubernetes-version", repr(text), "such as 1.30 or v1.30.2")]
         )
-    return _check_supported_version(int(match[1]), int(match[2]), "--kubernetes-version")
+    remedy = f"such as 1.{NEWEST}, the minor version of the cluster"
+    return _check_supported_version(int(match[1]), int(match[2]), "--kubernetes-version", remedy)
 
 
-def _check_supported_version(major: int, minor: int, where: str) -> SchedulerVersion:
+def _check_supported_version(major: int, minor: int, where: str, remedy: str) -> SchedulerVersion:
     if major != 1:
-        raise BadInput(f"not supported error: {where}: unsupported major version {major}; expected 1")
+        text = f"not supported error: {where}: unsupported major version {major}; expected 1"
+        raise BadInput(text, remedy=remedy)
     if minor < OLDEST:
-        raise BadInput(f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported")
+        text = f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported"
+        raise BadInput(text, remedy=remedy)
     return SchedulerVersion(minor)

@@ -19,6 +19,7 @@ from nodewise.errors import BadInput, Problem
 
 MAX_BYTES: Final = 2**20
 """The manifests of static pods that the kubelet reads are much smaller."""
+_TEMPLATE_REMEDY: Final = "the file has {{ }} or {% %} of a template: render the template first"
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
 
@@ -53,7 +54,11 @@ def parse_document(data: bytes, name: str) -> Document:
         # parsed twice, because the construction of values expands merge keys in its nodes
         values = list(safe_yaml_loader.load_all(data, name))
     except BadInput as error:
-        raise _parse_error(name, error.problems[0].found, "") from error
+        problem = error.problems[0]
+        place = problem.field.removeprefix("document 1").removeprefix(", ")
+        remedy = _TEMPLATE_REMEDY if b"{{" in data or b"{%" in data else ""
+        place_and_problem = f"{place}: {problem.found}" if place else problem.found
+        raise _parse_error(name, place_and_problem, "", remedy) from error
     if len(values) != 1:
         raise _parse_error(name, f"{len(values)} documents", "one")
     return Document(name, data.decode(), nodes[0], _copy_without_aliases(values[0]))
@@ -337,5 +342,6 @@ def _raise_yaml_edit_error(document: Document) -> NoReturn:
     )
 
 
-def _parse_error(name: str, actual: str, expected: str) -> BadInput:
-    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", actual, expected)])
+def _parse_error(name: str, actual: str, expected: str, remedy: str = "") -> BadInput:
+    problems = [Problem("yaml", actual, expected)]
+    return BadInput(f'unmarshaling of "{name}" failed', problems, remedy=remedy)
