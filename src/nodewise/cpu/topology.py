@@ -331,15 +331,20 @@ def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, st
     units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
         return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
+    return _rank_core_kinds(_performance_of_each_kind(files, online))
+
+
+def _performance_of_each_kind(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, int]:
+    """For each CPU a value of its kind, higher for faster ones; empty without sufficient files."""
     capacities = _values_of_all_cpus(files, online, "cpu_capacity")
     nominal = _values_of_all_cpus(files, online, "acpi_cppc/nominal_perf")
     highest = _values_of_all_cpus(files, online, "acpi_cppc/highest_perf")
     models = _model_of_each_cpu(files, online)
     if models and (capacities or highest):
-        return _rank_core_kinds(_highest_of_each_model(models, capacities or highest))
+        return _highest_of_each_model(models, capacities or highest)
     if capacities:
-        return _rank_core_kinds(_group_close_values(capacities))
-    return _rank_core_kinds(nominal) if nominal and highest and _ranges_are_disjoint(nominal, highest) else {}
+        return _group_close_values(capacities)
+    return nominal if nominal and highest and _ranges_are_disjoint(nominal, highest) else {}
 
 
 def _model_of_each_cpu(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, int]:
@@ -397,7 +402,7 @@ def _values_of_all_cpus(files: _MachineFiles, online: frozenset[int], name: str)
 
 def _rank_core_kinds(figures: Mapping[int, int]) -> Mapping[int, str]:
     """The kinds by value: the lowest and the highest one, and those between."""
-    lowest, highest = min(figures.values()), max(figures.values())
+    lowest, highest = min(figures.values(), default=0), max(figures.values(), default=0)
     if lowest == highest:
         return {}
     names = {lowest: "efficiency", highest: FASTEST_KIND}

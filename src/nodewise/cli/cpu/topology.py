@@ -18,8 +18,8 @@ OUTPUT: Final = output_option(["table", "json", "svg"])
 def command(output: str, sysfs: str) -> None:
     """Show a machine's sockets, NUMA nodes, cores and CPUs according to its kernel.
 
-    `core` and `socket` are numbered as by lscpu; `core_id` and `package_id` are the kernel's numbers; `l3` is the lowest
-    CPU that shares the cache of level 3. Offline CPUs are listed without a place. `svg` draws the machine.
+    `core` and `socket` are numbered as by lscpu; `core_id` and `package_id` are the kernel's numbers; `l3` is the
+    lowest CPU that shares the cache of level 3. Offline CPUs are listed without a place. `svg` draws the machine.
 
     \b
     Examples:

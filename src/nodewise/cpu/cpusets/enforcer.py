@@ -195,9 +195,7 @@ class CpusetEnforcer:
     def _confine(
         self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
     ) -> Cpuset | None:
-        target, pids = node.targets[container], node.processes[container]
-        if target.mems and container in node.with_tasks:
-            target = self._with_memory_only_nodes(target, originals.get(container, current))
+        target, pids = self._cpuset_to_set(container, current, node, originals), node.processes[container]
         masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
@@ -218,8 +216,14 @@ class CpusetEnforcer:
                 changes = True
         return target if changes else None
 
-    def _with_memory_only_nodes(self, target: Cpuset, original: Cpuset) -> Cpuset:
-        """The cpuset with those NUMA nodes without CPUs that the container had: they belong to no task."""
+    def _cpuset_to_set(
+        self, container: str, current: Cpuset, node: _NodeState, originals: Mapping[str, Cpuset]
+    ) -> Cpuset:
+        """The target with those NUMA nodes without CPUs that the container had: they belong to no task."""
+        target = node.targets[container]
+        if not target.mems or container not in node.with_tasks:
+            return target
+        original = originals.get(container, current)
         return target._replace(mems=target.mems | (self._topology.memory_only_nodes & original.mems))
 
     def _read_threads_of_processes(self, pids: Iterable[int]) -> Iterator[Thread]:

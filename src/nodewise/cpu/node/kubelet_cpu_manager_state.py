@@ -112,7 +112,8 @@ def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
         # every version has it, and without it a static policy would count as none
         text = shown(cpu_state.get("policyName"))
         raise BadInput(
-            "cannot read the kubelet's checkpoint", [Problem(f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS)]
+            "cannot read the kubelet's checkpoint",
+            [Problem(f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS)],
         )
     memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
     return KubeletState(
