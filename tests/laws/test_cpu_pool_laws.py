@@ -67,6 +67,7 @@ def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
         exclusive_mode=MODES,
         shared_mode=MODES,
         non_isolcpus=off,
+        exclusive_kind=st.just(""),
     )
 
 

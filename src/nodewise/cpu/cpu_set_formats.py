@@ -18,9 +18,6 @@ from nodewise.errors import BadInput, Problem, shown
 LAST_CPU: Final = 65_535
 """The highest accepted CPU number: eight times the maximum that kernels are built for."""
 
-BOOT_CPU: Final = 0
-"""The CPU that the kernel starts on. It remains with the scheduler if `isolcpus=` names all CPUs."""
-
 _GRAMMAR: Final = "numbers and ranges separated by commas, such as 0-3,8 or 1-8:1/2"
 _REGION: Final = re.compile(
     r"(?P<first>\d+|N)(?:-(?P<last>\d+|N)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII
@@ -122,8 +119,8 @@ def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozense
 
     As `kernel/sched/isolation.c` of Linux 6.12 reads them: words in front of the list are flags, of which unknown ones
     are skipped (also `all`, so `isolcpus=all` isolates nothing); flags without `domain` isolate other things than
-    scheduling; the first field with a list counts; one CPU always remains. A kernel ignores a field that it cannot
-    parse, so it is a problem but no error here. Words after `--` are for the first process.
+    scheduling; the first field with a list counts. A kernel ignores a field that it cannot parse, so it is a problem
+    but no error here. Words after `--` are for the first process.
     """
     problems: list[Problem] = []
     words = re.split(r"\s+", command_line.partition(" -- ")[0], flags=re.ASCII)
@@ -150,7 +147,5 @@ def _parse_isolcpus_value(value: str, last: int | None) -> frozenset[int]:
             wanted = f"one of {', '.join(sorted(_FLAGS))}, or a list of CPUs"
             raise BadInput("cannot read isolcpus", [Problem("isolcpus", shown(flag), wanted)])
     cpus = frozenset(parse_cpu_numbers(listed, "isolcpus", last))
-    if last is not None and cpus >= frozenset(range(last + 1)):
-        cpus -= {BOOT_CPU}
     has_other_flags = not _FLAGS.isdisjoint(flags)
     return cpus if "domain" in flags or not has_other_flags else frozenset()
