@@ -165,7 +165,7 @@ class _MachineFiles:
 
 
 def _parse_cpus(path: str, text: str) -> Iterable[int]:
-    is_mask = not path.endswith(("list", "present", "online", "isolated", "has_memory", "/cpus"))
+    is_mask = not path.endswith(("list", "present", "online", "isolated", "_memory", "/cpus"))
     return (
         cpu_set_formats.parse_cpu_mask(text, path)
         if is_mask

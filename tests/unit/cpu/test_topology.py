@@ -217,8 +217,9 @@ def test_a_cpu_of_several_numa_nodes_is_in_the_lowest(
     assert [problem.field for problem in machine.unread] == [named]
 
 
-def test_numa_nodes_without_memory_and_without_cpus() -> None:
-    texts = files(4) | nodes(node0="0-1", node1="2-3", node4="") | {f"{topology.NODES}/has_memory": "0,4\n"}
+@pytest.mark.parametrize("file", ["has_memory", "has_normal_memory"])
+def test_numa_nodes_without_memory_and_without_cpus(file: str) -> None:
+    texts = files(4) | nodes(node0="0-1", node1="2-3", node4="") | {f"{topology.NODES}/{file}": "0,4\n"}
     machine = topology.parse(texts)
     assert (machine.memory_nodes, machine.memory_only_nodes) == ({0, 4}, {4})
     assert machine.memory_nodes_of({0, 3}) == {0}
