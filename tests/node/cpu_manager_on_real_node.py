@@ -114,6 +114,17 @@ class CpuManagerOnNode:
                 masks[f"{name} {thread.tid}"] = thread.cpus
         return masks
 
+    def wait_pinned(self, pod: Object, cpus: frozenset[int]) -> None:
+        """Wait until every thread of a pod's command has exactly these CPUs.
+
+        A task holds its CPUs in the store shortly before its wrapper runs on them.
+        """
+        wait(
+            f"the command of the pod runs on CPUs {sorted(cpus)}",
+            lambda: True if set(self.masks(pod).values()) == {cpus} else None,
+            show=lambda: self.masks(pod),
+        )
+
     def wait_held(self, pod: Object) -> str:
         """Wait until this pod has the exclusive core; returns the wrapper's process id."""
 

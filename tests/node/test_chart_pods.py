@@ -369,7 +369,7 @@ class TestCpuManager:
         )
         pod = script_pods.running(host_sandbox, "pinned")
         manager.wait_held(pod)
-        assert set(manager.masks(pod).values()) == {EXCLUSIVE}
+        manager.wait_pinned(pod, EXCLUSIVE)
         host_sandbox.api.delete(f"/api/v1/namespaces/{host_sandbox.namespace}/pods/pinned")
         manager.wait_gone(pod)
         manager.wait_free()

@@ -257,7 +257,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         )
         assert held == [pid_of(kube_host, new)]
         manager = CpuManagerOnNode(host_sandbox, kube_host.node, kube_host.plane.admin, tmp_path)
-        assert set(manager.masks(new).values()) == {EXCLUSIVE}
+        manager.wait_pinned(new, EXCLUSIVE)
 
         typing.follows(docs_page_code_blocks.section(PAGE, "## Roll back"))
         for path in MADE_ANEW:
