@@ -3,7 +3,7 @@
 Helper modules:
 
     programs, go_builds, go_toolchain  finds the Go programs, or builds them once; bin/ pins the versions
-    debian_packages                    Prometheus, containerd and qemu from Debian packages
+    debian_packages                    metric back ends, containerd and qemu from Debian packages
     image_archive                      the container image of nodewise
     skip_conditions                    skips tests that this machine cannot run
     processes                          child processes: ports, logs, readiness, end
@@ -23,6 +23,8 @@ Helper modules:
     fake_custom_metrics_server         a fake custom metrics API
     fake_metrics_server                a fake resource metrics API
     prometheus_process                 a Prometheus with its own data
+    victoria_metrics_process           a VictoriaMetrics with its own data
+    metric_back_ends                   the versions of Prometheus and VictoriaMetrics that tests run
     prometheus_and_exporters           node exporters with text files, and the Prometheus that scrapes them
     metrics_pipeline                   exporters, Prometheus and prometheus-adapter behind the API server
     virtual_machine                    starts a virtual machine from a few files

@@ -14,6 +14,7 @@ from tests.cluster import (
     fake_custom_metrics_server,
     fake_scheduler_extender,
     health_example_manifests,
+    metric_back_ends,
     metrics_pipeline,
     namespace_sandboxes,
     native_mode,
@@ -28,6 +29,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.go_toolchain import MissingError
+from tests.cluster.metric_back_ends import MetricBackEnd
 from tests.cluster.metrics_pipeline import MetricsPipeline, MetricsServices
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.scheduler_interface import RealScheduler, SchedulerUnderTest
@@ -102,6 +104,15 @@ def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[FakeCustomMetricsApi]:
 def prometheus_programs(request: pytest.FixtureRequest) -> debian_packages.PrometheusPrograms:
     """Prometheus and its node exporter."""
     return get_or_skip(request, debian_packages.get)
+
+
+@pytest.fixture(params=metric_back_ends.PARAMETERS)
+def metric_back_end(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetricBackEnd]:
+    """Each metric back end of the matrix, which a test starts with its own data and scrape configuration."""
+    version: metric_back_ends.Version = request.param
+    back_end = MetricBackEnd(version, get_or_skip(request, version.program), tmp_path / "back-end")
+    yield back_end
+    back_end.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,30 @@
-"""Unpacks programs from Debian packages into the cache: Prometheus with its node exporter, containerd with runc and CNI
-plugins, skopeo and podman, a virtual machine, and emulators of other architectures.
+"""Unpacks programs from Debian packages into the cache: Prometheus with its node exporter, VictoriaMetrics, containerd
+with runc and CNI plugins, skopeo and podman, a virtual machine, and emulators of other architectures.
 
 The packages are unpacked, not installed: an installation starts services on the default ports, needs root, creates
 users and changes the machine. The programs need only the C library and what every Debian has. The package list is
 fetched into the cache as well, so that the machine's own list stays unchanged.
 """
 
+import hashlib
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from tests.cluster import go_builds, go_toolchain
 from tests.cluster.go_builds import print_progress
 from tests.cluster.go_toolchain import MissingError
 
 PACKAGES = ("prometheus", "prometheus-node-exporter")
+NO_PINS: Final[Mapping[str, str]] = MappingProxyType({})
+_KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
+"""The keys of all releases of Debian, in the package debian-archive-keyring."""
 
 
 class UnpackedPackages(NamedTuple):
@@ -31,15 +37,16 @@ class UnpackedPackages(NamedTuple):
     remedy: str
     needs: str = ""
     """A pattern of package names. Matching dependencies that this machine lacks are fetched too."""
+    suite: str = ""
+    """Another suite of Debian, from the mirror that apt uses on this machine. Empty: the suites of the machine."""
+    pins: Mapping[str, str] = NO_PINS
+    """The SHA-256 of package files in hex, by the names of packages. apt verifies the signatures of all files."""
 
     def home(self) -> Path:
         """The folder in the cache. Its name contains the release, since programs may need the C library of their
         release.
         """
-        try:
-            release = platform.freedesktop_os_release()
-        except OSError:
-            release = {}
+        release = _release()
         system = f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}".rstrip("-")
         return go_toolchain.cache() / self.name / f"{system}-{platform.machine()}"
 
@@ -62,6 +69,7 @@ class UnpackedPackages(NamedTuple):
         with tempfile.TemporaryDirectory(dir=self.home().parent) as name:
             part = Path(name)
             for file in self._download(part):
+                self._verify(file)
                 self._run(["dpkg-deb", "-x", str(file), str(part / "root")])
             shutil.rmtree(self.home(), ignore_errors=True)
             (part / "root" / self.keeps).rename(self.home())
@@ -70,11 +78,32 @@ class UnpackedPackages(NamedTuple):
         """Downloads the package files. A failed update of the package list is ignored; the download decides."""
         (part / "lists" / "partial").mkdir(parents=True)
         own = {"Dir::State::Lists": part / "lists", "Dir::Cache": part, "Acquire::http::Timeout": 30}
+        if self.suite:
+            own |= self._suite_source(part)
         own |= {"APT::Sandbox::User": "root"}  # apt's sandbox user may not write into the cache
         options = [word for key, value in own.items() for word in ("-o", f"{key}={value}")]
         subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=False)
         self._run(["apt-get", "-qq", *options, "download", *self._whole(options)], part)
         return sorted(part.glob("*.deb"))
+
+    def _suite_source(self, part: Path) -> dict[str, Path]:
+        """The options with which apt reads only this suite, from the mirror of the machine's own release."""
+        pattern = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+        targets = self._run(["apt-get", "indextargets", "--format", pattern, "Created-By: Packages"])
+        own = f" {_release().get('VERSION_CODENAME', '')} main"
+        mirror = next((line.removesuffix(own) for line in targets.splitlines() if line.endswith(own)), None)
+        if not mirror:
+            raise MissingError(f"apt has no mirror of Debian, where {self.suite} would be", self.remedy)
+        (part / "suite.list").write_text(f"deb [signed-by={_KEYRING}] {mirror} {self.suite} main\n")
+        (part / "no-parts").mkdir()
+        return {"Dir::Etc::SourceList": part / "suite.list", "Dir::Etc::SourceParts": part / "no-parts"}
+
+    def _verify(self, file: Path) -> None:
+        """Compares a package file with its pin. A file without a pin is a dependency that apt has verified."""
+        pin = self.pins.get(file.name.partition("_")[0])
+        actual = hashlib.sha256(file.read_bytes()).hexdigest() if pin else None
+        if actual != pin:
+            raise MissingError(f"{file.name} has the SHA-256 {actual}, expected {pin}", self.remedy)
 
     def _whole(self, options: list[str]) -> list[str]:
         """The packages and their dependencies that match `needs`."""
@@ -100,6 +129,14 @@ class UnpackedPackages(NamedTuple):
         return completed.stdout
 
 
+def _release() -> Mapping[str, str]:
+    """The fields of /etc/os-release; empty without such a file."""
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
 PROMETHEUS = UnpackedPackages(
     name="prometheus",
     packages=PACKAGES,
@@ -107,6 +144,57 @@ PROMETHEUS = UnpackedPackages(
     proof="prometheus",
     remedy=f"install Debian's packages {' and '.join(PACKAGES)}, or put prometheus and node_exporter on the PATH",
 )
+
+_OTHER_SUITE_REMEDY: Final = (
+    "run this on Debian for amd64 with a mirror that apt-get can reach, and compare the versions and the hashes in"
+    " tests/cluster/debian_packages.py with those of the suite"
+)
+
+
+def _metric_back_end(program: str, version: str, suite: str, pins: Mapping[str, str]) -> UnpackedPackages:
+    """A pinned metric back end, with the packages that have pins."""
+    return UnpackedPackages(
+        name=f"{program}-{version.partition('+')[0]}",
+        packages=tuple(f"{package}={version}" for package in pins),
+        keeps="usr",
+        proof=f"bin/{program}",
+        remedy=_OTHER_SUITE_REMEDY,
+        suite=suite,
+        pins=pins,
+    )
+
+
+PROMETHEUS_2_53 = _metric_back_end(
+    "prometheus",
+    "2.53.3+ds1-2",
+    "trixie",
+    {
+        "prometheus": "58c3e6a86c56cb3bfd71032fa48d65945d526441a212f5815dfe5ed9cb787ecc",
+        "promtool": "ff27654eacc95abd846d344e91fe4ba3b4f0588a50d606ed1d2f09ad3408722f",
+    },
+)
+PROMETHEUS_3_5 = _metric_back_end(
+    "prometheus",
+    "3.5.3+ds1-6",
+    "testing",
+    {
+        "prometheus": "593bcced02d8082688ea034dfc543848ad145c5f793aae5aad756c4dbdfa98da",
+        "promtool": "1fb8bad7b932e7a44bccb12517f0bd96d5d5d83f15d3a1c0e2aa705cbf93fe90",
+    },
+)
+VICTORIA_METRICS_1_112 = _metric_back_end(
+    "victoria-metrics",
+    "1.112.0+ds1-2",
+    "trixie",
+    {"victoria-metrics": "1d3717f1a8ab5bf690271095dd286730f6fb0761cc8c09c0fc8f529c9838f346"},
+)
+VICTORIA_METRICS_1_145 = _metric_back_end(
+    "victoria-metrics",
+    "1.145.0+ds1-2",
+    "testing",
+    {"victoria-metrics": "c858b5c15b1c3a3872ec7520cddb2bb51fc48d4b61b6b88f05ac7304edb44557"},
+)
+"""VictoriaMetrics needs libzstd, which apt itself needs too."""
 
 CONTAINERS = UnpackedPackages(
     name="containers",

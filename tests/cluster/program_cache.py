@@ -161,6 +161,8 @@ def image_folder() -> Path:
 ALL: tuple[Callable[[], Path], ...] = (
     folder,
     prometheus_folder,
+    debian_packages.PROMETHEUS_2_53.get,
+    debian_packages.VICTORIA_METRICS_1_112.get,
     lambda: descheduler().parent,
     lambda: prometheus_adapter().parent,
     lambda: kubelet().parent,

@@ -79,12 +79,7 @@ class PrometheusProcess:
 
     def hold(self, series: SeriesSamples) -> None:
         """Writes samples into the server's data. Call this before the server starts."""
-        now = time.time()
-        aged = {
-            text: samples if isinstance(samples, tuple) else (samples, 0.0)
-            for text, samples in series.items()
-        }
-        self.hold_samples(f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items())
+        self.hold_samples(sample_lines(series, time.time()))
 
     def hold_samples(self, lines: Iterable[str]) -> None:
         """Writes samples in the OpenMetrics format, `series value time`. The samples of a series must be in order of
@@ -125,6 +120,13 @@ def prometheus_with_series(
         yield server
     finally:
         server.stop()
+
+
+def sample_lines(series: SeriesSamples, now: float) -> Iterator[str]:
+    """Samples in the OpenMetrics format, `series value time` with the time in seconds."""
+    for text, sample in series.items():
+        value, age_s = sample if isinstance(sample, tuple) else (sample, 0.0)
+        yield f"{text} {value} {now - age_s:.3f}"
 
 
 def answers(url: str, client: httpx2.Client) -> bool:

@@ -1,21 +1,30 @@
 """Finding and fetching Debian packages, with fakes of apt-get and dpkg-deb that use no network."""
 
+import hashlib
+import platform
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import debian_packages
+from tests.cluster.debian_packages import UnpackedPackages
 from tests.cluster.go_toolchain import MissingError
 
 APT_GET = """#!/bin/sh
 echo "$@" >> {asked}
 case "$*" in
+  indextargets*) printf '%s' '{targets}' ;;
   *"-s install"*) printf 'Inst libexample (1.0)\nConf libexample (1.0)\nInst manual (1.0)\n' ;;
   *update) exit 100 ;;
   *download*)
+    for option in "$@"; do
+      case "$option" in
+        Dir::Etc::SourceList=*) read -r line < "${{option#*=}}"; echo "$line" > {asked}.source ;;
+      esac
+    done
     {fails}while [ "$1" != download ]; do shift; done
     shift
-    for one in "$@"; do echo > "$one"_1.deb; done ;;
+    for package in "$@"; do echo > "${{package%%=*}}"_1.deb; done ;;
 esac
 """
 
@@ -41,8 +50,8 @@ class EmptyPackageMachine:
         program.chmod(0o755)
         return program
 
-    def install_apt(self, fails: str = "") -> None:
-        self.install("apt-get", APT_GET.format(asked=self._asked, fails=fails))
+    def install_apt(self, fails: str = "", targets: str = "") -> None:
+        self.install("apt-get", APT_GET.format(asked=self._asked, fails=fails, targets=targets))
         self.install("dpkg-deb", DPKG_DEB)
 
     @property
@@ -50,6 +59,11 @@ class EmptyPackageMachine:
         """The commands of apt-get without their options."""
         lines = self._asked.read_text().splitlines() if self._asked.exists() else []
         return [line.partition("User=root ")[2] for line in lines]
+
+    @property
+    def source(self) -> str:
+        """The list of sources that replaced the machine's in the latest download."""
+        return Path(f"{self._asked}.source").read_text().strip()
 
 
 @pytest.fixture
@@ -116,3 +130,42 @@ def test_without_apt_the_error_says_what_to_install(machine: EmptyPackageMachine
         MissingError, match="no apt-get to fetch it; install Debian's packages prometheus and"
     ):
         debian_packages.get()
+
+
+PIN = hashlib.sha256(b"\n").hexdigest()
+"""The hash of each package file that the fake of apt-get writes."""
+TARGETS = "mirror://one/debian-security 12-security main\nmirror://one/debian bookworm main\n"
+
+
+def back_end(pin: str = PIN) -> UnpackedPackages:
+    return debian_packages.PROMETHEUS_2_53._replace(pins={"prometheus": pin, "promtool": PIN})
+
+
+@pytest.fixture
+def bookworm(machine: EmptyPackageMachine, monkeypatch: pytest.MonkeyPatch) -> EmptyPackageMachine:
+    release = {"ID": "debian", "VERSION_ID": "12", "VERSION_CODENAME": "bookworm"}
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
+    return machine
+
+
+def test_package_of_another_suite_comes_from_the_mirror_of_the_machine(bookworm: EmptyPackageMachine) -> None:
+    """The suite is given to apt by options, so the configuration of the machine stays unchanged."""
+    bookworm.install_apt(targets=TARGETS)
+    folder = back_end().get()
+    assert (folder / "bin" / "prometheus").exists()
+    assert bookworm.asked[-1] == "download prometheus=2.53.3+ds1-2 promtool=2.53.3+ds1-2"
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    assert bookworm.source == f"deb [signed-by={keyring}] mirror://one/debian trixie main"
+
+
+def test_package_with_another_hash_is_not_unpacked(bookworm: EmptyPackageMachine) -> None:
+    bookworm.install_apt(targets=TARGETS)
+    with pytest.raises(MissingError, match=f"prometheus_1.deb has the SHA-256 {PIN}, expected 0123"):
+        back_end("0123").get()
+    assert back_end().find() is None
+
+
+def test_suite_needs_a_mirror_of_debian(bookworm: EmptyPackageMachine) -> None:
+    bookworm.install_apt(targets="mirror://one/other noble main\n")
+    with pytest.raises(MissingError, match="apt has no mirror of Debian, where trixie would be"):
+        back_end().get()

@@ -1,0 +1,106 @@
+"""A real single-node VictoriaMetrics with the interface of `PrometheusProcess`."""
+
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import httpx2
+import yaml
+
+from tests.cluster import child_processes, prometheus_process
+from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
+from tests.unit.metrics.fake_prometheus import SeriesSamples
+
+
+class VictoriaMetricsProcess:
+    """A VictoriaMetrics server with its own folder, and the default settings of queries. After a restart it has the
+    same address and data.
+
+    `config` is a Prometheus configuration, of which VictoriaMetrics reads the scrape part.
+    """
+
+    def __init__(self, program: Path, folder: Path, config: Object, flags: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.client = httpx2.Client(trust_env=False, timeout=60)
+        self.url = f"http://127.0.0.1:{child_processes.free_port()}"
+        self._program = program
+        self._flags = tuple(flags)
+        self._process: Process | None = None
+        self._pending: list[str] = []
+        (folder / "scrape.yml").write_text(yaml.safe_dump(config))
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running
+
+    @property
+    def process(self) -> Process:
+        """The process of the latest start."""
+        assert self._process, "VictoriaMetrics was never started"
+        return self._process
+
+    def start(self) -> None:
+        """Starts the server unless it runs, waits until it is ready, and imports the samples that were given before."""
+        if self.is_running:
+            return
+        arguments: list[str | Path] = [
+            self._program,
+            f"-storageDataPath={self.folder / 'data'}",
+            f"-httpListenAddr={self.url.removeprefix('http://')}",
+            f"-promscrape.config={self.folder / 'scrape.yml'}",
+            # a fixed amount, because several tests share a machine
+            "-memory.allowedBytes=256MB",
+            "-loggerLevel=WARN",
+            *self._flags,
+        ]
+        self._process = Process(arguments, self.folder / "victoria-metrics.log")
+        with child_processes.stopped_on_error(self._process):
+            self._process.wait_ready(lambda: prometheus_process.answers(f"{self.url}/health", self.client))
+            self._import()
+
+    def stop(self) -> None:
+        """Stops the server and closes the client."""
+        if self._process:
+            self._process.stop()
+        self.client.close()
+
+    def kill(self) -> None:
+        """Kills the server (SIGKILL); `start` restarts it. Samples of the last five seconds may be lost."""
+        self.process.kill()
+
+    def hold(self, series: SeriesSamples) -> None:
+        """Writes samples into the server's data."""
+        self.hold_samples(prometheus_process.sample_lines(series, time.time()))
+
+    def hold_samples(self, lines: Iterable[str]) -> None:
+        """Writes samples in the OpenMetrics format, `series value time` with the time in seconds. Before a start they
+        are kept until then. Queries include them afterwards.
+        """
+        self._pending += [_with_milliseconds(line) for line in lines]
+        if self.is_running:
+            self._import()
+
+    def ask(self, query: str) -> list[Object]:
+        """The result of a query at the current time, without the delay that VictoriaMetrics adds by default."""
+        parameters = {"query": query, "nocache": "1"}
+        response = self.client.get(f"{self.url}/api/v1/query", params=parameters)
+        result: list[Object] = response.raise_for_status().json()["data"]["result"]
+        return result
+
+    def _import(self) -> None:
+        if self._pending:
+            body = "\n".join(self._pending) + "\n"
+            self.client.post(f"{self.url}/api/v1/import/prometheus", content=body).raise_for_status()
+            self._pending.clear()
+        # new samples are in the results of queries only after a second without this
+        with contextlib.suppress(httpx2.ReadTimeout):
+            self.client.get(f"{self.url}/internal/force_flush").raise_for_status()
+
+
+def _with_milliseconds(line: str) -> str:
+    """A sample whose time is in milliseconds, as the import endpoint expects."""
+    sample, _, time_s = line.rpartition(" ")
+    return f"{sample} {round(float(time_s) * 1000)}"
