@@ -29,7 +29,7 @@ class Rule(NamedTuple):
         number = -1 if value is None else value
         flags = (value is not None, number > TARGET, number > self.release)
         known, broken, held = (np.array([flag]) for flag in flags)
-        return RulePart(known, broken, held, self.missing_releases)
+        return RulePart(known, broken, held, np.array([self.missing_releases]))
 
     def level(self, value: int | None) -> int:
         return int(hysteresis.levels([self.part(value)])[0])

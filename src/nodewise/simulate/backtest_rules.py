@@ -7,7 +7,7 @@ never fetched) is an input here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,16 @@ class _PartMasks(NamedTuple):
 class RuleArrays:
     """Evaluates comparisons block by block, and remembers the last known result of each node for suspended rules."""
 
-    def __init__(self, node_count: int, *, reject_missing: bool) -> None:
-        """`reject_missing` applies to comparisons that do not say what a missing value means."""
+    def __init__(self, node_count: int, max_age_s: float, *, reject_missing: bool) -> None:
+        """`max_age_s` and `reject_missing` apply to comparisons that do not say how old a value may be, and what a
+        missing value means.
+        """
         self._node_count = node_count
+        self._max_age_s = max_age_s
         self._reject_missing = reject_missing
+        self._begun_at = np.inf
+        self._last_at: dict[Comparison, Floats] = {}
+        """When each node last had a known result before the current block."""
         self._last_broken: dict[Comparison, NDArray[np.bool_]] = {}
         self._ever_known: dict[Comparison, NDArray[np.bool_]] = {}
         self._states: dict[AvoidRule, NodeStates] = {}
@@ -66,6 +72,7 @@ class RuleArrays:
     ) -> list[Mask]:
         """Where each policy rejects nodes. Equal comparisons and rules of several policies are evaluated once."""
         self._parts, self._rules = {}, {}
+        self._begun_at = min(self._begun_at, float(context.times[0]))
         return [self._policy_mask(policy, matrices, context) for policy in policies]
 
     def _policy_mask(self, policy: Policy, matrices: Mapping[str, NodeMatrix], context: RuleContext) -> Mask:
@@ -86,7 +93,7 @@ class RuleArrays:
         for part in rule.parts:
             if part not in self._parts:
                 key = part.metric_request().key
-                self._parts[part] = self._part_masks(part, matrices[key], context.suspended.get(key))
+                self._parts[part] = self._part_masks(part, matrices[key], context)
         parts = [self._parts[part] for part in rule.parts]
         rejected: Mask = np.logical_and.reduce([part.broken | part.lacking for part in parts])
         if rule.has_states:
@@ -109,7 +116,8 @@ class RuleArrays:
         self._states[rule] = states
         return rejected
 
-    def _part_masks(self, part: Comparison, matrix: NodeMatrix, suspended: Steps | None) -> _PartMasks:
+    def _part_masks(self, part: Comparison, matrix: NodeMatrix, context: RuleContext) -> _PartMasks:
+        suspended = context.suspended.get(part.metric_request().key)
         fresh = matrix.states == ValueState.FRESH
         known = fresh | (matrix.states == ValueState.MISSING) if part.empty_means else fresh
         broken = fresh & _meets(part, matrix.values, part.target)
@@ -118,12 +126,22 @@ class RuleArrays:
             held = fresh & _meets(part, matrix.values, part.release)
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
         is_suspended = np.zeros(len(fresh), bool) if suspended is None else suspended
-        # a column, so that each step has its own meaning of missing values
-        releases: Any = (np.full(len(fresh), part.when_missing != "reject") & ~is_suspended)[:, np.newaxis]
+        is_absent = ~known & (matrix.states != ValueState.INVALID)
+        releases = ~self._gaps(part, known, is_absent, context.times) & ~is_suspended[:, np.newaxis]
+        releases &= part.when_missing != "reject"
         level = RulePart(known, broken, held, releases)
         with_last, is_held = self._hold_last_results(part, known, broken, is_suspended)
         lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
         return _PartMasks(with_last, lacking, level)
+
+    def _gaps(self, part: Comparison, known: Mask, is_absent: Mask, times: Floats) -> Mask:
+        """Where nodes are in a gap between their values (`rule_suspension.find_gaps`)."""
+        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
+        known_at = np.where(known, times[:, np.newaxis], before)
+        last_at = np.maximum.accumulate(known_at, axis=0)
+        self._last_at[part] = last_at[-1]
+        max_age_s = self._max_age_s if part.max_age_s is None else part.max_age_s
+        return is_absent & (times[:, np.newaxis] - last_at <= max_age_s)
 
     def _hold_last_results(
         self, part: Comparison, known: Mask, broken: Mask, suspended: Steps

@@ -113,7 +113,7 @@ class Backtest:
             key: PolicyRecord(
                 policy,
                 variants(policy),
-                RuleArrays(len(nodes), reject_missing=reject_missing),
+                RuleArrays(len(nodes), self._default_max_age_s, reject_missing=reject_missing),
                 len(nodes),
             )
             for key, policy in timeline.policies.items()

@@ -24,7 +24,10 @@ is rejected; without `release` that is the target itself. Between target and `re
 and a pending one passes.
 
 A missing value means what `whenMissing` says. With `Allow`, it releases the rule. With `Reject`, the node is rejected
-because of the missing value, and the state stays as it is. While a rule is suspended, missing values change no state.
+because of the missing value, and the state stays as it is. While a rule is suspended, missing values change no state,
+and neither do they in a gap: until `maxAge` after the last value of the node (`rule_suspension.find_gaps`). The time
+counts on in a gap, but only the next value ends it. So a node that breaks the rule before and after a gap has broken it
+for the whole time, and no node is rejected only because time passes.
 
 Times are whole seconds, rounded to the disadvantage of a change, so that stored states equal those in memory. A change
 happens at a sample: a node is never rejected before `for` or passes before `keepFor`, and both may take up to one
@@ -82,8 +85,8 @@ class RulePart(NamedTuple):
     """Where the value meets the target."""
     held: Mask
     """Where the value meets `release`; equal to `broken` without it."""
-    missing_releases: bool
-    """Whether a missing value releases the rule. Otherwise it changes no state."""
+    missing_releases: Mask
+    """Where a missing value releases the rule; of one element for all nodes. Elsewhere it changes no state."""
 
 
 class NodeStates(NamedTuple):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from nodewise.agent import ClusterState
 from nodewise.agents.telemetry import rule_evaluation, rule_suspension
 from nodewise.agents.telemetry.placement_policy import Comparison
-from nodewise.agents.telemetry.rule_evaluation import RuleEvaluation, RuleInputs
+from nodewise.agents.telemetry.rule_evaluation import Mask, RuleEvaluation, RuleInputs
 from nodewise.agents.telemetry.rule_suspension import RuleHistory, ValueHistory
 from nodewise.metrics.series_arrays import Column
 
@@ -47,8 +47,8 @@ class RuleEvaluationCache:
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a rule over all nodes, given the column of its metric; equal rules are computed once."""
         if rule not in self.evaluated:
-            max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
-            key = rule.metric_request().key, max_age_s
+            key = self._values_key(rule)
+            _, max_age_s = key
             if key not in self._new_values:
                 self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
                 yield
@@ -87,6 +87,16 @@ class RuleEvaluationCache:
         """Whether the rule lost the values of most nodes at once, so that its last verdicts remain in effect."""
         history = self._histories.get(rule)
         return history is not None and history.suspended
+
+    def gaps(self, rule: Comparison) -> Mask:
+        """The nodes in a gap between their values, of a rule that is evaluated (`rule_suspension.find_gaps`)."""
+        key = self._values_key(rule)
+        _, max_age_s = key
+        history = self._new_values[key].history
+        return rule_suspension.find_gaps(self.evaluated[rule], self._histories[rule], history, max_age_s)
+
+    def _values_key(self, rule: Comparison) -> _ValuesKey:
+        return rule.metric_request().key, self._max_age_s if rule.max_age_s is None else rule.max_age_s
 
     def _rule_values(
         self, rule: Comparison, key: _ValuesKey, column: Column, cluster_state: ClusterState

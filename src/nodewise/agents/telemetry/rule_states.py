@@ -20,10 +20,11 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry import hysteresis, policy_status_fields, rule_operators, rule_state_records
 from nodewise.agents.telemetry.flap_history import FlapHistory
 from nodewise.agents.telemetry.hysteresis import (
-    BETWEEN,
     BROKEN,
     PASSING,
     REJECTED,
+    RELEASED,
+    UNKNOWN,
     Levels,
     NodeStates,
     RulePart,
@@ -197,7 +198,9 @@ def _rule_part(part: Comparison, rules: RuleEvaluationCache) -> RulePart:
         fresh = inputs.states == ValueState.FRESH
         held = fresh & rule_operators.compare(part.operator, inputs.column.values, part.release)
         held = held if evaluation.agreeing is None else held | evaluation.agreeing
-    missing_releases = part.when_missing != "reject" and not rules.is_suspended(part)
+    missing_releases = np.array(part.when_missing != "reject" and not rules.is_suspended(part))
+    if missing_releases and not known.all():
+        missing_releases = ~rules.gaps(part)
     return RulePart(known, broken, held, missing_releases)
 
 
@@ -225,7 +228,8 @@ def _verdict_by_states(
     rejected = hysteresis.rejects(record.states)
     if record.unlisted:
         rejected |= own_rejected & (record.states.phases == PASSING)
-    rejected |= (states.phases == REJECTED) & (sample == BROKEN) & (now - states.since >= _OVERDUE_S)
+    is_kept_from_passing = (sample == BROKEN) | (sample == UNKNOWN)
+    rejected |= (states.phases == REJECTED) & is_kept_from_passing & (now - states.since >= _OVERDUE_S)
     return RuleVerdict(rejected, flaps, nodes, states)
 
 
@@ -249,7 +253,7 @@ def _start_states(
         return hysteresis.initial_states(len(nodes) + 1)
     if not record.unlisted:
         return record.states
-    may_be_rejected = (record.states.phases == PASSING) & ((sample == BROKEN) | (sample == BETWEEN))
+    may_be_rejected = (record.states.phases == PASSING) & (sample != RELEASED)
     phases = np.where(may_be_rejected, REJECTED, record.states.phases)
     return NodeStates(phases, np.where(may_be_rejected, np.uint32(math.ceil(now)), record.states.since))
 

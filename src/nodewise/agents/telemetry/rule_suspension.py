@@ -1,6 +1,7 @@
 """Suspends a rule that loses the values of most nodes at once: its last verdicts hold until half of them are back.
 
-If one exporter fails, its node passes. If Prometheus fails, not every node may pass.
+If one exporter fails, its node passes. If Prometheus fails, not every node may pass. Gaps between the values of single
+nodes hold the states of rules with `for`, `release` or `keepFor` (`hysteresis`).
 """
 
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry.rule_evaluation import Mask, RuleEvaluation, RuleInputs
+from nodewise.metrics.series import ValueState
 
 
 class ValueHistory(NamedTuple):
@@ -92,6 +94,21 @@ def hold_last_verdicts(
     return evaluation._replace(
         broken=np.where(is_held, history.broken, evaluation.broken), lacking=evaluation.lacking & ~is_held
     )
+
+
+def find_gaps(
+    evaluation: RuleEvaluation, history: RuleHistory, values: ValueHistory, max_age_s: float
+) -> Mask:
+    """The nodes without a value now that had their last one at most `max_age_s` ago: a missed scrape or refresh.
+
+    An invalid value, or values that differ, are no gap.
+    A rule that was first evaluated at most `max_age_s` ago may continue with the states in a status, so each of its
+    nodes counts as having had a value then.
+    """
+    last_at = np.maximum(values.fresh_at(-np.inf), history.begun_at)
+    is_absent = ~evaluation.known & (evaluation.inputs.states != ValueState.INVALID)
+    in_gap: Mask = is_absent & (values.evaluated_at - last_at <= max_age_s)
+    return in_gap
 
 
 def _align_times_to_index(

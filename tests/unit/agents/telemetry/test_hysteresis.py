@@ -43,7 +43,7 @@ def test_phases(times: HoldTimes, samples: str, expected: str) -> None:
 
 def part(known: str, broken: str, held: str, *, missing_releases: bool = True) -> RulePart:
     masks = (np.array([flag == "1" for flag in text]) for text in (known, broken, held))
-    return RulePart(*masks, missing_releases)
+    return RulePart(*masks, np.array(missing_releases))
 
 
 def test_levels_of_one_part() -> None:

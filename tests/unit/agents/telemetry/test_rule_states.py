@@ -91,6 +91,56 @@ def test_for_release_and_explanation() -> None:
     assert replica.see(100, a=75, b=70, c=70) == set()
 
 
+def test_a_gap_shorter_than_the_maximum_age_holds_the_state() -> None:
+    replica = Replica(HOT | {"for": "90s"}, nodes="a b c d e")
+    rest = {"c": 70, "d": 70, "e": 70}
+    assert replica.see(0, a=85, b=85, **rest) == set()
+    assert replica.see(55, **rest) == set()
+    assert replica.texts()[:2] == ["heat above 80: broken for 55s of 1m30s"] * 2
+    assert replica.see(70, a=85, **rest) == set(), "the time counts on in a gap"
+    assert replica.see(95, a=85, **rest) == {"a"}, "b had its last value 95 s ago"
+    assert replica.see(100, a=85, b=85, **rest) == {"a"}
+    assert replica.see(160, a=85, b=85, **rest) == {"a"}, "after a longer gap, b starts again"
+    assert replica.see(190, a=85, b=85, **rest) == {"a", "b"}
+
+
+def test_no_node_is_rejected_without_a_value_because_the_time_passes() -> None:
+    replica = Replica(HOT | {"for": "30s"})
+    replica.see(0, a=85, b=70, c=70)
+    assert replica.see(29, a=85, b=70, c=70) == set()
+    assert replica.see(50, b=70, c=70) == set()
+    assert replica.see(55, a=85, b=70, c=70) == {"a"}
+
+
+def test_a_gap_keeps_a_node_rejected_until_the_maximum_age() -> None:
+    replica = Replica(HOT | {"keepFor": "5s", "maxAge": "40s"})
+    assert replica.see(0, a=85, b=70, c=70) == {"a"}
+    assert replica.see(40, b=70, c=70) == {"a"}
+    assert replica.see(41, b=70, c=70) == {"a"}, "released, and kept"
+    assert replica.see(46, b=70, c=70) == set()
+
+
+def test_a_restart_in_a_gap_continues_with_the_states_of_the_status() -> None:
+    rule = HOT | {"for": "1m"}
+    leader = Replica(rule)
+    for at in (0, 60):
+        leader.see(at, a=85, b=70, c=70)
+        leader.publish(at=at)
+    new = Replica(rule, status=leader.status)
+    assert new.see(70, b=70, c=70) == {"a"}
+    new.publish(at=70)
+    assert new.see(75, a=85, b=70, c=70) == {"a"}
+    new.publish(at=75)
+    assert new.see(80, a=85, b=70, c=70) == {"a"}
+
+
+def test_a_gap_of_a_part_holds_the_state() -> None:
+    replica = Replica({"all": [HOT, {"metric": "heat", "below": 99, "maxAge": "10s"}], "for": "20s"})
+    replica.see(0, a=85, b=85, c=70)
+    assert replica.see(10, c=70) == set()
+    assert replica.see(20, a=85, c=70) == {"a"}
+
+
 def test_keep_for() -> None:
     replica = Replica(HOT | {"keepFor": "1m"})
     assert replica.see(0, a=85) == {"a"}
