@@ -61,10 +61,29 @@ def test_a_selector_is_asked_with_its_deadline(server: PrometheusDouble) -> None
         {
             "query": '{__name__="temp"}[1500ms]',
             "timeout": "60000ms",
+            "nocache": "1",
+            "partial_response": "false",
+            "deny_partial_response": "1",
             "method": "GET",
             "path": "/prefix/api/v1/query",
         }
     ]
+
+
+def test_each_request_is_for_a_complete_and_current_answer(server: PrometheusDouble) -> None:
+    async def calls() -> None:
+        made = source(server.url)
+        await made.samples("temp[60s]")
+        await made.existing_metrics(["temp"])
+        await made.metric_names()
+        await made.close()
+
+    asyncio.run(calls())
+    fetch(server.url, query=f"max by (instance, {'x' * 3000}) (temp)")
+    names = ("nocache", "partial_response", "deny_partial_response")
+    assert [tuple(request[name] for name in names) for request in server.requests] == [
+        ("1", "false", "1")
+    ] * 4
 
 
 def test_a_long_query_goes_as_a_form(server: PrometheusDouble) -> None:
@@ -101,7 +120,12 @@ REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
     "another server": (404, b"404 page not found", Unavailable, "does --prometheus-url lead"),
     "a redirect": (302, b"", Unavailable, "HTTP status 302: no message .does --prometheus-url lead"),
     "too many": (429, b"later", Unavailable, "429: later"),
-    "a good status with bad news": (200, error_response("internal", "x"), BadInput, "status 'error'"),
+    "a good status with bad news": (
+        200,
+        error_response("internal", "x"),
+        BadInput,
+        "status 'error', internal: x",
+    ),
     "something else": (200, b"hello", BadInput, "Prometheus' JSON"),
     "deep": (200, b"[" * 100_000, BadInput, "Prometheus' JSON"),
     "no data": (200, {"status": "success"}, BadInput, "nothing; expected series"),

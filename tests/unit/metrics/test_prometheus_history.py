@@ -113,6 +113,34 @@ def test_several_series_of_a_node(aggregate: str, values: list[float], states: l
     assert fake.queries[-1]["query"] == 'last_over_time({__name__="temp"}[60s]) and {__name__="temp"}'
 
 
+def test_nan_after_a_value_is_a_missed_scrape_until_the_value_is_too_old() -> None:
+    texts = ["41", "NaN", "NaN", "NaN", "NaN", "42", "NaN", None, "NaN"]
+    fake = FakeHistory(series("temp", a=lambda at: texts[round((at - START) / 20)]))
+    history = history_of(fake, ("a", "b"))
+    [matrix] = asyncio.run(history.read([request_of("temp")], TimeGrid(START, 20.0, 9))).values()
+    held = [41, 41, 41, 0, 0, 42, 42, 0, 0]
+    assert matrix.values[:, 0].tolist() == [value * 10**9 for value in held]
+    assert matrix.states[:, 0].tolist() == [FRESH] * 3 + [INVALID] * 2 + [FRESH] * 2 + [MISSING, INVALID]
+
+
+def test_nan_of_an_expression_is_invalid() -> None:
+    texts = ["41", "NaN"]
+    fake = FakeHistory(series("temp", a=lambda at: texts[round((at - START) / 20)]))
+    history = history_of(fake, ("a", "b"))
+    request = request_of("temp")._replace(query="temp / 2")
+    [matrix] = asyncio.run(history.read([request], TimeGrid(START, 20.0, 2))).values()
+    assert matrix.states[:, 0].tolist() == [FRESH, INVALID]
+
+
+def test_each_query_is_for_a_complete_and_current_answer() -> None:
+    fake = FakeHistory(series("temp", a=lambda _: "1"))
+    _, history = read(fake, 2)
+    asyncio.run(history.clock())
+    asyncio.run(history.series("kube_pod_start_time"))
+    names = ("nocache", "partial_response", "deny_partial_response")
+    assert [tuple(query[name] for name in names) for query in fake.queries] == [("1", "false", "1")] * 3
+
+
 def test_series_of_other_nodes_are_named() -> None:
     fake = FakeHistory(series("temp", a=lambda _: "1", gone=lambda _: "2"))
     _, history = read(fake, 2)

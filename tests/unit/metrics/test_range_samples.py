@@ -50,6 +50,14 @@ def test_what_is_no_number_is_left_out() -> None:
     assert samples == {"a": [[2, 2]]}
 
 
+def test_nan_after_the_last_sample_is_no_sample() -> None:
+    samples = read(
+        ({"node": "a", "pod": "old"}, [[1, "20"], [2, "21"], [3, "NaN"]]),
+        ({"node": "a", "pod": "new"}, [[3, "90"], [4, "91"]]),
+    )
+    assert samples == {"a": [[1, 20], [2, 21], [3, 90], [4, 91]]}
+
+
 @pytest.mark.parametrize(
     "values",
     [

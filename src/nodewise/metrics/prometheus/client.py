@@ -22,6 +22,12 @@ _PATH: Final = "/api/v1/query"
 _RANGE_PATH: Final = "/api/v1/query_range"
 _NAMES_PATH: Final = "/api/v1/label/__name__/values"
 MAX_METRIC_NAMES: Final = 20_000
+_COMPLETE_AND_CURRENT: Final = {"nocache": "1", "partial_response": "false", "deny_partial_response": "1"}
+"""Parameters that only some servers know, and that Prometheus ignores.
+
+Without `nocache`, VictoriaMetrics answers an instant query as of 30 s ago, and moves the times of a range query. The
+others ask Thanos and clusters of VictoriaMetrics for an error in place of an incomplete answer.
+"""
 _LONGEST_URL: Final = 2000
 """A longer query is sent as a form with POST, which fewer proxies allow."""
 
@@ -69,7 +75,8 @@ class PrometheusClient:
         query = parameters["query"]
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         try:
-            return query_responses.decode_response(await self._call(path, parameters, what, before_body))
+            body = await self._call(path, parameters, what, before_body)
+            return query_responses.decode_response(body)
         except NodewiseError as error:
             error.what = what
             error.problems = [self._hide_secrets(problem) for problem in error.problems]
@@ -117,7 +124,8 @@ class PrometheusClient:
     def _build_request(
         self, http: httpx2.AsyncClient, path: str, parameters: Mapping[str, str]
     ) -> httpx2.Request:
-        form = {**parameters, "timeout": f"{max(round(self._timeout_s * 1000), 1)}ms"}
+        timeout = f"{max(round(self._timeout_s * 1000), 1)}ms"
+        form = {**parameters, "timeout": timeout, **_COMPLETE_AND_CURRENT}
         if len(parameters.get("query", "")) <= _LONGEST_URL:
             return http.build_request("GET", path, params=form)
         return http.build_request("POST", path, data=form)

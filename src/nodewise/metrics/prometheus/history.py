@@ -125,6 +125,7 @@ class PrometheusHistory:
                 self._attributes,
                 self._nodes,
                 request.aggregate,
+                request.max_age_s if queries.is_selector(queries.instant_query(request)) else 0.0,
             )
 
     async def _query(self, query: str) -> QueryResponse:
@@ -132,7 +133,15 @@ class PrometheusHistory:
         return await self._client.query(query)
 
 
-_LIMIT_WORDS: Final = ("exceeded", "too many", "limit", "more than", "too large", "maximum")
+_LIMIT_WORDS: Final = (
+    "exceed",
+    "too many",
+    "limit",
+    "more than",
+    "too large",
+    "maximum",
+    "not enough memory",
+)
 
 
 def _is_limit(error: NodewiseError) -> bool:

@@ -75,15 +75,20 @@ def group_by_node(
 def _newest_replicas(own: list[SeriesValue], replica: frozenset[str]) -> list[SeriesValue]:
     """The series, without those that differ from a newer one only in labels of replicas.
 
-    Samples of one time, or of unknown times, have no newest one: then the same replica counts in every response.
+    One that has not ended is newer than one that has. Samples of one time, or of unknown times, have no newest one:
+    then the same replica counts in every response.
     """
     newest: dict[Identity, SeriesValue] = {}
     for item in sorted(own, key=lambda item: sorted(item.labels.items())):
         identity = series_owners.identity(item, replica)
         before = newest.get(identity)
-        if before is None or (item.at or 0.0) > (before.at or 0.0):
+        if before is None or _recency(item) > _recency(before):
             newest[identity] = item
     return list(newest.values())
+
+
+def _recency(item: SeriesValue) -> tuple[bool, float]:
+    return not item.has_ended, item.at or 0.0
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
@@ -124,19 +129,31 @@ def reduce(
 ) -> Generator[None, None, NodeValues]:
     """The value of each node; yields between parts of the work.
 
-    Of several series of a node only those in `current` count; all of them if there are none, or if `current` is None.
+    Of several series of a node only those that have not ended count: those in `current`, and newer ones. All of them
+    count if there are none, or if `current` is None.
     """
     node_values = NodeValues({}, dict(grouped.conflicts), {})
     for number, (node, own) in enumerate(grouped.by_node.items()):
-        counting = own
+        counting: Sequence[SeriesValue] = own
         if current is not None and len(own) > 1:
-            counting = [
-                item for item in own if series_owners.identity(item, labels.replica) in current
-            ] or own
+            counting = _series_that_have_not_ended(own, current, labels.replica)
         _add_value_of_node(node_values, node, counting, aggregate)
         if not number % _STRIDE:
             yield
     return node_values
+
+
+def _series_that_have_not_ended(
+    own: Sequence[SeriesValue], current: frozenset[Identity], replica: frozenset[str]
+) -> Sequence[SeriesValue]:
+    """The series of one node that have not ended, or all of them.
+
+    A server may return `current` late: a series that is no older than all current ones of the node has begun since.
+    """
+    candidates = [item for item in own if not item.has_ended] or own
+    known = [item for item in candidates if series_owners.identity(item, replica) in current]
+    since = max((item.at or 0.0 for item in known), default=0.0)
+    return [item for item in candidates if (item.at or 0.0) >= since or item in known]
 
 
 def unmatched_hosts(

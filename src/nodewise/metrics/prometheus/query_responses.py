@@ -1,15 +1,26 @@
 """Decodes responses of Prometheus. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise import quantity
-from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.errors import (
+    UNREADABLE,
+    BadInput,
+    NodewiseError,
+    Problem,
+    Refused,
+    Unavailable,
+    shown,
+    truncate,
+)
 
 MATRIX: Final = "matrix"
 VECTOR: Final = "vector"
+NAN: Final = "NaN"
 
 
 class SeriesValue(NamedTuple):
@@ -20,6 +31,9 @@ class SeriesValue(NamedTuple):
     """As Prometheus writes it: `81.5`, `1e+06`, `NaN`."""
     at: float | None
     """Seconds since 1970; None in the response to an expression."""
+    has_ended: bool = False
+    """Whether NaN follows the value: the series has ended, or its last scrape failed. VictoriaMetrics returns its
+    marker of that as NaN, which Prometheus leaves out."""
 
 
 class QueryResponse(NamedTuple):
@@ -56,12 +70,16 @@ class _NamesEnvelope(msgspec.Struct, frozen=True):
 _decode_envelope = msgspec.json.Decoder(_ResponseEnvelope).decode
 _decode_series = msgspec.json.Decoder(_EncodedSeries).decode
 _decode_pair = msgspec.json.Decoder(tuple[float, str]).decode
+_decode_pairs = msgspec.json.Decoder(list[tuple[float, str]]).decode
 
+PARSE_ERROR: Final = "bad_data"
+"""`errorType` of a query that Prometheus cannot parse. The message contains only parts of the query."""
+_EXECUTION: Final = "execution"
 _TIMEOUT: Final = "timeout"
 """`errorType` of a query that Prometheus ended at its timeout."""
 _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
-    "bad_data": BadInput,
-    "execution": BadInput,
+    PARSE_ERROR: BadInput,
+    _EXECUTION: BadInput,
     _TIMEOUT: Unavailable,
     "canceled": Unavailable,
     "internal": Unavailable,
@@ -78,6 +96,29 @@ _BY_STATUS: Final[Mapping[int, type[NodewiseError]]] = {
     422: BadInput,
 }
 """Kind of error by HTTP status, for proxies that do not return Prometheus' JSON. Any other status is Unavailable."""
+
+_TIMEOUT_STATUSES: Final = (408, 504)
+"""Of proxies."""
+_TIMEOUT_WORDS: Final = re.compile(r"timeout exceeded|timed out|deadline exceeded", re.IGNORECASE)
+"""In messages of servers that do not have the type of error `timeout`: VictoriaMetrics (app/vmselect/netstorage,
+v1.112), Thanos and Mimir."""
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*+"'
+_VICTORIA_METRICS_PREFIX: Final = re.compile(
+    rf"(?:error when executing query={_QUOTED} (?:for|on the time range) \([^()]*\): "
+    rf"|cannot (?:evaluate|execute)(?: args for)?(?: aggregate func)? {_QUOTED}: )*+"
+)
+"""Repeats the query, with the times of this request (app/vmselect/prometheus, v1.112)."""
+_VICTORIA_METRICS_PARSE_ERROR: Final = re.compile(
+    r"(?:\w+: )*+unexpected token |unparsed data left: |cannot (?:expand WITH expressions:|compile regex |parse )"
+    r"|unsupported function |unknown func |unexpected number of args|expecting at least \d+ args"
+)
+"""The beginnings of messages that contain only parts of the query (metricsql v0.87, app/vmselect/promql). Others may
+contain labels of any series."""
+_QUERY_ERROR_STATUSES: Final = (400, 422)
+_OVERLOAD_STATUSES: Final = (422, 500, 502, 503)
+_MAX_MESSAGE: Final = 1000
+_MAX_PLAIN_TEXT: Final = 200
+"""Characters of a message in JSON, and of another body, such as the page of a proxy."""
 
 _WHERE: Final = "does --prometheus-url lead to Prometheus itself? A path before /api/v1 is part of it"
 _REMEDIES: Final[Mapping[int, str]] = {
@@ -99,7 +140,8 @@ def decode_response(body: bytes) -> QueryResponse:
         raise BadInput("answer", [Problem("", str(error), "Prometheus' JSON")]) from error
     data = envelope.data or _ResponseData()
     if envelope.status != "success" or data.result_type not in {MATRIX, VECTOR}:
-        actual = f"status {shown(envelope.status)}, {data.result_type or 'nothing'}"
+        reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
+        actual = f"status {shown(envelope.status)}, {truncate(reason, _MAX_MESSAGE) or data.result_type or 'nothing'}"
         raise BadInput("answer", [Problem("", actual, "series, one or more a node")])
     warnings = envelope.warnings if isinstance(envelope.warnings, list) else []
     return QueryResponse(data.result_type, data.result or [], tuple(map(str, warnings)))
@@ -118,22 +160,26 @@ def newest_values(answer: QueryResponse) -> Iterator[SeriesValue]:
     for raw in answer.series:
         try:
             series = _decode_series(raw)
-            at, value = _newest_sample(series, answer.kind)
+            yield _newest_value(series, answer.kind)
         except UNREADABLE:
             continue
-        yield SeriesValue(series.metric, value, at)
 
 
-def _newest_sample(series: _EncodedSeries, kind: str) -> tuple[float | None, str]:
-    """Time and value of the last sample. A series of native histograms has no value."""
+def _newest_value(series: _EncodedSeries, kind: str) -> SeriesValue:
+    """The last sample that is not NaN; NaN if all are. A series of native histograms has no value."""
     if kind == VECTOR:
         pair = bytes(series.value)
-        return None, _decode_pair(pair)[1] if pair else "a histogram"
+        return SeriesValue(series.metric, _decode_pair(pair)[1] if pair else "a histogram", None)
     pairs = bytes(series.values)
     if not pairs:
-        return None, "a histogram"
+        return SeriesValue(series.metric, "a histogram", None)
     # only the last pair is decoded: a value's text has no bracket, so the last one opens that pair
-    return _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
+    at, value = _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
+    if value == NAN:
+        for earlier_at, earlier in reversed(_decode_pairs(pairs)):
+            if earlier != NAN:
+                return SeriesValue(series.metric, earlier, earlier_at, has_ended=True)
+    return SeriesValue(series.metric, value, at)
 
 
 def parse_sample_value(value: str) -> int:
@@ -147,18 +193,39 @@ def parse_sample_value(value: str) -> int:
 def error_from_response(
     what: str, status: int, body: bytes, retry_after: str = "", timeout_s: float = 0.0
 ) -> NodewiseError:
-    """The error of an unsuccessful response, with Prometheus' message; `timeout_s` is that of the query."""
+    """The error of an unsuccessful response, with the server's message; `timeout_s` is that of the query."""
+    limit = _MAX_MESSAGE
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE:
-        envelope = _ResponseEnvelope(error=body[:200].decode(errors="replace").strip())
-    reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
+        envelope, limit = (
+            _ResponseEnvelope(error=body[: 4 * _MAX_MESSAGE].decode(errors="replace").strip()),
+            _MAX_PLAIN_TEXT,
+        )
+    error_type, message = _classify_error(status, envelope)
+    reason = ": ".join(filter(None, (error_type, truncate(message, limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
-    kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
+    kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
     error = kind(what, problems, remedy=remedy)
     error.http_status = status
     if isinstance(error, Unavailable):
         error.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
-        error.timeout_s = timeout_s if envelope.error_type == _TIMEOUT else 0.0
+        error.timeout_s = timeout_s if error_type == _TIMEOUT else 0.0
     return error
+
+
+def _classify_error(status: int, envelope: _ResponseEnvelope) -> tuple[str, str]:
+    """Prometheus' type of error, and the message. VictoriaMetrics has the HTTP status in place of a type, and proxies
+    have none.
+    """
+    error_type, message = envelope.error_type, envelope.error
+    if error_type in _BY_TYPE and error_type != _EXECUTION:
+        return error_type, message
+    if error_type != _EXECUTION:
+        message = _VICTORIA_METRICS_PREFIX.sub("", message, count=1)
+        if status in _QUERY_ERROR_STATUSES and _VICTORIA_METRICS_PARSE_ERROR.match(message):
+            return PARSE_ERROR, message
+    if status in _TIMEOUT_STATUSES or (status in _OVERLOAD_STATUSES and _TIMEOUT_WORDS.search(message)):
+        return _TIMEOUT, message
+    return "" if error_type == str(status) else error_type, message

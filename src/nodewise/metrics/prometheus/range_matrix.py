@@ -3,6 +3,7 @@
 All values of a range query are at the times of a grid, so that they fit into one array of shape (steps, nodes).
 """
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final, NamedTuple
@@ -84,8 +85,12 @@ def build_matrix(
     attributes: NodeAttributes,
     nodes: NodeIndex,
     aggregate: str = "",
+    max_age_s: float = 0.0,
 ) -> NodeMatrix:
-    """The values of each node at each time; several series of a node become one value as in `metrics.aggregation`."""
+    """The values of each node at each time; several series of a node become one value as in `metrics.aggregation`.
+
+    In place of NaN, a series has its value of less than `max_age_s` before, as in `query_responses.newest_values`.
+    """
     series: list[SeriesValue] = []
     rows: list[Floats] = []
     for raw in answer.series:
@@ -95,7 +100,7 @@ def build_matrix(
         except UNREADABLE:  # a series of histograms, for example
             continue
         series.append(SeriesValue(decoded.metric, "", None))
-        rows.append(_row(points, grid))
+        rows.append(_hold_before_nan(_row(points, grid), math.ceil(max_age_s / grid.step_s) - 1))
     owners = cooperative_scheduling.run_without_pauses(series_owners.match_series(series, labels, attributes))
     by_node: dict[int, dict[frozenset[tuple[str, str]], Floats]] = {}
     unmatched: set[str] = set()
@@ -130,6 +135,17 @@ def _row(points: Sequence[tuple[float, float]], grid: TimeGrid) -> Floats:
     inside = (steps >= 0) & (steps < grid.steps)
     row[steps[inside]] = pairs[inside, 1]
     return row
+
+
+def _hold_before_nan(row: Floats, max_steps: int) -> Floats:
+    """The row with the last number in place of NaN, for up to so many steps."""
+    if max_steps <= 0 or not np.isnan(row).any():
+        return row
+    is_number = ~np.isnan(row) & (row != _ABSENT)
+    steps = np.arange(len(row))
+    last = np.maximum.accumulate(np.where(is_number, steps, -1))
+    is_held = np.isnan(row) & (last >= 0) & (steps - last <= max_steps)
+    return np.where(is_held, row[last], row)
 
 
 def _fill_matrix(

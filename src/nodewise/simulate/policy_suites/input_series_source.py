@@ -11,7 +11,7 @@ from nodewise import cooperative_scheduling
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
-from nodewise.metrics.prometheus.query_responses import SeriesValue
+from nodewise.metrics.prometheus.query_responses import NAN, SeriesValue
 from nodewise.metrics.series import Series, pack_samples
 from nodewise.simulate.policy_suites.series_notation import STALE
 from nodewise.simulate.policy_suites.suite import START, InputSeries, PolicyTest
@@ -64,13 +64,21 @@ class InputSeriesSource:
                 if value is not None and value != STALE:
                     yield SeriesValue(series.labels, value, None)
                 continue
-            for number in range(min(last, len(series.values) - 1), -1, -1):
-                if at_s - number * self._interval_s > request.max_age_s:
-                    break
-                value = series.values[number]
-                if value is not None and value != STALE:
-                    yield SeriesValue(series.labels, value, START + number * self._interval_s)
-                    break
+            samples = list(self._samples(series, last, at_s - request.max_age_s))
+            number = next((sample for sample in samples if sample[1] != NAN), None)
+            if number is not None:
+                yield SeriesValue(series.labels, number[1], number[0], has_ended=number is not samples[0])
+            elif samples:
+                yield SeriesValue(series.labels, NAN, samples[0][0])
+
+    def _samples(self, series: InputSeries, last: int, since_s: float) -> Iterator[tuple[float, str]]:
+        """Time and value of each sample since a time of the test, newest first."""
+        for number in range(min(last, len(series.values) - 1), -1, -1):
+            if number * self._interval_s < since_s:
+                return
+            value = series.values[number]
+            if value is not None and value != STALE:
+                yield START + number * self._interval_s, value
 
     def _is_active(self, series: InputSeries, at_s: float) -> bool:
         """Whether Prometheus does not regard the series as ended: its newest sample is no older than the lookback."""

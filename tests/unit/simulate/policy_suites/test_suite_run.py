@@ -124,6 +124,23 @@ tests:
     assert run(tmp_path, "", policy=policy, test=test) == []
 
 
+def test_nan_after_a_value_is_a_missed_scrape(tmp_path: Path) -> None:
+    test = """
+tests:
+- name: the exporter fails
+  nodes: [a, b]
+  pods: [{name: web-1, namespace: web}]
+  input_series:
+  - {series: 'temp{node="a"}', values: 90 90 NaN NaN NaN}
+  - {series: 'temp{node="b"}', values: 70x9}
+  - {series: 'power{node="a"}', values: 70x9}
+  expect:
+  - {eval_time: 2m, pod: web/web-1, rejected: [a]}
+  - {eval_time: 4m, pod: web/web-1, rejected: []}
+"""
+    assert run(tmp_path, "", test=test) == []
+
+
 def test_an_expectation_at_a_multiple_of_an_interval_with_a_fraction(tmp_path: Path) -> None:
     expect = f"  - {{eval_time: 3600ms, {_WEB}, rejected: [a]}}\n"
     assert run(tmp_path, expect, policy=f"{POLICY}evaluation_interval: 1200ms\n") == []
