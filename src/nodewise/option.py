@@ -41,6 +41,9 @@ class Option:
     value_of_bare_flag: str | None = None
     """The value of the flag without a value."""
 
+    is_secret: bool = False
+    """Whether no message may show a value. In the variable of a list each line is a value."""
+
     choices: tuple[str, ...] = ()
     """The allowed values, if the type is no Literal."""
 

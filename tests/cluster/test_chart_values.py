@@ -273,6 +273,7 @@ def test_notes_show_no_settings(helm_program: Path, plane: ControlPlane, tmp_pat
     helm = Helm(helm_program, plane.admin.kubeconfig, tmp_path)
     file = tmp_path / "values.yaml"
     secret = {"prometheus_url": ["https://user:hunter2@prometheus"], "prometheus_user": "hunter2"}
+    secret |= {"prometheus_header": ["X-Scope-OrgID=hunter2"]}
     extra = [{"name": "PASSWORD", "value": "hunter2"}]
     file.write_text(yaml.safe_dump({"settings": secret, "extender": {"extraEnv": extra}}))
     output = helm.said("install", "nodewise", CHART, "--values", file, "--dry-run=client")

@@ -54,6 +54,13 @@ class Text(click.ParamType[str]):
         return str(value)
 
 
+class SecretText(Text):
+    """A text that no message shows. It may contain spaces, so in the variable of a list each line is a value."""
+
+    name = "secret"
+    envvar_list_splitter = "\n"
+
+
 class FilePath(Text):
     """The path of a file or folder."""
 
@@ -78,6 +85,8 @@ def click_type_of_setting(setting: Setting) -> Any:
         return Size()
     if setting.words:
         return click.Choice(setting.words)
+    if setting.is_secret:
+        return SecretText()
     if _PATHS.match(setting.option.metavar or ""):
         return FilePath()
     plain = {int: click.INT, float: click.FLOAT, bool: click.BOOL}

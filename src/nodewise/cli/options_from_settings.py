@@ -21,7 +21,7 @@ from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
 from nodewise.cli.settings_file import AgentSections, InstalledAgents
 from nodewise.cli.unknown_variables import warn_of_unknown_variables
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise.errors import BadSettings, Problem
 from nodewise.kube.options import KubeOptions
 from nodewise.option import Argument, Option
 
@@ -170,9 +170,11 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
-        place = (places or {}).get(field) or (declarations[field].flag if field in declarations else field)
+        setting = declarations.get(field)
+        place = (places or {}).get(field) or (setting.flag if setting else field)
+        actual = setting.show(fields[field]) if setting else "an invalid value"
         expected = text.removeprefix("Expected ").replace("`", "")
-        raise BadSettings("settings", [Problem(place, shown(fields.get(field)), expected)]) from error
+        raise BadSettings("settings", [Problem(place, actual, expected)]) from error
 
 
 _ENVIRONMENT: Final = click.core.ParameterSource.ENVIRONMENT

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 import msgspec
 
 from nodewise import clock
-from nodewise.errors import BadSettings, Problem
+from nodewise.errors import BadSettings, Problem, shown
 from nodewise.option import Argument, Option
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ class Setting(NamedTuple):
         if isinstance(self.option, Option) and self.option.choices:
             return self.option.choices
         return get_args(self.list_element_type) if get_origin(self.list_element_type) is Literal else ()
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether no message may show a value."""
+        return isinstance(self.option, Option) and self.option.is_secret
+
+    def show(self, value: Any) -> str:
+        """A value in a message."""
+        return "a value that is hidden" if self.is_secret else shown(value)
 
     @property
     def bounds(self) -> msgspec.Meta:

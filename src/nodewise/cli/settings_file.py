@@ -13,7 +13,7 @@ from nodewise import safe_yaml_loader
 from nodewise.cli import terminal_output
 from nodewise.cli.click_parameter_types import click_type_of_setting
 from nodewise.cli.setting_declarations import Group, Setting, list_settings, merge_settings
-from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.observe import logs
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ def _load_yaml_mapping(path: str) -> dict[Any, Any]:
     except (OSError, BadInput) as error:
         raise BadSettings("settings", [Problem("--config", str(error), "a readable YAML file")]) from error
     if not isinstance(document, dict):
-        raise BadSettings("settings", [Problem(path, shown(document), "a mapping of settings")])
+        # the content may be a secret
+        actual = "a list" if isinstance(document, list) else "a single value"
+        raise BadSettings("settings", [Problem(path, actual, "a mapping of settings")])
     return document
 
 
@@ -179,7 +181,9 @@ class _SettingsReader(NamedTuple):
 
     def _convert_or_add_problem(self, key: str, setting: Setting, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
-            self._add_problem(key, shown(value), "one value")
+            self._add_problem(
+                key, setting.show(value), "a list of values" if setting.is_list else "one value"
+            )
             return
         try:
             yield setting.field, _convert_setting_value(setting, value)

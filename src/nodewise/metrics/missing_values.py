@@ -99,7 +99,8 @@ _SOURCES: Final[Mapping[str, _SourceTexts]] = {
         {
             "SourceUnreachable": "start Prometheus, or correct --prometheus-url",
             "SourceRefusesAccess": (
-                "give credentials that may query: --prometheus-token-file, --prometheus-user or --prometheus-cert"
+                "give credentials that may query: --prometheus-token-file, --prometheus-user, --prometheus-cert, or "
+                "--prometheus-header for a tenant or a gateway"
             ),
             "SourceFails": (
                 "check that --prometheus-url leads to Prometheus itself, with any path before /api/v1, and that "

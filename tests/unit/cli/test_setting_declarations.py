@@ -12,6 +12,7 @@ from nodewise.cli import options_from_settings, setting_declarations
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.errors import BadSettings
 from nodewise.kube.options import KubeOptions
+from nodewise.option import Option
 
 
 class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,9 @@ class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     port: int = 9001
     """Where."""
+
+    badge: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE", is_secret=True)] = ()
+    """Who."""
 
 
 def parse_options(*arguments: str, file: Path | None = None, **environment: str) -> ExampleOptions:
@@ -71,6 +75,22 @@ def test_what_a_kubelet_says_of_a_service_is_no_setting() -> None:
 def test_sizes_lists_and_switches() -> None:
     parsed = parse_options("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
     assert (parsed.room_bytes, parsed.where, parsed.dry) == (64 * 2**20, ("a", "b"), True)
+
+
+def test_variable_of_secrets_has_one_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("badge: [a=1 2, b=3]\n")
+    assert parse_options(file=file).badge == ("a=1 2", "b=3")
+    assert parse_options(file=file, NODEWISE_BADGE="a=x, y\nb=z").badge == ("a=x, y", "b=z")
+
+
+@pytest.mark.parametrize("text", ["badge: {a: hunter2}\n", "badge=a=hunter2\n", "- badge=a=hunter2\n"])
+def test_error_of_a_file_shows_no_secret(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(text)
+    with pytest.raises(BadSettings) as refused:
+        parse_options(file=file)
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["0s", "-1s"])

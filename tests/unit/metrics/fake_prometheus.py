@@ -40,6 +40,8 @@ class PrometheusDouble:
         self.series = [self._read(text, sample) for text, sample in series.items()]
         self.warnings: list[str] = []
         self.authorization = ""
+        self.headers: list[dict[str, str]] = []
+        """The headers of the requests, by name in lower case."""
         self.faults: list[tuple[int, bytes, dict[str, str]]] = []
         self.delay_s = 0.0
 
@@ -143,6 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, text: str) -> None:
         form = {key: value[0] for key, value in parse_qs(text).items()}
         self.prometheus.requests.append(form | {"method": self.command, "path": urlsplit(self.path).path})
+        self.prometheus.headers.append({name.lower(): value for name, value in self.headers.items()})
         time.sleep(self.prometheus.delay_s)
         if (
             self.prometheus.authorization

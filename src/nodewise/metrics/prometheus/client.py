@@ -4,8 +4,9 @@ It translates the exceptions of httpx2, and removes secrets from errors.
 """
 
 import asyncio
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import httpx2
@@ -62,7 +63,8 @@ class PrometheusClient:
         """The names of metrics since a time, in seconds since 1970; at most `MAX_METRIC_NAMES`."""
         what = f"names of metrics of {self._connection.url}"
         parameters = {"start": f"{start:.3f}", "limit": str(MAX_METRIC_NAMES)}
-        return query_responses.decode_metric_names(await self._call(_NAMES_PATH, parameters, what))
+        with self._errors_without_secrets(what):
+            return query_responses.decode_metric_names(await self._call(_NAMES_PATH, parameters, what))
 
     async def _query(
         self, path: str, parameters: Mapping[str, str], before_body: BeforeBody | None = None
@@ -74,13 +76,9 @@ class PrometheusClient:
         """
         query = parameters["query"]
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
-        try:
-            body = await self._call(path, parameters, what, before_body)
-            return query_responses.decode_response(body)
-        except NodewiseError as error:
-            error.what = what
-            error.problems = [self._hide_secrets(problem) for problem in error.problems]
-            raise
+        with self._errors_without_secrets(what):
+            response = query_responses.decode_response(await self._call(path, parameters, what, before_body))
+            return response._replace(warnings=tuple(map(self._connection.hide, response.warnings)))
 
     async def _call(
         self,
@@ -117,7 +115,7 @@ class PrometheusClient:
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
             raise query_responses.error_from_response(
-                what, response.status_code, body, retry_after, self._timeout_s
+                what, response.status_code, body, retry_after, self._timeout_s, self._connection.hide
             )
         return body
 
@@ -129,6 +127,16 @@ class PrometheusClient:
         if len(parameters.get("query", "")) <= _LONGEST_URL:
             return http.build_request("GET", path, params=form)
         return http.build_request("POST", path, data=form)
+
+    @contextlib.contextmanager
+    def _errors_without_secrets(self, what: str) -> Iterator[None]:
+        """Errors in this context name the request, and show no secrets: a server may repeat them."""
+        try:
+            yield
+        except NodewiseError as error:
+            error.what = what
+            error.problems = [self._hide_secrets(problem) for problem in error.problems]
+            raise
 
     def _hide_secrets(self, problem: Problem) -> Problem:
         return Problem(*map(self._connection.hide, problem))

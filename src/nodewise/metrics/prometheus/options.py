@@ -50,6 +50,14 @@ class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
     prometheus_password_file: Annotated[str, Option(metavar="FILE")] = ""
     """Path of a file with the password for basic authentication. Read at every query."""
 
+    prometheus_header: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE", is_secret=True)] = ()
+    """Header of each request, for a tenant of Mimir or Cortex, such as X-Scope-OrgID=team-a, or for a gateway. Messages
+    hide the value. Repeat the option for several headers; the variable has one in each line."""
+
+    prometheus_header_file: Annotated[tuple[str, ...], Option(metavar="NAME=FILE", is_secret=True)] = ()
+    """Header whose value is the content of a file, such as Authorization=/etc/nodewise/gateway/authorization. Read at
+    every query. Repeat the option for several headers; the variable has one in each line."""
+
     prometheus_ca: Annotated[str, Option(metavar="FILE")] = ""
     """Path of the PEM certificates of the authorities that Prometheus' certificate is verified against. Empty: those of
     the system. Reread when the file changes."""

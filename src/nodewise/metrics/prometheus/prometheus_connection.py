@@ -1,21 +1,21 @@
-"""Connection to Prometheus: TLS and authentication. All files are reread, so that they can be renewed."""
+"""Connection to Prometheus: TLS and headers. All files are reread, so that they can be renewed."""
 
 import os
 import ssl
-from base64 import b64encode
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
 
 from nodewise.clock import SystemClock
-from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.errors import BadSettings, Problem
 from nodewise.kube import proxy_settings
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.connection_renewal import RenewingTransport
+from nodewise.metrics.prometheus import request_headers
 from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.request_headers import SecretHeaders
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem_files
 from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableFiles
@@ -27,46 +27,7 @@ _HEADERS: Final = {
     "Accept": "application/json",
     "User-Agent": "nodewise",
 }
-_HIDDEN: Final = "(hidden)"
 _LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
-
-
-class AuthorizationFile(httpx2.Auth):
-    """An Authorization header with a secret from a file. While the file is being replaced the old secret is used."""
-
-    def __init__(self, path: str, header: Callable[[str], str]) -> None:
-        self._path = Path(path)
-        self._header = header
-        self._secret = ""
-
-    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        self._read_secret_file()
-        request.headers["Authorization"] = self._header(self._secret)
-        yield request
-
-    def hide(self, text: str) -> str:
-        """The text without the secret."""
-        if not self._secret:
-            return text
-        for form in (self._secret, self._header(self._secret).partition(" ")[2]):
-            text = text.replace(form, _HIDDEN)
-        return text
-
-    def _read_secret_file(self) -> None:
-        try:
-            secret = self._path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            if self._secret:
-                return
-            actual = getattr(error, "strerror", None) or type(error).__name__
-            problem = Problem(str(self._path), actual, "a file with a token or a password")
-            raise Refused("Prometheus' credentials", [problem]) from error
-        if not secret.isascii() or not secret.isprintable():
-            problem = Problem(
-                str(self._path), "a line break or a character that no header may have", "a secret"
-            )
-            raise Refused("Prometheus' credentials", [problem])
-        self._secret = secret
 
 
 class PrometheusConnection:
@@ -76,12 +37,12 @@ class PrometheusConnection:
         if problems := list(_settings_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
-        self._secret = _secret(options)
-        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry), self._secret)
+        self._headers = request_headers.secret_headers(options)
+        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry), self._headers)
 
     def hide(self, text: str) -> str:
         """The text without secrets."""
-        return self._secret.hide(text) if self._secret else text
+        return self._headers.hide(text)
 
 
 def _settings_problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
@@ -96,6 +57,7 @@ def _settings_problems(url: str, options: PrometheusOptions) -> Iterator[Problem
         if bool(first) != bool(second):
             other = "--prometheus-password-file" if flag.endswith("user") else "--prometheus-key"
             yield Problem(flag, f"only one of it and {other} is given", "both or neither")
+    yield from request_headers.header_problems(options)
     if not options.prometheus_node_label:
         yield Problem("--prometheus-node-label", "none", "at least one label")
 
@@ -159,22 +121,7 @@ class _TlsFiles:
         return made
 
 
-def _secret(options: PrometheusOptions) -> AuthorizationFile | None:
-    if options.prometheus_token_file:
-        return AuthorizationFile(options.prometheus_token_file, lambda token: f"Bearer {token}")
-    if options.prometheus_user:
-        user = options.prometheus_user
-        return AuthorizationFile(
-            options.prometheus_password_file, lambda password: _basic_authorization(user, password)
-        )
-    return None
-
-
-def _basic_authorization(user: str, password: str) -> str:
-    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
-
-
-def _create_client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | None) -> httpx2.AsyncClient:
+def _create_client(url: str, tls_files: _TlsFiles, headers: SecretHeaders) -> httpx2.AsyncClient:
     proxy = proxy_settings.proxy_url(url, os.environ) or None
 
     def make() -> httpx2.AsyncHTTPTransport:
@@ -189,5 +136,5 @@ def _create_client(url: str, tls_files: _TlsFiles, secret: AuthorizationFile | N
     transport = RenewingTransport(make, tls_files.has_changed)
     # no timeout here: every call has its own deadline
     return httpx2.AsyncClient(
-        base_url=url, auth=secret, headers=_HEADERS, transport=transport, timeout=None, trust_env=False
+        base_url=url, auth=headers, headers=_HEADERS, transport=transport, timeout=None, trust_env=False
     )

@@ -1,7 +1,7 @@
 """Decodes responses of Prometheus. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -126,8 +126,14 @@ _REMEDIES: Final[Mapping[int, str]] = {
     302: _WHERE,
     307: _WHERE,
     308: _WHERE,
-    401: "give other credentials: --prometheus-token-file, --prometheus-user or --prometheus-cert",
-    403: "the credentials are known, but may not query: grant them the right",
+    401: (
+        "give other credentials: --prometheus-token-file, --prometheus-user or --prometheus-cert; "
+        "a tenant or a gateway may need --prometheus-header"
+    ),
+    403: (
+        "the credentials are known, but may not query: grant them the right; a tenant or a gateway may need "
+        "another --prometheus-header"
+    ),
     404: _WHERE,
 }
 
@@ -191,9 +197,17 @@ def parse_sample_value(value: str) -> int:
 
 
 def error_from_response(
-    what: str, status: int, body: bytes, retry_after: str = "", timeout_s: float = 0.0
+    what: str,
+    status: int,
+    body: bytes,
+    retry_after: str = "",
+    timeout_s: float = 0.0,
+    hide: Callable[[str], str] = str,
 ) -> NodewiseError:
-    """The error of an unsuccessful response, with the server's message; `timeout_s` is that of the query."""
+    """The error of an unsuccessful response, with the server's message; `timeout_s` is that of the query.
+
+    `hide` removes secrets from the message, before it is cut.
+    """
     limit = _MAX_MESSAGE
     try:
         envelope = _decode_envelope(body)
@@ -203,7 +217,7 @@ def error_from_response(
             _MAX_PLAIN_TEXT,
         )
     error_type, message = _classify_error(status, envelope)
-    reason = ": ".join(filter(None, (error_type, truncate(message, limit))))
+    reason = ": ".join(filter(None, (error_type, truncate(hide(message), limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
