@@ -167,14 +167,30 @@ def build_series(
 
 
 def read_sample(item: MetricValue) -> Sample:
-    """The sample of an item. ValueError if its value is not a quantity; null is a missing value, not zero."""
+    """The sample of an item. ValueError if its value is no valid quantity; null is a missing value, not zero."""
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{shown(value)} is not {quantity.EXPECTED}")  # noqa: TRY004 - one kind for the caller
     window_s = item.windowSeconds if item.windowSeconds is not None else item.window
     return Sample(
-        quantity.parse(str(value)), parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
+        parse_value(str(value)), parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
     )
+
+
+_OVERFLOW: Final = -(2**63) * (quantity.NANO // 1000)
+"""prometheus-adapter v0.12 converts a value to thousandths as a 64-bit integer (`pkg/custom-provider/provider.go`,
+`pkg/resourceprovider/provider.go`: `int64(value * 1000.0)`). On amd64 the result for +Inf, -Inf, and numbers from 2**63
+thousandths on is the lowest integer."""
+
+
+def parse_value(text: str) -> int:
+    """Nano-units of a value from an aggregated API. ValueError if it is not a quantity, or a number that overflowed."""
+    nano = quantity.parse(text)
+    if nano == _OVERFLOW:
+        raise ValueError(
+            f"{text[:80]} is what prometheus-adapter makes of infinite and too large numbers, no value"
+        )
+    return nano
 
 
 @lru_cache(maxsize=4096)

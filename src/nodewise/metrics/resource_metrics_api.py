@@ -15,9 +15,9 @@ from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.metrics import missing_values
-from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp
+from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp, parse_value
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
-from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes, NodeLookup
+from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
 
 GROUP: Final = "metrics.k8s.io"
@@ -28,7 +28,7 @@ _PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
 _REMEDY: Final = "install metrics-server, or use another source of --metrics"
 _SHARED_S: Final = 1.0
 _WINDOW_S: Final = 60.0
-_UNKNOWN: Final = NodeAllocatable(None, None)
+_NO_NODE: Final = "no Node has this name"
 
 
 class _NodeMetricsMetadata(msgspec.Struct, frozen=True):
@@ -138,12 +138,21 @@ def decode_items(body: bytes) -> Iterator[NodeMetrics | None]:
 def by_metric(
     listed: Iterable[NodeMetrics | None], nodes: NodeAttributes
 ) -> Generator[None, None, dict[str, list[NodeSample]]]:
-    """The entries of all four metrics, in the order of the list; yields between nodes."""
+    """The entries of all four metrics, in the order of the list; yields between nodes.
+
+    metrics-server has the usage of a deleted node for a while. It gives no share, unless no entry is of a node.
+    """
     entries: dict[str, list[NodeSample]] = {metric: [] for metric in METRICS}
     cpu, memory, cpu_share, memory_share = (entries[metric] for metric in METRICS)
+    strangers: list[str] = []
     for item in listed:
         if item is not None and (name := item.metadata.name):
-            allocatable = nodes.allocatable.get(name, _UNKNOWN)
+            allocatable = nodes.allocatable.get(name)
+            if allocatable is None:
+                strangers.append(name)
+                cpu.append((name, _parse_usage_sample(item, item.usage.cpu)))
+                memory.append((name, _parse_usage_sample(item, item.usage.memory)))
+                continue
             for value, whole, of, usage, share in (
                 (item.usage.cpu, allocatable.cpu, "cpu", cpu, cpu_share),
                 (item.usage.memory, allocatable.memory, "memory", memory, memory_share),
@@ -152,6 +161,9 @@ def by_metric(
                 usage.append((name, used))
                 share.append((name, used if isinstance(used, str) else _usage_share(used, whole, of)))
         yield
+    if not cpu_share:
+        cpu_share += ((name, _NO_NODE) for name in strangers)
+        memory_share += ((name, _NO_NODE) for name in strangers)
     return entries
 
 
@@ -160,9 +172,7 @@ def _parse_usage_sample(item: NodeMetrics, value: Any) -> Sample | str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"{shown(value)} is not {quantity.EXPECTED}"
     try:
-        return Sample(
-            quantity.parse(str(value)), parse_timestamp(item.timestamp), _parse_window_s(item.window)
-        )
+        return Sample(parse_value(str(value)), parse_timestamp(item.timestamp), _parse_window_s(item.window))
     except ValueError as error:
         return str(error)
 

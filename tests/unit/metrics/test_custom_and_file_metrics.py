@@ -55,6 +55,51 @@ def test_a_version_that_nobody_reads_is_named() -> None:
         choose_version(json.dumps(group("v3", "v3")).encode())
 
 
+OVERFLOW = "-9223372036854775808m"
+
+
+class TestOverflow:
+    """prometheus-adapter turns infinite and too large numbers into one number, which is below every threshold."""
+
+    @pytest.mark.parametrize("text", [OVERFLOW, "-9223372036854775.808"])
+    def test_overflow_is_invalid_on_its_own_node(self, text: str) -> None:
+        series, _ = fetch({"items": [item("rack-1", text), item("rack-2", "-3")]})
+        assert {node: sample.value for node, sample in series.samples.items()} == {"rack-2": -3 * NANO}
+        reason = f"{text} is what prometheus-adapter makes of infinite and too large numbers, no value"
+        assert series.invalid == {"rack-1": reason}
+
+    @pytest.mark.parametrize(
+        "text",
+        ["-9223372036854775807m", "-9223372036854775809m", "9223372036854775807m", "-9223372036854775808"],
+    )
+    def test_neighbours_are_values(self, text: str) -> None:
+        series, _ = fetch({"items": [item("rack-1", text)]})
+        assert series.invalid == {}
+
+    @pytest.mark.parametrize("is_table", [False, True], ids=["a list", "a CSV file"])
+    def test_overflow_in_files_is_invalid(self, tmp_path: Path, *, is_table: bool) -> None:
+        file = tmp_path / ("m.csv" if is_table else "m.json")
+        value = {
+            "apiVersion": "custom.metrics.k8s.io/v1beta2",
+            "kind": "MetricValue",
+            "metric": {"name": "m"},
+        }
+        file.write_text(
+            f"rack-1,m,{OVERFLOW}\n" if is_table else json.dumps(value | item("rack-1", OVERFLOW))
+        )
+        series = asyncio.run(FileSource([str(file)]).fetch(MetricRequest("m"), 100.0))
+        assert "prometheus-adapter" in series.invalid["rack-1"]
+
+    def test_maximum_of_several_values_does_not_hide_it(self) -> None:
+        api: Any = Answers(
+            group=group("v1beta1", "v1beta1"),
+            metric={"items": [item("rack-1", OVERFLOW), item("rack-1", "5"), item("rack-2", "5")]},
+        )
+        source = CustomMetricsSource(api)
+        series = asyncio.run(source.fetch(MetricRequest("m", aggregate="sum"), 100.0))
+        assert list(series.samples) == ["rack-2"]
+
+
 class TestCustom:
     def test_one_call_a_metric_without_a_query(self) -> None:
         _, requests = fetch({"items": [item("a", "1")]})

@@ -92,3 +92,20 @@ def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: P
     request = MetricRequest("cpu_usage", "sum by (node) (rate(x[5m]))")
     assert source.supports(request)
     assert asyncio.run(source.fetch(request, 0.0)).samples["a"].value == NANO
+
+
+def test_usage_of_a_deleted_node_beside_others_is_no_problem(tmp_path: Path) -> None:
+    """metrics-server has the usage of a deleted node for a while."""
+    deleted = ONE | {"metadata": {"name": "gone-7"}}
+    series = metric_files.read_snapshot(
+        object_files.read([write_objects(tmp_path, ONE, deleted, NODE)])
+    ).series
+    assert list(series["cpu_usage_share"].samples) == ["a"]
+    assert series["cpu_usage_share"].invalid == {}
+    assert list(series["memory_usage_share"].invalid) == ["a"]
+
+
+def test_usage_of_no_node_says_so(tmp_path: Path) -> None:
+    other = ONE | {"metadata": {"name": "gone-7"}}
+    series = metric_files.read_snapshot(object_files.read([write_objects(tmp_path, other, NODE)])).series
+    assert series["cpu_usage_share"].invalid == {"gone-7": "no Node has this name"}

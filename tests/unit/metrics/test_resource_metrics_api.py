@@ -85,12 +85,30 @@ def test_a_share_is_to_the_nearest_nano(cpu: str, nano: int) -> None:
     assert fetch(item("thirds", cpu))["cpu_usage_share"].samples["thirds"].value == nano
 
 
-@pytest.mark.parametrize("node", ["full", "stranger"])
-def test_without_allocatable_there_is_no_share(node: str) -> None:
-    by_metric = fetch(item(node, "1"))
-    assert by_metric["cpu_usage"].samples[node].value == NANO
-    assert by_metric["cpu_usage_share"].invalid == {node: "the Node reports no allocatable cpu"}
-    assert by_metric["memory_usage_share"].invalid == {node: "the Node reports no allocatable memory"}
+def test_without_allocatable_there_is_no_share() -> None:
+    by_metric = fetch(item("full", "1"))
+    assert by_metric["cpu_usage"].samples["full"].value == NANO
+    assert by_metric["cpu_usage_share"].invalid == {"full": "the Node reports no allocatable cpu"}
+    assert by_metric["memory_usage_share"].invalid == {"full": "the Node reports no allocatable memory"}
+
+
+def test_deleted_node_has_no_share_and_is_no_problem() -> None:
+    by_metric = fetch(item("deleted", "1"), item("thirds", "1"))
+    for share in ("cpu_usage_share", "memory_usage_share"):
+        assert "deleted" not in by_metric[share].samples
+        assert "deleted" not in by_metric[share].invalid
+
+
+def test_usage_of_no_node_is_named_as_such() -> None:
+    by_metric = fetch(item("elsewhere-1", "1"), item("elsewhere-2", "many"))
+    expected = dict.fromkeys(("elsewhere-1", "elsewhere-2"), "no Node has this name")
+    assert by_metric["cpu_usage_share"].invalid == by_metric["memory_usage_share"].invalid == expected
+
+
+def test_overflow_of_the_adapter_is_invalid() -> None:
+    by_metric = fetch(item("thirds", "-9223372036854775808m"))
+    assert by_metric["cpu_usage"].samples == {}
+    assert "prometheus-adapter" in by_metric["cpu_usage_share"].invalid["thirds"]
 
 
 @pytest.mark.parametrize("bad", ["NaN", "many", None, True, [], {}])
