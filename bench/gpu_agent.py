@@ -93,7 +93,7 @@ def _filter(context: benchmark_servers.BenchContext, times: int, requests: int) 
 
 def _check(answer: Object) -> None:
     """RuntimeError if the response is wrong: then the measurement is invalid."""
-    rejected = len(answer["FailedNodes"] or ())
+    rejected = len(answer["FailedNodes"] or ()) + len(answer["FailedAndUnresolvableNodes"] or ())
     if rejected != NODES // 2:
         raise RuntimeError(f"{rejected} nodes of {NODES} rejected, not half of them")
 

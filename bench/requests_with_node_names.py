@@ -64,7 +64,7 @@ def write(folder: Path, bodies: list[bytes]) -> Path:
 
 def _check(filtered: Mapping[str, Any], prioritized: list[dict[str, Any]]) -> None:
     """RuntimeError if the responses are wrong: then the measurement is invalid."""
-    rejected = len(filtered["FailedNodes"] or ())
+    rejected = len(filtered["FailedNodes"] or ()) + len(filtered["FailedAndUnresolvableNodes"] or ())
     scores = {entry["Score"] for entry in prioritized}
     requests = len(prioritized)
     if rejected != requests * generated_cluster_objects.REJECTED_SHARE or scores != set(range(11)):

@@ -29,6 +29,7 @@ from nodewise.verdicts import (
     Reason,
     Scores,
     Verdict,
+    is_unresolvable,
 )
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Verdict",
     "Victims",
     "Watched",
+    "is_unresolvable",
 ]
 
 PodT = TypeVar("PodT")

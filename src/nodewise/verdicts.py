@@ -38,7 +38,11 @@ OWN_REASON: Final = "nodewise: "
 
 
 class Reason(Protocol):
-    """Why a node is rejected. A value; its texts are made when they are read."""
+    """Why a node is rejected. A value; its texts are made when they are read.
+
+    A reason that no eviction of pods can remove also has the attribute `is_unresolvable = True` (see
+    `is_unresolvable`).
+    """
 
     @property
     def is_failure(self) -> bool:
@@ -52,6 +56,16 @@ class Reason(Protocol):
     def remedy(self) -> str:
         """How to resolve it, for `explain`; empty if values and targets make it clear."""
         ...
+
+
+def is_unresolvable(reason: Reason) -> bool:
+    """Whether the node stays rejected whichever of its pods are evicted: kube-scheduler's UnschedulableAndUnresolvable.
+
+    This is the attribute `is_unresolvable` of the reason, False without it. kube-scheduler leaves such a node out of
+    preemption, so the attribute is True only if `FilterPlugin.preempt` rejects the node for every set of victims. The
+    priorities of pods do not matter: kube-scheduler chooses the victims by priority.
+    """
+    return bool(getattr(reason, "is_unresolvable", False))
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -136,6 +150,14 @@ class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     def only_observes(self) -> bool:
         """Whether all of the policies only observe, so that the response is that of an agent without a verdict."""
         return bool(self.policies) and all(policy.would_reject is not None for policy in self.policies)
+
+    def unresolvable(self) -> NDArray[np.bool_]:
+        """By candidate, whether it is rejected for a reason that no eviction removes."""
+        by_reason = [*map(is_unresolvable, self.reasons)]
+        if all(by_reason):  # the usual case, and faster
+            return np.not_equal(self.codes, 0)
+        mask: NDArray[np.bool_] = np.array([False, *by_reason])[self.codes]
+        return mask
 
 
 class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -20,6 +20,7 @@ from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.filter_responses import rejected_nodes
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -212,7 +213,7 @@ class ExtenderProcess:
         context = self.certificates.authority.client_context(self.certificates.client)
         with httpx2.Client(verify=context, trust_env=False) as client:
             answer = client.post(f"{self.url}/scheduler/filter", json=body)
-        return node in (answer.json()["FailedNodes"] or {})
+        return node in rejected_nodes(answer.json())
 
     def entry(self, **fields: Any) -> Object:
         """The extender's entry of a scheduler configuration."""

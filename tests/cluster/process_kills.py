@@ -16,6 +16,7 @@ import httpx2
 from tests.cluster.api_client import Object
 from tests.cluster.child_processes import Process
 from tests.cluster.metric_history import HOT, OURS, POLICY, FreshnessCheck, MetricHistory, MetricValues
+from tests.filter_responses import rejected_nodes
 
 NAMESPACE = "shop"
 RULE = f"heat GreaterThan {HOT}"
@@ -169,7 +170,7 @@ class DecisionChecker:
 
 def failed(answer: httpx2.Response) -> frozenset[str]:
     """The rejected nodes in the response of a filter call."""
-    return frozenset(answer.json().get("FailedNodes") or {})
+    return frozenset(rejected_nodes(answer.json()))
 
 
 def is_refusal(answer: httpx2.Response, verb: str) -> bool:
@@ -179,7 +180,7 @@ def is_refusal(answer: httpx2.Response, verb: str) -> bool:
     if verb == "prioritize":
         return not any(scores(answer).values())
     rejection = answer.json()
-    reasons = (rejection["FailedNodes"] or {}).values()
+    reasons = rejected_nodes(rejection).values()
     return not rejection["NodeNames"] and len(reasons) > 0 and not any(RULE in reason for reason in reasons)
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from tests.cluster import namespace_sandboxes
 from tests.cluster.api_client import Object
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
 
@@ -47,6 +48,9 @@ class ScheduledCluster(Protocol):
     def is_gone(self, pod: str) -> bool:
         """Whether a pod was evicted."""
 
+    def log_errors(self) -> list[str]:
+        """The errors about scheduling that the scheduler logged."""
+
 
 class SchedulerUnderTest(Protocol):
     """A scheduler that follows kube-scheduler's rules."""
@@ -75,7 +79,7 @@ class RealScheduler:
             sandbox.pods(*running)
             scheduler = self._plane.start_scheduler({"extenders": list(extenders)})
             try:
-                yield RealCluster(sandbox)
+                yield RealCluster(sandbox, scheduler)
             finally:
                 scheduler.stop()
 
@@ -83,8 +87,9 @@ class RealScheduler:
 class RealCluster:
     """A sandbox with a running kube-scheduler."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, scheduler: Process) -> None:
         self._sandbox = sandbox
+        self._scheduler = scheduler
         self._touched = 0
 
     def submit(self, *pods: Object) -> dict[str, SchedulingOutcome]:
@@ -113,6 +118,10 @@ class RealCluster:
 
     def is_gone(self, pod: str) -> bool:
         return namespace_sandboxes.is_leaving(self._sandbox.pod(pod))
+
+    def log_errors(self) -> list[str]:
+        lines = self._scheduler.log.read_text().splitlines()
+        return [line for line in lines if line.startswith("E") and ("preempt" in line or "schedul" in line)]
 
     def _settled(self, name: str) -> SchedulingOutcome:
         """Waits until a pod is bound or rejected. A pod with a nominated node waits for its victims and is neither."""

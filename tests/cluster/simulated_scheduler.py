@@ -53,3 +53,6 @@ class SimulatedCluster:
 
     def is_gone(self, pod: str) -> bool:
         return self._cluster.is_gone(pod)
+
+    def log_errors(self) -> list[str]:
+        return []

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from tests.cluster.certificates import CertificatePair
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.namespace_sandboxes import PATIENCE_S, wait
+from tests.filter_responses import rejected_nodes
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 BAD, GOOD = "rack1-b", "rack1-a"
@@ -71,7 +72,7 @@ def ask(opened: http.client.HTTPSConnection) -> bool:
     answer = opened.getresponse()
     body = answer.read()
     assert answer.status == http.client.OK, f"{answer.status}: {body[:300]!r}"
-    assert list(json.loads(body)["FailedNodes"]) == [BAD], body
+    assert list(rejected_nodes(json.loads(body))) == [BAD], body
     return not answer.will_close
 
 

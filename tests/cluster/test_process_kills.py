@@ -57,6 +57,7 @@ from tests.cluster.process_kills import (
     SupervisedProcess,
 )
 from tests.cluster.prometheus_and_exporters import Monitoring
+from tests.filter_responses import rejected_nodes
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
@@ -188,7 +189,7 @@ class KillTestCluster:
                 return f"policy {name} is not judged by the newest truth"
         if process_kills.scores(self._probe.ask("prioritize")) != truth.scores():
             return "scores are not those of the newest truth"
-        gone = self._probe.ask("filter", f"late-{self._late - 1}").json()["FailedNodes"]
+        gone = rejected_nodes(self._probe.ask("filter", f"late-{self._late - 1}").json())
         return "" if "does not exist" in str(gone) else "a policy that went is still known"
 
     def back_up(self) -> Path:

@@ -26,6 +26,7 @@ from nodewise.cli.main import command
 from nodewise.simulate.simulated_cluster import Cluster
 from tests.cluster import kubernetes_objects
 from tests.cluster.extender_process import tas_policy
+from tests.filter_responses import rejected_nodes
 
 Json = dict[str, Any]
 TOGETHER = 10
@@ -198,7 +199,7 @@ def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> 
     probe = cluster_state.pods[0] | {"metadata": cluster_state.pods[0]["metadata"] | {"name": "probe"}}
     body = {"Pod": probe, "NodeNames": cluster_state.nodes}
     answer = _http.post(f"{extender.url}/scheduler/filter", json=body).json()
-    return "does not exist" not in str(answer["FailedNodes"])
+    return "does not exist" not in str(rejected_nodes(answer))
 
 
 @given(st.lists(DRAWS, min_size=TOGETHER, max_size=TOGETHER))

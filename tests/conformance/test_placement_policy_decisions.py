@@ -11,6 +11,7 @@ import pytest
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.extender_process import ExtenderProcess
 from tests import forked_commands
+from tests.filter_responses import rejected_nodes
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 NODES = ["n1", "n2", "n3"]
@@ -171,7 +172,7 @@ def test_policies_of_all_kinds_are_replayed(folder: Path, tmp_path: Path) -> Non
         for verb in ("filter", "prioritize"):
             for labels in ({}, named, {"telemetry-policy": "absent"}):
                 ask(extender, verb, labels=labels)
-        failed = ask(extender, labels=named)["FailedNodes"]
+        failed = rejected_nodes(ask(extender, labels=named))
     assert failed["n2"].startswith(TAS)
     report = json.loads(run("simulate", "replay", file, "-o", "json").stdout)
     assert (report["differences"], report["same"], report["requests"]) == ([], 7, 7)
@@ -199,6 +200,6 @@ def test_states_of_nodes_in_the_status_apply_to_every_command(folder: Path, tmp_
     file = tmp_path / "recording.gz"
     with extender_process.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
         extender.wait_ready()
-        assert ask(extender)["FailedNodes"]["n2"].startswith(text)
+        assert rejected_nodes(ask(extender))["n2"].startswith(text)
     report = json.loads(run("simulate", "replay", file, "-o", "json").stdout)
     assert (report["differences"], report["same"], report["requests"]) == ([], 1, 1)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from tests.filter_responses import rejected_nodes
 from tests.hostile.extender_process import RawResponse
 
 _MOST = 10
@@ -47,7 +48,7 @@ def check_filtered(
     response_body = document(answer, repeated=repeated)
     assert set(response_body) == {"Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"}
     assert response_body["Error"] == ""
-    failed: dict[str, str] = response_body["FailedNodes"] or {}
+    failed = rejected_nodes(response_body)
     if response_body["Nodes"] is None:
         kept: list[str] = response_body["NodeNames"]
     else:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import filter_responses
 from tests.hostile import broken_agent_packages, three_node_cluster_objects
 from tests.hostile.extender_process import AttackedExtender
 
@@ -122,8 +123,7 @@ def ask_agents(target: AttackedExtender, verb: str, *agents: str, policy: str | 
 
 
 def rejected_nodes(target: AttackedExtender, *agents: str, policy: str | None = None) -> dict[str, str]:
-    failed: dict[str, str] = ask_agents(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
-    return failed
+    return filter_responses.rejected_nodes(ask_agents(target, "filter", *agents, policy=policy))
 
 
 def all_for(why: str) -> dict[str, str]:
@@ -210,7 +210,7 @@ def whole(target: AttackedExtender, agent: str) -> dict[str, str]:
     with target.line() as line:
         answer = line.ask("/scheduler/filter", json.dumps({"Pod": pod, "Nodes": nodes}).encode())
     assert answer.status == 200
-    return json.loads(answer.body)["FailedNodes"] or {}
+    return filter_responses.rejected_nodes(json.loads(answer.body))
 
 
 def test_decide_asks_it_by_name(site: Path, tmp_path: Path) -> None:

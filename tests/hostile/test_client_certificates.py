@@ -15,6 +15,7 @@ from tests.cluster.certificates import CertificatePair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.filter_responses import rejected_nodes
 
 EVIL = "system:node:evil"
 SELECTOR = {"zone": "elsewhere"}
@@ -154,7 +155,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         def reason(pod: Object) -> str:
             body = {"Pod": pod, "NodeNames": ["g1"]}
             answer = call(running, certificates.client, "POST", "/scheduler/filter", body).json()
-            return str((answer["FailedNodes"] or {}).get("g1", ""))
+            return rejected_nodes(answer).get("g1", "")
 
         assert "the pod has 65 containers; at most 64" in reason(evil)
         assert bind(running, certificates.client, evil).status_code == 404

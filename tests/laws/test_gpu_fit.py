@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import gpu_arrays, subdevice_assignment
+from nodewise.agents.gpu.empty_node_fit import EmptyNodeFits
+from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.fragmentation import NO_WORKLOAD
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
+from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
@@ -81,7 +85,7 @@ def demands(draw: Any) -> Demand:
     linked = draw(st.booleans())
     counts = [2, 0, 2, 4] if linked else [1, 1, 0, 2, 2, 3, 6]
     containers = tuple(
-        ContainerDemand(f"c{number}", count, dict(draw(per_gpu())) if count else {})
+        ContainerDemand(f"c{number}", count, Amounts(draw(per_gpu()) if count else {}))
         for number, count in enumerate(draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3)))
     )
     ones = [number for number, container in enumerate(containers) if container.count == 1]
@@ -236,3 +240,18 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
         assert changed.gpus(at) == gpus.names
         assert placement_on(partial, at, gpus) == placement_on(other, at, gpus)
         assert partial.shortfalls.at(at) == other.shortfalls.at(at)
+
+
+@given(CLUSTERS, st.data(), st.lists(demands(), min_size=1, max_size=2), ORDERS)
+def test_a_node_fits_without_pods_exactly_if_it_fits_when_nothing_is_held(
+    cluster: list[Given], data: st.DataObject, demands_of_pods: list[Demand], balanced: str
+) -> None:
+    """Also with results that are kept from earlier pods and candidates."""
+    fits, layout, unused = EmptyNodeFits(), layout_of(cluster, SUBDEVICES), ReferenceUsage({}, {})
+    placement = "balanced" if balanced else "first-fit"
+    inputs = PlacementInputs(placement, (COUNT,), (balanced,) if balanced else (), NO_WORKLOAD)
+    for demand in [*demands_of_pods, *demands_of_pods]:
+        rows = data.draw(st.lists(st.integers(0, len(cluster) - 1), min_size=1, max_size=8))
+        assert fits.fits(layout, np.array(rows), demand, inputs).tolist() == [
+            reference_placement((cluster[row][0], unused), demand, balanced) is not None for row in rows
+        ]

@@ -88,8 +88,9 @@ def serving_page() -> str:
             table(("path", "on", "answers"), _shown(request_handler)),
             "\n## Status\n\n",
             table(("status", "means"), _STATUSES),
-            "\nA rejected node is not an error: the status is 200, and `FailedNodes` contains the reason. The\n",
-            "body of an error is JSON with the field, the found value and the expected value.\n",
+            "\nA rejected node is not an error: the status is 200, and `FailedNodes` contains the reason, or\n",
+            "`FailedAndUnresolvableNodes` if evicting pods from the node does not help. The body of an error is\n",
+            "JSON with the field, the found value and the expected value.\n",
         ]
     )
 

@@ -38,6 +38,7 @@ class AgentFailed(msgspec.Struct, frozen=True):
     package: str = ""
     """The package of a third-party agent."""
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}agent {self.agent} failed" + (

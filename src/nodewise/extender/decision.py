@@ -48,6 +48,13 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
             kept &= verdict.codes == 0
         return kept
 
+    def unresolvable(self) -> NDArray[np.bool_]:
+        """Which candidates at least one agent rejects for a reason that no eviction of pods removes."""
+        mask = np.zeros(len(self.names), bool)
+        for _, verdict in self.verdicts:
+            mask |= verdict.unresolvable()
+        return mask
+
     def points(self) -> NDArray[np.int64]:
         """Each candidate's score: the weighted mean of the agents' scores, rounded; 0 without any."""
         total = sum(scores.weight for _, scores in self.scores)

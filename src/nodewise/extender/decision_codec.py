@@ -5,13 +5,24 @@ another version, so decoding checks that all parts are consistent.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Details, Evidence, Joined, Names, PolicyRejections, Scores, ValueState, Verdict
+from nodewise.agent import (
+    Details,
+    Evidence,
+    Joined,
+    Names,
+    PolicyRejections,
+    Reason,
+    Scores,
+    ValueState,
+    Verdict,
+    is_unresolvable,
+)
 from nodewise.extender import decision_values_json
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.series_arrays import States
@@ -45,10 +56,22 @@ class StaticReason(msgspec.Struct, frozen=True):
     words: str
     failure: bool = False
     advice: str = ""
+    unresolvable: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """Absent where evicting pods may help, and in older decisions, where it is unknown."""
+
+    @classmethod
+    def of(cls, text: str, remedy: str, reason: Reason) -> Self:
+        """The reason with these texts."""
+        unresolvable: Any = True if is_unresolvable(reason) else msgspec.UNSET
+        return cls(text, bool(reason.is_failure), remedy, unresolvable)
 
     @property
     def is_failure(self) -> bool:
         return self.failure
+
+    @property
+    def is_unresolvable(self) -> bool:
+        return self.unresolvable is True
 
     def text(self) -> str:
         return self.words
@@ -137,9 +160,7 @@ def encode(decision: Decision) -> Generator[None, None, bytes]:
     yield
     verdicts = []
     for agent, verdict in decision.verdicts:
-        reasons = [
-            StaticReason(reason.text(), reason.is_failure, reason.remedy()) for reason in verdict.reasons
-        ]
+        reasons = [StaticReason.of(reason.text(), reason.remedy(), reason) for reason in verdict.reasons]
         rules = yield from _encode_rule_evidence(verdict.evidence)
         details = yield from _encode_details(verdict.details, len(verdict.codes), rejects=True)
         codes = _encode_to_raw_json(verdict.codes.tolist())

@@ -109,7 +109,7 @@ def validate_scores(result: Any, size: int) -> Scores | None:
 
 def validate_reason(result: Reason) -> StaticReason:
     """A reason with its texts."""
-    return StaticReason(validate_text(result.text()), bool(result.is_failure), validate_text(result.remedy()))
+    return StaticReason.of(validate_text(result.text()), validate_text(result.remedy()), result)
 
 
 def validate_text(value: Any) -> str:

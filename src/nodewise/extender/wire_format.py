@@ -293,12 +293,18 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
 def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[bytes]:
     """ExtenderFilterResult in parts: names for names, whole nodes (the bytes of the request) for whole nodes.
 
-    `FailedNodes` is null if no agent has a verdict.
+    `FailedNodes` is null if no agent has a verdict. Where evicting pods cannot help, a rejected node is in
+    `FailedAndUnresolvableNodes` instead, which is null if it is empty. kube-scheduler leaves these nodes out of
+    preemption; up to 1.37 it otherwise reports an error for each of them (kubernetes/kubernetes#139270).
     """
     kept = decision.feasible()
-    has_verdict = not all(verdict.only_observes for _, verdict in decision.verdicts)
-    failed = _failed_nodes(decision, kept) if has_verdict else b"null"
-    tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
+    failed = unresolvable = b"null"
+    if not all(verdict.only_observes for _, verdict in decision.verdicts):
+        for_good = decision.unresolvable()
+        failed = _encode_failed_nodes(decision, ~(kept | for_good))
+        if for_good.any():
+            unresolvable = _encode_failed_nodes(decision, for_good)
+    tail = b',"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}\n' % (failed, unresolvable)
     if request.nodes is None:
         names = node_name_json.encode_name_list(decision.names, np.flatnonzero(kept))
         return [b'{"Nodes":null,"NodeNames":', names, tail]
@@ -307,10 +313,12 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     return [b'{"Nodes":{"metadata":{},"items":[', *parts[1:], b']},"NodeNames":null', tail]
 
 
-def _failed_nodes(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
-    """Each rejected node with the reason of the first agent that rejects it, grouped by reason."""
+def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> bytes:
+    """Each of these rejected nodes with the reason of the first agent that rejects it, grouped by reason."""
     parts: list[bytes] = []
-    left = ~kept
+    if not rejected.any():
+        return b"{}"
+    left = rejected.copy()
     for _, verdict in decision.verdicts:
         codes = np.where(left, verdict.codes, 0)
         left &= codes == 0
@@ -327,7 +335,12 @@ def prioritize_response(decision: Decision) -> bytes:
 
 
 def preempt_response(request: PreemptionRequest[Any], decision: Decision) -> bytes:
-    """ExtenderPreemptionResult: the nodes on which an eviction helps, with their victims."""
+    """ExtenderPreemptionResult: the nodes that accept the pod without the victims, with the same victims.
+
+    kube-scheduler 1.38 also sends nodes without victims, so that an extender adds some. Such a node is left out if an
+    agent still rejects it. Otherwise it comes back unchanged for the next extender, and kube-scheduler drops it if no
+    extender adds victims (kubernetes v1.38 pkg/scheduler/framework/preemption `callExtenders`).
+    """
     victims = {name: request.victims[name] for name in decision.names[decision.feasible()].tolist()}
     return _encode({"NodeNameToMetaVictims": victims}) + b"\n"
 

@@ -58,7 +58,11 @@ def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
     answer = extender_messages.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
-    return {**dict.fromkeys(kept, KEPT), **(answer.failed_nodes or {})}
+    return {**dict.fromkeys(kept, KEPT), **_rejected_nodes(answer)}
+
+
+def _rejected_nodes(answer: Filtered) -> dict[str, str]:
+    return {**(answer.failed_nodes or {}), **(answer.failed_and_unresolvable_nodes or {})}
 
 
 def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
@@ -76,6 +80,28 @@ _READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {
     "prioritize": _prioritize_results,
     "preempt": _preempt_results,
 }
+
+
+def are_same(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse) -> bool:
+    """Whether two responses are equal byte by byte.
+
+    The recorded response of an older version, which has all rejected nodes in `FailedNodes`, is also the same if only
+    that differs.
+    """
+    if recorded == replayed:
+        return True
+    if verb != "filter" or recorded.error or replayed.error:
+        return False
+    try:
+        before, after = (extender_messages.decode(each.body, Filtered) for each in (recorded, replayed))
+    except (NodewiseError, *UNREADABLE):
+        return False
+    if before.failed_and_unresolvable_nodes is not None:
+        return False
+    in_one_map = msgspec.structs.replace(
+        after, failed_nodes=_rejected_nodes(after), failed_and_unresolvable_nodes=None
+    )
+    return after.failed_nodes is not None and before == in_one_map
 
 
 def changes(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse) -> tuple[NodeChange, ...]:

@@ -72,6 +72,7 @@ class StatisticsNotReady(msgspec.Struct, frozen=True):
     unknown: str
     """The rest of a sentence that tells what is not known yet."""
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{self.prefix}: starting, {self.unknown}"
@@ -85,6 +86,7 @@ class NoStatistics(msgspec.Struct, frozen=True):
 
     agent: str
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{self.agent}: no fresh statistics"

@@ -8,6 +8,7 @@ import httpx2
 from tests.cluster.api_client import Object
 from tests.conformance.gas import node_and_pod_notation
 from tests.conformance.gas.case_table_rows import PlacementCase
+from tests.filter_responses import rejected_nodes
 
 PREFIX: Final = "Not enough GPU-resources for deployment: "
 REASONS: Final = {
@@ -24,11 +25,9 @@ def check_filtered(case: PlacementCase, answer: httpx2.Response) -> None:
     response_body = answer.json()
     row, expect = case.row, case.row.expect
     assert response_body["Error"] == ""
-    assert response_body["NodeNames"] == [f"{case.tag}-{name}" for name in row.kept], response_body[
-        "FailedNodes"
-    ]
+    failed_nodes = rejected_nodes(response_body)
+    assert response_body["NodeNames"] == [f"{case.tag}-{name}" for name in row.kept], failed_nodes
     failed = {name: expect.failed.get(name, expect.why) for name in row.names if name not in row.kept}
-    failed_nodes = response_body["FailedNodes"] or {}
     assert failed_nodes.keys() == {f"{case.tag}-{name}" for name in failed}
     for name, why in failed.items():
         text = failed_nodes[f"{case.tag}-{name}"]

@@ -8,6 +8,7 @@ import pytest
 from tests.conformance.safe import case_table_rows, extender_processes
 from tests.conformance.safe.case_table_rows import CongestionRow, NodeRow, NumberedRow, RiskRow
 from tests.conformance.safe.extender_processes import ExtenderPool, Object, RunningExtender
+from tests.filter_responses import rejected_nodes
 
 RISKS = case_table_rows.read("risk", RiskRow)
 NODES = case_table_rows.read("endtoend", NodeRow)
@@ -26,7 +27,7 @@ def process(extenders: ExtenderPool, row: NumberedRow, **more: str) -> RunningEx
 def passes(extender: RunningExtender, body: Object) -> bool:
     answer = extender.ask(PREDICATE, body)
     passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
-    assert (not passed) == bool(answer["FailedNodes"])
+    assert (not passed) == bool(rejected_nodes(answer))
     return bool(passed)
 
 
@@ -119,7 +120,7 @@ def test_names(cluster: RunningExtender, name: str) -> None:
     body = {"pod": extender_processes.pod(*requests), "nodenames": [name]}
     answer = cluster.ask(PREDICATE, body)
     assert answer["NodeNames"] == ([name] if row.passes else [])
-    assert set(answer["FailedNodes"] or ()) == (set() if row.passes else {name})
+    assert set(rejected_nodes(answer)) == (set() if row.passes else {name})
     assert cluster.scores("safe-overload", body) == {name: row.overload}
     if row.balance is not None:
         assert cluster.scores("safe-balance", body) == {name: row.balance}

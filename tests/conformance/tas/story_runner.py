@@ -22,6 +22,7 @@ from tests.conformance.tas.story_definitions import (
     TasStory,
 )
 from tests.conformance.tas.story_environment import POLICIES, ROW, TasEnvironment
+from tests.filter_responses import rejected_nodes
 
 OLD_MANAGER = "extender"
 """The field manager of labels that the older system wrote."""
@@ -158,11 +159,11 @@ class TasStoryRun:
         nodes = list(self._labels)
         wrong = []
         if judged.failed is not UNSET:
-            failed = self._environment.ask("filter", pod, nodes)["FailedNodes"]
+            response = self._environment.ask("filter", pod, nodes)
             own = (
                 None
-                if failed is None
-                else {self.names.own(n): self.names.own(why) for n, why in failed.items()}
+                if response["FailedNodes"] is None
+                else {self.names.own(n): self.names.own(why) for n, why in rejected_nodes(response).items()}
             )
             wrong += [f"wanted {policy} to reject {judged.failed}, found {own}"] * (not judged.allows(own))
         if judged.scores is not None:

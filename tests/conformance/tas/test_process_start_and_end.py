@@ -13,6 +13,7 @@ from tests.cluster.extender_process import NODEWISE, CertificateFiles, ExtenderP
 from tests.cluster.namespace_sandboxes import wait
 from tests.conformance.tas import case_table_rows
 from tests.conformance.tas.non_request_rows import ProcessRow, ProcessTable
+from tests.filter_responses import rejected_nodes
 
 ROWS = case_table_rows.read("process", ProcessTable).rows
 DEADLINE_S = 60
@@ -70,5 +71,4 @@ def rejections(running: ExtenderProcess) -> dict[str, str]:
         verify=certificates.authority.client_context(certificates.client), trust_env=False
     ) as client:
         answer = client.post(f"{running.url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["n1"]})
-    failed: dict[str, str] = answer.json()["FailedNodes"]
-    return failed
+    return rejected_nodes(answer.json())

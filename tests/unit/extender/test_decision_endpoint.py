@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from nodewise import cooperative_scheduling
-from nodewise.agent import Names, Scores
+from nodewise.agent import Names, Scores, Verdict, is_unresolvable
 from nodewise.errors import BadInput
 from nodewise.extender import decision_codec, decision_document, decision_endpoint
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
+from nodewise.extender.decision_codec import StaticReason
 from tests.unit.extender import decision_notation
 
 
@@ -125,6 +126,21 @@ def test_a_decision_of_a_version_without_policies_is_read() -> None:
     assert (verdict.policies, verdict.evidence[0].policy, verdict.evidence[0].group) == ((), "", -1)
     # without policies, an older reader gets what it knows
     assert cooperative_scheduling.run_without_pauses(decision_codec.encode(read)) == older
+
+
+def test_a_reason_keeps_whether_evictions_can_cure_it() -> None:
+    reasons = (
+        StaticReason("full"),
+        StaticReason("small", unresolvable=True),
+        StaticReason("hot", failure=True),
+    )
+    verdict = Verdict(np.array([1, 2, 3, 0], np.int16), reasons)
+    decision = Decision("filter", PodRef("d", "p"), 5.0, 1, Names.of(list("abcd")), (("gpu", verdict),))
+    encoded = cooperative_scheduling.run_without_pauses(decision_codec.encode(decision))
+    read = decision_codec.decode(encoded)
+    assert read.unresolvable().tolist() == [False, True, False, False]
+    assert encoded.count(b"unresolvable") == 1
+    assert [is_unresolvable(reason) for reason in read.verdicts[0][1].reasons] == [False, True, False]
 
 
 def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:

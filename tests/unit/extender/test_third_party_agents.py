@@ -249,6 +249,15 @@ class TestShapes:
             for part in validated.policies
         ] == [("p", [False, True, False], "any", ""), ("q", [False] * 3, None, "x")]
 
+    def test_a_reason_is_resolvable_unless_it_declares_otherwise(self) -> None:
+        class Declared(No):
+            is_unresolvable = True
+
+        verdict = Verdict(np.array([1, 0, 2], np.int16), (No(), Declared()))
+        validated = third_party_result_validation.validate_verdict(verdict, 3)
+        assert validated is not None
+        assert validated.unresolvable().tolist() == [False, False, True]
+
     def test_no_answer_about_no_candidates(self) -> None:
         setup = OddSetup()
         none = setup.index.named([])

@@ -148,10 +148,16 @@ def test_a_preemption_without_victims_is_bad_input() -> None:
 
 class TextReason(NamedTuple):
     why: str
+    is_unresolvable: bool = False
     is_failure = False
 
     def text(self) -> str:
         return self.why
+
+
+def _reason(text: str) -> TextReason:
+    """A reason; `!` at the beginning of its text: no eviction helps."""
+    return TextReason(text.removeprefix("!"), text.startswith("!"))
 
 
 def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
@@ -163,7 +169,7 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
         1,
         listed,
         tuple(
-            (agent, Verdict(np.array(codes, np.int16), tuple(map(TextReason, whys))))
+            (agent, Verdict(np.array(codes, np.int16), tuple(map(_reason, whys))))
             for agent, codes, whys in verdicts
         ),
         tuple((agent, Scores(np.array(points))) for agent, points in scores),
@@ -206,6 +212,17 @@ class TestAnswers:
     def test_the_first_agent_that_rejects_gives_the_reason(self) -> None:
         response = filtered(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
         assert json.loads(response)["FailedNodes"] == {"a": "hot", "b": "full"}
+
+    def test_nodes_that_no_eviction_helps_are_in_their_own_map(self) -> None:
+        verdicts = [("t", [1, 0, 0, 2], ["!hot", "warm"]), ("g", [1, 1, 2, 2], ["full", "!small"])]
+        response = json.loads(filtered(NAMES, decision("a b c d", verdicts)))
+        assert response["FailedNodes"] == {"b": "full"}
+        # d is resolvable for the first agent, whose reason is shown, and not for the second one
+        assert response["FailedAndUnresolvableNodes"] == {"a": "hot", "c": "small", "d": "warm"}
+
+    def test_the_map_of_unresolvable_nodes_is_null_without_any(self) -> None:
+        response = json.loads(filtered(NAMES, decision("a b", [("t", [0, 1], ["full"])])))
+        assert (response["FailedNodes"], response["FailedAndUnresolvableNodes"]) == ({"b": "full"}, None)
 
     def test_scores(self) -> None:
         response = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])]))

@@ -236,6 +236,40 @@ class TestDefects:
         assert "-> BadInput 'request: body: JSON is malformed" in difference.text
 
 
+class TestOlderRecordings:
+    """Older versions had all rejected nodes in `FailedNodes`."""
+
+    @staticmethod
+    def older(response: bytes) -> bytes:
+        body = json.loads(response)
+        body["FailedNodes"] |= body["FailedAndUnresolvableNodes"]
+        body["FailedAndUnresolvableNodes"] = None
+        return json.dumps(body).encode()
+
+    def with_older_response(self) -> list[Record]:
+        whole = recorded("filter")
+        place = next(n for n, record in enumerate(whole) if isinstance(record.entry, RequestEntry))
+        request, response = whole[place].blobs
+        whole[place] = Record(whole[place].entry, (request, self.older(response)))
+        return whole
+
+    def test_the_same_decision_is_the_same(self) -> None:
+        replayed = replay(self.with_older_response())
+        assert (replayed.differences, replayed.player.tally.same) == ([], 1)
+
+    def test_another_decision_is_a_difference(self) -> None:
+        [difference] = replay(self.with_older_response(), objects=STRICTER).differences
+        assert [change.node for change in difference.nodes] == ["n2", "n3"]
+
+    def test_a_newer_recording_with_the_node_in_the_other_map_differs(self) -> None:
+        response = ExtenderResponse(
+            b'{"NodeNames":[],"FailedNodes":{},"FailedAndUnresolvableNodes":{"a":"x"}}'
+        )
+        other = ExtenderResponse(b'{"NodeNames":[],"FailedNodes":{"a":"x"},"FailedAndUnresolvableNodes":{}}')
+        assert not response_differences.are_same("filter", response, other)
+        assert response_differences.are_same("filter", response, response)
+
+
 class TestParting:
     def test_whole_nodes_are_told_apart_by_name(self) -> None:
         whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'

@@ -40,6 +40,7 @@ from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
 from nodewise.agents.gpu.bind_annotations import BindAnnotations
+from nodewise.agents.gpu.empty_node_fit import EmptyNodeFits
 from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
@@ -73,6 +74,7 @@ class GpuAgent(
         self._options = options
         self._profile = profile
         self._placement_inputs = _build_placement_inputs(options, profile)
+        self._empty_node_fits = EmptyNodeFits()
 
     @property
     def bind_errors(self) -> Literal["status", "field"]:
@@ -99,8 +101,10 @@ class GpuAgent(
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
-        order = placements.cheapest_gpu_order(self._placement_inputs_of(agent_state), demand)
+        inputs = self._placement_inputs_of(agent_state)
+        order = placements.cheapest_gpu_order(inputs, demand)
         verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
+        verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
         if not fitted.preferred.any():
             return verdict

@@ -3,13 +3,14 @@
 Sets of GPUs and of sub-devices are bits, and a link is one number, so that an array can hold them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agents.gpu.allocation_record_limits import NO_RECORD
 from nodewise.agents.gpu.node_gpus import MOST_GPUS, MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES, NodeGpus
 
 Codes = NDArray[np.int32]
@@ -59,7 +60,16 @@ class NodeColumn(NamedTuple):
     group_state: int
     links: Sequence[int]
     free_subdevices: Sequence[int]
+    enabled_subdevices: Sequence[int]
+    """As `free_subdevices` on a node without pods."""
     record_bytes: int
+
+    def hardware_key(self) -> Hashable:
+        """What a pod finds on the node when no pods are there: equal for nodes that then accept the same pods."""
+        capacity = tuple((name, tuple(amounts)) for name, amounts in self.capacity.items())
+        by_gpu = (tuple(self.names), tuple(self.usable), tuple(self.models), tuple(self.enabled_subdevices))
+        topology = (self.preferred, tuple(self.groups), self.group_state, tuple(self.links))
+        return capacity, by_gpu, topology, self.record_bytes == NO_RECORD
 
 
 def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
@@ -75,7 +85,8 @@ def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
 def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
     """The column of a node: its GPUs and their free amounts."""
     at = {name: position for position, name in enumerate(gpus.names[:MOST_GPUS])}
-    named = [_unavailable_subdevices(gpus, usage, name) for name in at]
+    disabled = [gpus.subdevices_off.get(name, _NO_SUBDEVICES) for name in at]
+    named = [usage.subdevices.get(name, _NO_SUBDEVICES) | off for name, off in zip(at, disabled, strict=True)]
     capacity = _capped_capacity(gpus, len(at), subdevices)
     free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
     if subdevices in capacity:
@@ -95,9 +106,8 @@ def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeC
         groups=_numa_group_bits(gpus, at),
         group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
         links=_packed_links(gpus, at),
-        free_subdevices=[
-            _available_subdevices_as_bits(count, taken) for count, taken in zip(counts, named, strict=True)
-        ],
+        free_subdevices=[*map(_available_subdevices_as_bits, counts, named)],
+        enabled_subdevices=[*map(_available_subdevices_as_bits, counts, disabled)],
         record_bytes=usage.record_bytes,
     )
 
@@ -123,11 +133,6 @@ def _free_amounts(
         ]
         for name, amounts in capacity.items()
     }
-
-
-def _unavailable_subdevices(gpus: NodeGpus, usage: GpuUsage, gpu: str) -> frozenset[int]:
-    """The sub-devices that cannot be allocated: in use, or disabled."""
-    return usage.subdevices.get(gpu, _NO_SUBDEVICES) | gpus.subdevices_off.get(gpu, _NO_SUBDEVICES)
 
 
 def _count_unavailable_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:

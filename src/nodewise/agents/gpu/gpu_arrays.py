@@ -6,7 +6,7 @@ copies the arrays that it changes, which takes some tens of microseconds per arr
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -63,8 +63,14 @@ class GpuLayout(NamedTuple):
 
     All bits without named sub-devices.
     """
+    enabled_subdevices: Bits
+    """(C, N+1): as `free_subdevices` on a node without pods."""
     record_bytes: Amounts
     """(1, N+1): size of the node's allocation record."""
+    hardware_keys: Mapping[Hashable, int]
+    """The code of each `NodeColumn.hardware_key`."""
+    hardware_codes: Codes
+    """(1, N+1): the code of the node's key, so that nodes with equal hardware are examined once; -1 without GPUs."""
     subdevices: str
     """The resource that counts sub-devices."""
 
@@ -108,7 +114,9 @@ def build_layout_stepwise(
         yield
         # each part is freed here, because freeing all of them at once takes milliseconds
         _write_nodes_into_layout(layout, start, parts.popleft(), codes)
-    return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
+    return layout._replace(
+        names=tuple(codes.names), models=tuple(codes.models), hardware_keys=codes.hardware_keys
+    )
 
 
 def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
@@ -132,21 +140,33 @@ def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: G
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
         models=tuple(codes.models) if len(codes.models) > len(grown.models) else grown.models,
+        hardware_keys=codes.hardware_keys,
     )
 
 
 class _Codes:
-    """Assigns codes to names and models; tables only grow."""
+    """Assigns codes to names, models and hardware keys; tables only grow."""
 
     def __init__(self, layout: GpuLayout) -> None:
         self.names = {name: code for code, name in enumerate(layout.names)}
         self.models = {model: code for code, model in enumerate(layout.models)}
+        self.hardware_keys: Mapping[Hashable, int] = layout.hardware_keys
+        self._added_keys: dict[Hashable, int] | None = None
 
     def name(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
 
     def model(self, model: str) -> int:
         return self.models.setdefault(model, len(self.models))
+
+    def hardware(self, key: Hashable) -> int:
+        code = self.hardware_keys.get(key)
+        if code is not None:
+            return code
+        if self._added_keys is None:  # other layouts share the table until it grows
+            self._added_keys = dict(self.hardware_keys)
+            self.hardware_keys = self._added_keys
+        return self._added_keys.setdefault(key, len(self._added_keys))
 
 
 _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
@@ -158,14 +178,17 @@ _ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
     "group_states": (ONE_GROUP, np.int8),
     "links": (-1, np.int32),
     "free_subdevices": (0, np.uint64),
+    "enabled_subdevices": (0, np.uint64),
     "record_bytes": (0, np.int64),
+    "hardware_codes": (-1, np.int32),
 }
 """The fill value where a node has fewer GPUs, groups or links than others, and the type."""
 
 
 def _row_counts_of_arrays(gpus: int, groups: int, links: int) -> Mapping[str, int]:
-    by_gpu = dict.fromkeys(("name_codes", "usable", "model_codes", "free_subdevices"), gpus)
-    return by_gpu | {"preferred": 1, "group_states": 1, "record_bytes": 1, "groups": groups, "links": links}
+    by_gpu = ("name_codes", "usable", "model_codes", "free_subdevices", "enabled_subdevices")
+    by_node = ("preferred", "group_states", "record_bytes", "hardware_codes")
+    return dict.fromkeys(by_gpu, gpus) | dict.fromkeys(by_node, 1) | {"groups": groups, "links": links}
 
 
 class _Size:
@@ -197,7 +220,14 @@ def _empty_layout(
         capacity[name] = np.zeros((size.gpus, width), np.int64)
         free[name] = np.full((size.gpus, width), ABSENT, np.int64)
     return GpuLayout(
-        rows=rows, names=(), models=("",), capacity=capacity, free=free, subdevices=subdevices, **plain
+        rows=rows,
+        names=(),
+        models=("",),
+        capacity=capacity,
+        free=free,
+        hardware_keys={},
+        subdevices=subdevices,
+        **plain,
     )
 
 
@@ -212,7 +242,9 @@ def _node_values_without_resources(node_column: NodeColumn, codes: _Codes) -> di
         "group_states": (node_column.group_state,),
         "links": node_column.links,
         "free_subdevices": node_column.free_subdevices,
+        "enabled_subdevices": node_column.enabled_subdevices,
         "record_bytes": (node_column.record_bytes,),
+        "hardware_codes": (codes.hardware(node_column.hardware_key()),),
     }
 
 

@@ -3,6 +3,9 @@
 The first words of each text are those of GPU Aware Scheduling 0.5.6 (`pkg/gpuscheduler/scheduler.go`), for people and
 alerts that search for them. The texts appear in pod events, so there are few different ones: they contain what the pod
 requests, and never the name or value of a node or GPU. `explain` shows those as details.
+
+Some reasons depend on what other pods hold: `is_unresolvable` is then a field, which `empty_node_fit` sets for nodes
+that are too small even without these pods. The text is the same.
 """
 
 from enum import StrEnum
@@ -51,6 +54,7 @@ class InvalidDemand(msgspec.Struct, frozen=True):
     at_once: bool = True
     """Whether it applies even to a node without GPUs; otherwise such a node `will not fit`, as in the older system."""
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return _format_reason(self.kind, self.words)
@@ -64,6 +68,7 @@ class NoGpus(msgspec.Struct, frozen=True):
 
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return _format_reason(self.kind, "the node has no GPUs")
@@ -79,6 +84,7 @@ class NoneUsable(msgspec.Struct, frozen=True):
     count: int
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return _format_reason(
@@ -98,6 +104,7 @@ class TooLittle(msgspec.Struct, frozen=True):
     resource: str
     amount: int
     """The requested amount per GPU."""
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -115,6 +122,7 @@ class NotTogether(msgspec.Struct, frozen=True):
 
     container: str
     count: int
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -131,6 +139,7 @@ class NotLinked(msgspec.Struct, frozen=True):
 
     container: str
     pairs: int
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -147,6 +156,7 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
     container: str
     count: int
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -166,6 +176,7 @@ class LaterContainersTooSmall(msgspec.Struct, frozen=True):
     """The number of GPUs that the init container requests."""
     later: int
     """The number of GPUs that the later containers request together."""
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
 
@@ -184,6 +195,7 @@ class LaterContainersTooSmall(msgspec.Struct, frozen=True):
 class RecordFull(msgspec.Struct, frozen=True):
     """The node's allocation record has no space for the pod's reservation."""
 
+    is_unresolvable: bool = False
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = True
 
@@ -203,6 +215,7 @@ class BrokenMap(msgspec.Struct, frozen=True):
 
     kind: ClassVar[RejectionKind] = RejectionKind.BAD_ARGS
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return _format_reason(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
@@ -215,6 +228,7 @@ class UnknownNode(msgspec.Struct, frozen=True):
     """The node is not known."""
 
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return _UNKNOWN
@@ -227,6 +241,7 @@ class PassedOver(msgspec.Struct, frozen=True):
     """The pod fits this node, but fits another one with a GPU that a telemetry policy prefers."""
 
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}a node with a preferred GPU fits"
@@ -239,6 +254,7 @@ class GpuStateNotReady(msgspec.Struct, frozen=True):
     """The pod requests GPUs, and nodes or pods have not been read yet."""
 
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}starting, nodes and pods are not read yet"

@@ -337,7 +337,7 @@ def _pod_by_gpu_use(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, Allo
 
 
 def _names(layout: GpuLayout) -> int:
-    return len(layout.names) + len(layout.models)
+    return len(layout.names) + len(layout.models) + len(layout.hardware_keys)
 
 
 def _pods_in_record(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:

@@ -50,6 +50,7 @@ class TooRisky(msgspec.Struct, frozen=True):
     percentile: int
     utilization: int
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"safe: risk of {self.resource} above {self.percentile} %"

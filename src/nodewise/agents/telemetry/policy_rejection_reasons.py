@@ -40,6 +40,7 @@ class RuleBroken(msgspec.Struct, frozen=True):
     rule: Comparison
     times: HoldTimes = HoldTimes()
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.policy.reason(comparison_text(self.rule, self.policy.kind) + times_text(self.times))
@@ -55,6 +56,7 @@ class AllBroken(msgspec.Struct, frozen=True):
     rules: tuple[Comparison, ...]
     times: HoldTimes = HoldTimes()
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         text = " and ".join(comparison_text(rule, self.policy.kind) for rule in self.rules)
@@ -73,6 +75,7 @@ class NoValue(msgspec.Struct, frozen=True):
     cause: Cause | None = None
     """Why there is none, on at least one node. The text, for pod events, does not contain it."""
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.policy.reason(f"no fresh value of {self.rule.metric_request().name}")
@@ -90,6 +93,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
     cause: Cause = NEVER_FETCHED
     """Why no node has a value."""
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.policy.reason(f"metric {self.metric} was never fetched: {self.cause.event_text()}")
@@ -106,6 +110,7 @@ class RuleUnusable(msgspec.Struct, frozen=True):
     other_remedy: str = ""
     """The remedy if the policy itself is correct; empty otherwise."""
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         more = f" ({self.other_remedy})" if self.other_remedy else ""
@@ -120,6 +125,7 @@ class PolicyMissing(msgspec.Struct, frozen=True):
 
     policy: str
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}policy {self.policy} does not exist"
@@ -135,6 +141,7 @@ class LabelEmpty(msgspec.Struct, frozen=True):
 
     label: str
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}pod label {self.label} is empty, it must name a policy"
@@ -147,6 +154,7 @@ class PoliciesNotReady(msgspec.Struct, frozen=True):
     """The pod names a policy, and policies or nodes have not been read yet."""
 
     is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}starting, policies are not read yet"

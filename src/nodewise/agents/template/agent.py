@@ -26,6 +26,7 @@ class LimitExceeded(msgspec.Struct, frozen=True):
 
     limit: float
     is_failure: ClassVar[bool] = False
+    is_unresolvable: ClassVar[bool] = True  # evicting pods from the node does not change its number
 
     def text(self) -> str:
         return f"template: above {self.limit:g}"

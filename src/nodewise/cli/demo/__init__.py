@@ -101,7 +101,7 @@ def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
     """The nodes that the extender rejects for a pod like those of the example, with reasons."""
     body = {"Pod": create_example_pod("probe"), "NodeNames": nodes}
     answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
-    failed: dict[str, str] = answer["FailedNodes"] or {}
+    failed: dict[str, str] = answer["FailedAndUnresolvableNodes"] or {}
     return failed
 
 

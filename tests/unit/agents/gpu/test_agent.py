@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import Snapshot
-from nodewise.agents.gpu import gpu_arrays
+from nodewise.agent import Snapshot, is_unresolvable
+from nodewise.agents.gpu import allocation_record_limits, gpu_arrays
 from nodewise.agents.gpu import vendor_resource_names as profiles
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
@@ -22,6 +22,7 @@ from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     cluster_state,
     entry,
     lease,
+    lease_of,
     node,
     pod,
 )
@@ -131,6 +132,105 @@ class TestPreempt:
         monkeypatch.setattr(gpu_arrays, "build_layout", building)
         agent().preempt(new("p", "i915=1"), cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot, {})
         assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
+
+
+def unresolvable(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, names: str, **options: Any) -> list[str]:
+    """The nodes that the pod does not fit whichever pods are evicted."""
+    candidates = cluster_snapshot.nodes.named(names.split())
+    verdict = agent(**options).filter(gpu_pod, candidates, cluster_snapshot)
+    assert verdict is not None
+    return candidates[verdict.unresolvable()].tolist()
+
+
+class TestEvictability:
+    def test_a_node_that_is_full_can_be_freed_and_one_that_is_too_small_cannot(self) -> None:
+        """Both lack millicores for the same reason, in the same words."""
+        nodes = {"full": node("i915=10 mc=2000"), "small": node("i915=10 mc=1000"), "none": node("", "")}
+        holders = [pod(f"h{number}", "full", f"card{number}", ["i915=1 mc=700"]) for number in (0, 1)]
+        cluster_snapshot, gpu_pod = snapshot(holders, nodes=nodes), new("p", "i915=1 mc=800")
+        assert len(set(texts(gpu_pod, cluster_snapshot, "full small"))) == 1
+        assert unresolvable(gpu_pod, cluster_snapshot, "full small none x") == ["small", "none", "x"]
+
+    def test_a_container_after_another_counts_what_the_first_one_takes(self) -> None:
+        nodes = {"two": node("i915=2 mc=2000"), "one": node("i915=2 mc=1000", "0")}
+        holder = pod("h", "two", "card0", ["i915=1 mc=900"])
+        cluster_snapshot = snapshot([holder], nodes=nodes)
+        assert unresolvable(new("p", "i915=1 mc=600", "i915=1 mc=600"), cluster_snapshot, "two one") == [
+            "one"
+        ]
+
+    def test_a_disabled_subdevice_stays_disabled_without_pods(self) -> None:
+        off = {"telemetry.aware.scheduling.p/gas-tile-disable-card0_gt0": "true"}
+        nodes = {
+            "off": node("i915=4 mc=2000 t=2", "0", **off),
+            "on": node("i915=4 mc=2000 t=2", "0"),
+        }
+        holder = pod("h", "on", "card0", ["i915=1 mc=10 t=1"], subdevices="card0:gt1")
+        assert unresolvable(new("p", "i915=1 mc=10 t=2"), snapshot([holder], nodes=nodes), "off on") == [
+            "off"
+        ]
+
+    def test_gpus_that_the_pod_may_not_use_do_not_become_usable(self) -> None:
+        """Also where pods hold the others."""
+        nodes = {"n1": node("i915=20 mc=2000", **{"telemetry.aware.scheduling.p/gas-disable-card0": "true"})}
+        holder = pod("h", "n1", "card1", ["i915=1 mc=900"])
+        cluster_snapshot = snapshot([holder], nodes=nodes)
+        assert unresolvable(new("p", "i915=1 mc=500"), cluster_snapshot, "n1") == []
+        assert unresolvable(new("p", "i915=2 mc=500"), cluster_snapshot, "n1") == ["n1"]
+
+    def test_a_node_that_only_loses_to_a_preferred_gpu_needs_no_eviction(self) -> None:
+        nodes = {"n1": node("i915=2 mc=2000"), "n2": node("i915=2 mc=2000", **PREFER)}
+        assert unresolvable(new("p", "i915=1 mc=500"), snapshot(nodes=nodes), "n1 n2") == ["n1"]
+
+    def test_a_full_record_becomes_free_with_its_pods(self) -> None:
+        gpu_pod = new("p", "i915=1 mc=100")
+        room = allocation_record_limits.max_record_bytes(agent().demand_of(gpu_pod).containers, "t")
+        cluster = cluster_state(NODES, [], [lease_of("n1", " " * (room + 1))])
+        cluster_snapshot = Snapshot(cluster.nodes, {"gpu": agent_state(cluster)}, NOW)
+        assert "no room" in texts(gpu_pod, cluster_snapshot, "n1")[0]
+        assert unresolvable(gpu_pod, cluster_snapshot, "n1") == []
+
+    def test_without_a_state_no_eviction_helps(self) -> None:
+        cluster_snapshot = Snapshot(snapshot().nodes, {}, NOW)
+        assert unresolvable(new("p", "i915=1"), cluster_snapshot, "n1 n2") == ["n1", "n2"]
+
+    @pytest.mark.parametrize("placement", ["pack", "spread", "balanced", "fragmentation", "first-fit"])
+    def test_a_rejected_node_is_resolvable_exactly_if_preempt_accepts_it_without_its_pods(
+        self, placement: str
+    ) -> None:
+        nodes = {
+            f"n{size}{held}": node(f"i915=8 mc={1000 * size} t={size}", "0.1.2"[: 2 * size - 1], cpu="8")
+            for size in (1, 2, 3)
+            for held in (0, 600)
+        }
+        holders = [
+            pod(f"h{name}{gpu}", name, f"card{gpu}", [f"i915=1 mc={held}"])
+            for name in nodes
+            if (held := int(name[2:]))
+            for gpu in range(int(name[1]))
+        ]
+        cluster_snapshot = snapshot(holders, nodes=nodes)
+        uids = {name: frozenset(h.metadata.uid for h in holders if h.spec.nodeName == name) for name in nodes}
+        candidates = cluster_snapshot.nodes.named(list(nodes))
+        for requests in ("i915=1 mc=500",), ("i915=2 mc=1000",), ("i915=1 mc=500", "i915=1 mc=700", "i915=1"):
+            tested = agent(gpu_placement=placement)
+            filtered = tested.filter(new("p", *requests), candidates, cluster_snapshot)
+            preempted = tested.preempt(new("p", *requests), candidates, cluster_snapshot, uids)
+            assert filtered is not None
+            assert preempted is not None
+            rejected = filtered.codes != 0
+            assert rejected.any()
+            assert (filtered.unresolvable() == (rejected & (preempted.codes != 0))).all()
+
+
+def test_the_reason_of_a_small_node_has_the_same_text_and_remedy() -> None:
+    gpu_pod, nodes = new("p", "i915=1 mc=9000"), {"n1": node("i915=1 mc=10", "0")}
+    cluster_snapshot = snapshot(nodes=nodes)
+    verdict = agent().filter(gpu_pod, cluster_snapshot.nodes.named(["n1"]), cluster_snapshot)
+    assert verdict is not None
+    resolvable, marked = verdict.reasons[-2:]
+    assert (is_unresolvable(resolvable), is_unresolvable(marked)) == (False, True)
+    assert (resolvable.text(), resolvable.remedy()) == (marked.text(), marked.remedy())
 
 
 class TestBind:

@@ -21,7 +21,7 @@ def rejected(limit: str | None = None) -> dict[str, str]:
     """The rejected nodes and reasons for a pod with this label."""
     response = AgentTester(KIND).call("/scheduler/predicates/template", pod(limit), NODES)
     assert response["Error"] == ""
-    return response["FailedNodes"] or {}
+    return (response["FailedNodes"] or {}) | (response["FailedAndUnresolvableNodes"] or {})
 
 
 def scores(limit: str | None = None) -> dict[str, int]:
