@@ -278,7 +278,8 @@ spec:
   - name: terms
     expression: >-
       variables.isSmall ? {TERMS} : []
-  # A term with nothing else accepts every node, and nodes have to match only one term.
+  # A term with nothing else accepts every node, and nodes have to match only one term. Requirements are removed one by
+  # one, each at its place after those before it: parts of the object cannot be values of a patch since Kubernetes 1.37.
   - name: acceptsEveryNode
     expression: >-
       variables.terms.exists(term, {is_only_ours})
@@ -292,8 +293,9 @@ spec:
         JSONPatch{{op: 'remove', path: '/spec/nodeSelector/' + jsonpatch.escapeKey(key)}})
         + (variables.acceptsEveryNode ? [JSONPatch{{op: 'remove', path: '{_PATH}'}}]
         : variables.terms.transformList(i, term, {is_ours_in_term},
-        JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/' + string(i) + '/matchExpressions',
-        value: term.matchExpressions.filter(e, !{is_ours("e.key")})}}))
+        term.matchExpressions.transformList(at, e, {is_ours("e.key")}, at).transformList(removed, at,
+        JSONPatch{{op: 'remove', path: '{_PATH}/nodeSelectorTerms/' + string(i) + '/matchExpressions/'
+        + string(at - removed)}})).flatten())
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicyBinding

@@ -298,6 +298,26 @@ CASES: Final = {
         {"affinity": _required(_all(_in("plain"), ZONE))},
         _required(_all(_not_in("plain"), ZONE)),
     ),
+    "requirements for the key between others, in several terms": Case(
+        PLAIN,
+        {
+            "affinity": _required(
+                _all(
+                    _in("plain"),
+                    ZONE,
+                    {"key": "rack", "operator": "NotIn", "values": ["r1", "r2"]},
+                    _in("new"),
+                ),
+                NAME,
+                _all({"key": "cores", "operator": "Gt", "values": ["7"]}, _in("second")),
+            )
+        },
+        _required(
+            _all(_not_in("plain"), ZONE, {"key": "rack", "operator": "NotIn", "values": ["r1", "r2"]}),
+            NAME | _all(_not_in("plain")),
+            _all(_not_in("plain"), {"key": "cores", "operator": "Gt", "values": ["7"]}),
+        ),
+    ),
     "node selector": Case(
         PLAIN,
         {"nodeSelector": {"zone": "z"}},

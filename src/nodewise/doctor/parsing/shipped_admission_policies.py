@@ -10,7 +10,7 @@ SHIPPED_POLICIES: Final[Mapping[str, str]] = {
     "MutatingAdmissionPolicy/nodewise-native": "2015e86db1becbe4",
     "MutatingAdmissionPolicy/nodewise-native-cluster": "bb7f118fe5f838b4",
     "MutatingAdmissionPolicy/nodewise-native-named": "2e59cd1f2a0bf29d",
-    "MutatingAdmissionPolicy/nodewise-native-reset": "a50b62199d69d0f3",
+    "MutatingAdmissionPolicy/nodewise-native-reset": "a1501198c9093d7f",
     "ValidatingAdmissionPolicy/nodewise-native-named-exists": "933579a1933d57ef",
     "ValidatingAdmissionPolicy/nodewise-native-named": "08a95d685c7d096f",
     "ValidatingAdmissionPolicy/nodewise-native-size": "4b129f91c383376e",
