@@ -42,7 +42,13 @@ endif
 
 # Workers take files from one queue; tests with processes wait for them half of the time, so one more worker has work.
 # Some machines forbid Python to write byte code; every run and process would then compile all modules again.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
+PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder -rfEs
+PYTEST = $(PYTEST_ANY_ORDER) --longest-first
+# the tests that are marked for it, on the control planes of other versions of Kubernetes
+ON_OTHER_KUBERNETES = for version in $$($(BIN)/python -m tests.cluster.program_cache --other-releases $@); do \
+  echo "Kubernetes $$version:"; \
+  TESTS_KUBERNETES=$$version $(PYTEST_ANY_ORDER) -n $$(($$(nproc) + 1)) -m kubernetes_versions tests/cluster || exit 1; \
+done
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(ARGS)
@@ -50,6 +56,7 @@ test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
 	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
+	@$(if $(ARGS),,$(ON_OTHER_KUBERNETES))
 
 test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real programs; part of the two above
 	@$(PYTEST) -n $$(($$(nproc) + 1)) $$($(BIN)/python -m tests.attack_list) $(ARGS)
@@ -57,6 +64,7 @@ test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
 	@TESTS_EXTENT=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
+	@$(if $(ARGS),,$(ON_OTHER_KUBERNETES))
 	@for version in 3.11 3.12 3.13 3.14; do \
 	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
 	done

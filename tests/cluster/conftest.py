@@ -40,6 +40,13 @@ from tests.cluster.simulated_scheduler import SimulatedScheduler
 Got = TypeVar("Got")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("kubernetes_versions")
+    oldest = marker.kwargs.get("oldest", program_cache.MINOR) if marker else program_cache.MINOR
+    if oldest > program_cache.MINOR:
+        pytest.skip(f"needs Kubernetes 1.{oldest}")
+
+
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the control plane programs. They are built if necessary, and the progress is shown."""
@@ -175,7 +182,11 @@ def fake_extender() -> Iterator[FakeExtenderServer]:
 
 @pytest.fixture(params=["kube-scheduler", "simulated"])
 def scheduler(request: pytest.FixtureRequest) -> SchedulerUnderTest:
-    """Each scheduler that must follow the scheduling rules: kube-scheduler and the simulated scheduler."""
+    """Each scheduler that must follow the scheduling rules: kube-scheduler, and the simulated scheduler, which follows
+    the version that all tests run on.
+    """
+    if request.param == "simulated" and program_cache.RELEASE != program_cache.DEFAULT:
+        pytest.skip("the simulated scheduler follows one version")
     made: dict[str, Callable[[], SchedulerUnderTest]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
         "simulated": SimulatedScheduler,

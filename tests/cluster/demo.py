@@ -32,7 +32,7 @@ CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
 def main() -> None:
     """Runs all steps of the demo."""
     assets = program_cache.folder()
-    print_demo_text("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
+    print_demo_text(f"starting etcd, kube-apiserver and kube-scheduler {program_cache.VERSION[1:]} …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
         with sandbox(plane) as alone:
             by_requests = place_by_requests(plane, alone)

@@ -1,18 +1,44 @@
 """Finds the programs that the cluster tests run, or builds them once into a cache outside the tree.
 
 `python -m tests.cluster.program_cache` builds or fetches all of them and prints their folders, the control plane's
-first. `KUBEBUILDER_ASSETS`, as in envtest, names a folder that contains the control plane.
+first. `KUBEBUILDER_ASSETS`, as in envtest, names a folder that contains the control plane of `DEFAULT`.
+`python -m tests.cluster.program_cache --other-releases test-long` prints the other minor versions of a recipe.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from tests.cluster import debian_packages, image_archive
 from tests.cluster.go_builds import GoModule, print_progress
 from tests.cluster.go_toolchain import MissingError
 
-VERSION = "v1.36.3"
+
+class KubernetesRelease(NamedTuple):
+    """A version of Kubernetes whose control plane the tests run on, and the recipe that does so."""
+
+    version: str
+    recipe: str
+
+
+DEFAULT: Final = "1.37"
+"""The minor version that all cluster tests run on, and whose kubelet and kubeadm they use."""
+RELEASES: Final = {
+    DEFAULT: KubernetesRelease("v1.37.2", "test-cluster"),
+    "1.36": KubernetesRelease("v1.36.3", "test-cluster"),
+    "1.35": KubernetesRelease("v1.35.4", "test-long"),
+    "1.34": KubernetesRelease("v1.34.4", "test-long"),
+}
+"""The tested versions. On those other than `DEFAULT`, tests with the marker `kubernetes_versions` run, with
+TESTS_KUBERNETES set to the minor version. A recipe `test-long` includes the versions of `test-cluster`.
+"""
+RELEASE: Final = os.environ.get("TESTS_KUBERNETES") or DEFAULT
+"""The minor version of this run."""
+VERSION: Final = RELEASES[RELEASE].version
+MINOR: Final = int(RELEASE.partition(".")[2])
+
 MODULE = Path(__file__).parent / "bin"
 PROGRAMS = {
     "etcd": "go.etcd.io/etcd/server/v3",
@@ -22,16 +48,27 @@ PROGRAMS = {
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
 }
 
-CONTROL_PLANE = GoModule(
-    name="controlplane",
-    what=f"Kubernetes {VERSION} and etcd",
-    version=VERSION,
-    folder=MODULE,
-    packages=PROGRAMS,
-    # without this flag the API server reports version v0.0.0-master, which clients cannot parse
-    ldflags=f"-s -w -X k8s.io/component-base/version.gitVersion={VERSION}",
-    remedy=f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
-)
+
+def _kubernetes_ldflags(version: str) -> str:
+    """Flags without which the API server reports version v0.0.0-master, which clients cannot parse."""
+    return f"-s -w -X k8s.io/component-base/version.gitVersion={version}"
+
+
+def control_plane(release: str) -> GoModule:
+    """The control plane of a minor version in `RELEASES`."""
+    version = RELEASES[release].version
+    return GoModule(
+        name="controlplane",
+        what=f"Kubernetes {version} and etcd",
+        version=version,
+        folder=MODULE if release == DEFAULT else MODULE / f"kubernetes-{release}",
+        packages=PROGRAMS,
+        ldflags=_kubernetes_ldflags(version),
+        remedy=f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
+    )
+
+
+CONTROL_PLANE = control_plane(RELEASE)
 
 
 def _module(name: str, what: str, version: str, package: str, ldflags: str = "-s -w") -> GoModule:
@@ -50,8 +87,17 @@ DESCHEDULER = _module(
 PROMETHEUS_ADAPTER = _module(
     "prometheus-adapter", "prometheus-adapter", "v0.12.0", "sigs.k8s.io/prometheus-adapter/cmd/adapter"
 )
-KUBELET = _module("kubelet", "the kubelet", VERSION, "k8s.io/kubernetes/cmd/kubelet", CONTROL_PLANE.ldflags)
-KUBEADM = _module("kubeadm", "kubeadm", VERSION, "k8s.io/kubernetes/cmd/kubeadm", CONTROL_PLANE.ldflags)
+_NODE_VERSION = RELEASES[DEFAULT].version
+KUBELET = _module(
+    "kubelet",
+    "the kubelet",
+    _NODE_VERSION,
+    "k8s.io/kubernetes/cmd/kubelet",
+    _kubernetes_ldflags(_NODE_VERSION),
+)
+KUBEADM = _module(
+    "kubeadm", "kubeadm", _NODE_VERSION, "k8s.io/kubernetes/cmd/kubeadm", _kubernetes_ldflags(_NODE_VERSION)
+)
 HELM = _module(
     "helm",
     "helm",
@@ -59,7 +105,7 @@ HELM = _module(
     "helm.sh/helm/v3/cmd/helm",
     # without a cluster, charts see this version of Kubernetes, the control plane's, instead of v1.20
     "-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.3"
-    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
+    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=37",
 )
 KREW = GoModule(
     "krew",
@@ -88,7 +134,7 @@ def folder() -> Path:
     """The folder with every program of PROGRAMS, built if necessary, which takes about five minutes on two cores.
     Raises MissingError.
     """
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    assets = _assets()
     if assets and (lacking := CONTROL_PLANE.lacks(Path(assets))):
         print_progress(f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(lacking)}; taking our own")
     return find() or CONTROL_PLANE.built()
@@ -96,9 +142,20 @@ def folder() -> Path:
 
 def find() -> Path | None:
     """The folder with every program of PROGRAMS; None if they are not built yet."""
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    assets = _assets()
     places = [Path(assets)] if assets else []
     return next((place for place in [*places, CONTROL_PLANE.home()] if not CONTROL_PLANE.lacks(place)), None)
+
+
+def _assets() -> str:
+    """KUBEBUILDER_ASSETS; empty if it is not set, or if the run is on another version than `DEFAULT`."""
+    return os.environ.get("KUBEBUILDER_ASSETS", "") if RELEASE == DEFAULT else ""
+
+
+def other_releases(recipe: str) -> list[str]:
+    """The minor versions other than `DEFAULT` that a recipe, `test-cluster` or `test-long`, runs tests on."""
+    included = {"test-cluster"} if recipe == "test-cluster" else {"test-cluster", "test-long"}
+    return [name for name, release in RELEASES.items() if name != DEFAULT and release.recipe in included]
 
 
 def descheduler() -> Path:
@@ -160,6 +217,7 @@ def image_folder() -> Path:
 
 ALL: tuple[Callable[[], Path], ...] = (
     folder,
+    *(control_plane(release).built for release in other_releases("test-cluster")),
     prometheus_folder,
     debian_packages.PROMETHEUS_2_53.get,
     debian_packages.VICTORIA_METRICS_1_112.get,
@@ -181,8 +239,11 @@ ALL: tuple[Callable[[], Path], ...] = (
 
 def main() -> int:
     """Builds or fetches all programs. Prints their folders to stdout and progress to stderr. Returns 1 if one is not
-    available.
+    available. With `--other-releases RECIPE` it prints what `other_releases` returns.
     """
+    if sys.argv[1:2] == ["--other-releases"]:
+        print(*other_releases(sys.argv[2]))
+        return 0
     code = 0
     for get in ALL:
         try:

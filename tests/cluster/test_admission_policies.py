@@ -20,6 +20,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.rbac_rights_comparison import ApiRight
 
+pytestmark = pytest.mark.kubernetes_versions
+
 NAMESPACE: Final = "nodewise"
 MANIFESTS: Final = ("rbac.yaml", "gpu.yaml", "annotator.yaml", "trust.yaml")
 APPLY: Final = "application/apply-patch+yaml"

@@ -22,6 +22,8 @@ from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import with_field
 
+pytestmark = pytest.mark.kubernetes_versions
+
 KUBECONFIG = "/etc/kubernetes/scheduler.conf"
 IMAGE = f"registry.k8s.io/kube-scheduler:{program_cache.VERSION}"
 

@@ -120,7 +120,7 @@ def test_the_manifest_that_tests_start_from_is_kubeadms(root: KubeadmHost, tmp_p
     kinds = ("ClusterConfiguration", "InitConfiguration")
     root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])
     assert root.scheduler() == scheduler_manifests.kubeadm_pod(
-        36, image=f"registry.k8s.io/kube-scheduler:{program_cache.VERSION}"
+        program_cache.MINOR, image=f"registry.k8s.io/kube-scheduler:{program_cache.VERSION}"
     )
     text = root.manifest.read_text()
     host = ControlPlaneHost(tmp_path / "host")

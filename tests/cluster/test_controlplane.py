@@ -5,19 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import api_user_kubeconfigs, controlplane, kubernetes_objects
+from tests.cluster import api_user_kubeconfigs, controlplane, kubernetes_objects, program_cache
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.child_processes import NotReadyError, Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
+pytestmark = pytest.mark.kubernetes_versions
+
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 
 
 def test_the_version_is_one_that_clients_can_parse(plane: ControlPlane) -> None:
-    assert plane.api.get("/version")["gitVersion"] == "v1.36.3"
+    assert plane.api.get("/version")["gitVersion"] == program_cache.VERSION
 
 
 def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, sandbox: Sandbox) -> None:

@@ -12,6 +12,8 @@ from tests.cluster.extender_process import COOLEST, HOT, ExtenderProcess, heated
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
+pytestmark = pytest.mark.kubernetes_versions
+
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 

@@ -11,6 +11,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
+pytestmark = pytest.mark.kubernetes_versions
+
 
 @pytest.fixture
 def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[ExtenderProcess]:

@@ -22,6 +22,8 @@ from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import GROUP, policy
 
+pytestmark = pytest.mark.kubernetes_versions(oldest=36)
+
 ACCOUNT = "system:serviceaccount:nodewise:nodewise"
 
 

@@ -19,6 +19,8 @@ from tests.cluster.extender_process import HOT, tas_policy
 from tests.cluster.namespace_sandboxes import wait
 from tests.cluster.placement_policy_specs import RANK, policy
 
+pytestmark = pytest.mark.kubernetes_versions(oldest=36)
+
 NAMESPACE: Final = "native"
 OTHER_NAMESPACE: Final = "native-other"
 AVOID: Final = {"metric": "temp", "above": 80}

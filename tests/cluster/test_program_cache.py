@@ -115,7 +115,7 @@ def test_the_package_of_go_is_new_enough() -> None:
 
 
 def test_every_kubernetes_program_is_of_one_version() -> None:
-    for module in (program_cache.CONTROL_PLANE, program_cache.KUBELET):
+    for module in (program_cache.CONTROL_PLANE, program_cache.KUBELET, program_cache.KUBEADM):
         assert f"k8s.io/kubernetes {program_cache.VERSION}\n" in (module.folder / "go.mod").read_text()
 
 

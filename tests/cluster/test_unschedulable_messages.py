@@ -11,11 +11,8 @@ from tests.cluster import fake_scheduler_extender, kubernetes_objects
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.scheduler_interface import SchedulerUnderTest, SchedulingOutcome
 
-CLAIMS = "no new claims to deallocate, "
-"""The message of the plugin DynamicResources in every preemption since 1.36, before that of the preemption plugin."""
-
-NO_VICTIMS = f"{CLAIMS}preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
-NO_HELP = f"{CLAIMS}preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+NO_VICTIMS = "preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
+NO_HELP = "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
 
 HOT = "telemetry policy default/web: cpu_temp GreaterThan 80"
 BROKEN = "telemetry policy default/web: disk_health LessThan 1"
@@ -72,7 +69,7 @@ def test_plugins_and_extenders_share_one_text(
     with scheduler.cluster(mixed, [fake_scheduler_extender.entry(fake_extender.url)]) as cluster:
         outcome = cluster.submit(kubernetes_objects.pod("web", cpu="2"))["web"]
     assert outcome.message == (
-        f"0/2 nodes are available: 1 Insufficient cpu, 1 {HOT}. {CLAIMS}preemption: 0/2 nodes are available: "
+        f"0/2 nodes are available: 1 Insufficient cpu, 1 {HOT}. preemption: 0/2 nodes are available: "
         "1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import child_processes, controlplane
+from tests.cluster import child_processes, controlplane, program_cache
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.debian_packages import ContainerPrograms
@@ -23,7 +23,7 @@ from tests.node.loopback_forwarding import Network
 NAME: Final = "host"
 KUBERNETES: Final = "/etc/kubernetes"
 MANIFESTS: Final = f"{KUBERNETES}/manifests"
-VERSION: Final = "1.36.3"
+VERSION: Final = program_cache.VERSION.removeprefix("v")
 SCHEDULER_IMAGE: Final = f"registry.k8s.io/kube-scheduler:v{VERSION}"
 ADMISSION: Final = {"disable-admission-plugins": "TaintNodesByCondition"}
 SETTINGS: Final = {"staticPodPath": MANIFESTS, "syncFrequency": "2s"}

@@ -6,7 +6,7 @@ over the network. Only `recording_replay` and `in_process_extender` run the exte
 `gpu_trace_replay` runs the gpu agent. `policy_timeline` and the modules that use it run the telemetry agent alone.
 Plots, measurements and output belong to `cli` and the benchmarks.
 
-The simulated scheduler follows kube-scheduler 1.36.3: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
+The simulated scheduler follows kube-scheduler 1.37.2: both pass the same tests, `tests/cluster/test_scheduler_*.py`.
 
     parsed_nodes_and_pods   Node and Pod: the fields that a scheduler reads
     resource_requests       requests and allocatable resources, as kube-scheduler calculates them

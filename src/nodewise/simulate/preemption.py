@@ -1,6 +1,6 @@
 """Preemption: which pods to evict for a pod that fits nowhere.
 
-Sources: kubernetes v1.36.3 pkg/scheduler/framework/preemption/preemption.go and
+Sources: kubernetes v1.37.2 pkg/scheduler/framework/preemption/preemption.go and
 plugins/defaultpreemption/default_preemption.go. Disruption budgets are not modelled: none is
 violated unless an extender reports violations.
 """
@@ -20,9 +20,6 @@ from nodewise.simulate.unschedulable_message import Rejection, Rejections
 Judge = Callable[[NodeInfo], Rejection | None]
 """Runs the filter plugins for the pod on a hypothetical node; None if it fits."""
 
-_CLAIMS: Final = "no new claims to deallocate"
-"""Message of the plugin DynamicResources, which runs first, for every pod without claims."""
-
 _NO_HELP: Final = "Preemption is not helpful for scheduling"
 _NO_VICTIMS: Final = Rejection(("No preemption victims found for incoming pod",), for_good=True)
 _LEAST_CANDIDATES: Final = 100
@@ -30,7 +27,7 @@ _CANDIDATES_PERCENT: Final = 10
 
 
 class Preemption(NamedTuple):
-    """Result of preemption: a node and its victims, or the text to append to the pod's message.
+    """Result of preemption: the text to append to the pod's message, and a node with its victims if there is one.
 
     `nominated` is the new nominated node; None leaves it unchanged.
     """
@@ -53,19 +50,21 @@ def attempt(
 ) -> Preemption:
     """Find the node with the least costly victims. The caller evicts them."""
     if why := _preemption_ineligibility_reason(pod, context):
-        return Preemption(f"{_CLAIMS}, preemption: {why}")
+        return Preemption(f"preemption: {why}")
     try:
         candidates, rejected = _preemption_candidates(pod, context, random)
         if not candidates:
             message = unschedulable_message.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
-            return Preemption(f"{_CLAIMS}, preemption: {message}", nominated="")
+            return Preemption(f"preemption: {message}", nominated="")
         candidates = _filter_candidates_by_extenders(pod, candidates, extenders, context.nodes)
     except Unavailable as error:
         return Preemption(f"preemption: {error}")
     if not candidates:
-        return Preemption(f"{_CLAIMS}, preemption: no candidate node for preemption")
+        return Preemption("preemption: no candidate node for preemption")
     chosen = min(candidates, key=lambda name: _victims_cost(candidates[name]))
-    return Preemption(nominated=chosen, victims=candidates[chosen].pods)
+    victims = candidates[chosen].pods
+    message = f"found a potential placement for pod on node {chosen}, preempting {len(victims)} victims"
+    return Preemption(f"preemption: {message}", chosen, victims)
 
 
 def _preemption_ineligibility_reason(pod: Pod, context: PreemptionContext) -> str:

@@ -19,7 +19,7 @@ from tests.cluster import kubernetes_objects as made
 from tests.unit.simulate import fake_extender
 
 NOT_NOW = Rejection(("Insufficient cpu",))
-CLAIMS = "no new claims to deallocate, preemption: "
+PREFIX = "preemption: "
 
 
 def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: float = 100) -> Pod:
@@ -58,7 +58,9 @@ def names(preempted: Preemption) -> list[str]:
 
 def test_lesser_pods_go() -> None:
     preempted = attempt(full("a", running("small", "a")))
-    assert (preempted.nominated, names(preempted), preempted.message) == ("a", ["small"], "")
+    assert (preempted.nominated, names(preempted)) == ("a", ["small"])
+    placement = "found a potential placement for pod on node a, preempting 1 victims"
+    assert preempted.message == f"{PREFIX}{placement}"
 
 
 def test_no_more_go_than_have_to() -> None:
@@ -93,31 +95,31 @@ def test_fewer_victims_are_better() -> None:
 def test_a_node_that_is_out_for_good_is_none() -> None:
     preempted = attempt(full("a", running("small", "a")), rejections={"a": NOT_NOW._replace(for_good=True)})
     no_help = "0/1 nodes are available: 1 Preemption is not helpful for scheduling."
-    assert preempted == Preemption(f"{CLAIMS}{no_help}", nominated="")
+    assert preempted == Preemption(f"{PREFIX}{no_help}", nominated="")
 
 
 def test_nobody_of_no_lesser_priority_goes() -> None:
     preempted = attempt(full("a", running("peer", "a", priority=100)))
     assert (
         preempted.message
-        == f"{CLAIMS}0/1 nodes are available: 1 No preemption victims found for incoming pod."
+        == f"{PREFIX}0/1 nodes are available: 1 No preemption victims found for incoming pod."
     )
 
 
 def test_where_it_would_not_fit_without_them_nobody_goes() -> None:
     both = full("a", running("peer", "a", cpu="2", priority=100), running("small", "a", cpu="1"))
-    assert attempt(both).message == f"{CLAIMS}0/1 nodes are available: 1 Insufficient cpu."
+    assert attempt(both).message == f"{PREFIX}0/1 nodes are available: 1 Insufficient cpu."
 
 
 def test_a_pod_may_not_want_to_preempt() -> None:
     preempted = attempt(full("a", running("small", "a")), spec={"preemptionPolicy": "Never"})
-    assert preempted == Preemption(f"{CLAIMS}not eligible due to preemptionPolicy=Never.")
+    assert preempted == Preemption(f"{PREFIX}not eligible due to preemptionPolicy=Never.")
 
 
 def test_who_waits_for_victims_to_go_takes_no_others() -> None:
     going = parsed_nodes_and_pods.pod_with_deletion_timestamp(running("small", "a"), end_s=130)
     preempted = attempt(full("a", going), full("b", running("other", "b")), status={"nominatedNodeName": "a"})
-    assert preempted == Preemption(f"{CLAIMS}not eligible due to a terminating pod on the nominated node.")
+    assert preempted == Preemption(f"{PREFIX}not eligible due to a terminating pod on the nominated node.")
 
 
 def test_kube_scheduler_cannot_make_sense_of_a_node_that_only_an_extender_rejected() -> None:
@@ -148,7 +150,7 @@ def test_an_extender_has_a_word_in_it() -> None:
     ("ignorable", "message"),
     [
         (False, 'preemption: expected at least one victim pod on node "a"'),
-        (True, f"{CLAIMS}no candidate node for preemption"),
+        (True, f"{PREFIX}no candidate node for preemption"),
     ],
 )
 def test_an_extender_that_names_no_victims_leaves_no_candidate(message: str, *, ignorable: bool) -> None:

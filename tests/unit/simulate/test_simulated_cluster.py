@@ -192,7 +192,9 @@ class TestPreempting:
         victim = patient(made.running_on("a", made.pod("small", cpu="3")), 30)
         with small(clock, fake, "a", [victim]) as placed:
             outcome = placed.submit(made.pod("large", cpu="3", priority=9))
-            assert outcome == (None, "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.")
+            assert outcome[:2] == (None, "Unschedulable")
+            placement = "preemption: found a potential placement for pod on node a, preempting 1 victims"
+            assert outcome[2] == f"0/1 nodes are available: 1 Insufficient cpu. {placement}"
             assert placed.is_gone("small")
             simulated_cluster.pass_time(placed, clock, 29)
             assert placed.outcome("large").node is None
