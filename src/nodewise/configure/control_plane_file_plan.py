@@ -99,11 +99,11 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         else scheduler_static_pod.scheduler_version(files.manifest)
     )
     destination = scheduler_config_path(request)
-    warnings = [*_check_client_certificate(request, files), *_hard_link_warnings(request.manifest)]
-    if version.is_newer_than_tested:
-        warnings.append(
-            f"kube-scheduler {version} is newer than what was tried, 1.{scheduler_versions.NEWEST}"
-        )
+    warnings = [
+        *_check_client_certificate(request, files),
+        *_hard_link_warnings(request.manifest),
+        *version.untested_warnings(),
+    ]
     ca = f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
     container = files.manifest.container
     ignored_flags = ignored_scheduler_flags.list_ignored_flags(container, version.minor)

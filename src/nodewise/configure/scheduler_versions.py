@@ -3,11 +3,13 @@
 import re
 from typing import Final, NamedTuple
 
-from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 OLDEST: Final = 19
+"""The oldest minor version whose configuration can be written."""
+OLDEST_TESTED: Final = 34
 NEWEST: Final = 37
-"""The newest minor version that was tested."""
+"""The oldest and the newest minor version that the tests run on (tests/cluster/program_cache.py)."""
 _GROUP: Final = "kubescheduler.config.k8s.io"
 _VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
 _LOADABLE: Final = {
@@ -32,9 +34,13 @@ class SchedulerVersion(NamedTuple):
         first_minor = max(first for first in _WRITTEN if first <= self.minor)
         return f"{_GROUP}/{_WRITTEN[first_minor]}"
 
-    @property
-    def is_newer_than_tested(self) -> bool:
-        return self.minor > NEWEST
+    def untested_warnings(self, program: str = "kube-scheduler") -> list[str]:
+        """A warning that names the program if the tests do not run on this version; otherwise none."""
+        if self.minor > NEWEST:
+            return [f"{program} {self} is newer than what was tried, 1.{NEWEST}"]
+        if self.minor < OLDEST_TESTED:
+            return [f"{program} {self} is older than what was tried, 1.{OLDEST_TESTED}"]
+        return []
 
     def loads(self, api_version: str) -> bool:
         group, _, version = api_version.partition("/")
@@ -73,6 +79,16 @@ def parse_version(text: str) -> SchedulerVersion:
         )
     remedy = f"such as 1.{NEWEST}, the minor version of the cluster"
     return _check_supported_version(int(match[1]), int(match[2]), "--kubernetes-version", remedy)
+
+
+def parse_cluster_version(text: str) -> SchedulerVersion:
+    """The version that an API server states as `gitVersion`, such as `v1.33.5-eks-113cf36` or `v1.36.0+k3s1`.
+    `BadInput` if it is invalid, or not a version of Kubernetes 1.
+    """
+    match = _VERSION.match(text)
+    if match is None or match[1] != "1":
+        raise BadInput("/version of the API server", [Problem("gitVersion", shown(text), "such as v1.36.3")])
+    return SchedulerVersion(int(match[2]))
 
 
 def _check_supported_version(major: int, minor: int, where: str, remedy: str) -> SchedulerVersion:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
@@ -289,6 +290,8 @@ class Facts(NamedTuple):
     """The CA of the cluster's clients."""
     admission_policies: tuple[AdmissionPolicy, ...] | UnavailableFact = ()
     pod_admission: PodAdmission | UnavailableFact = PodAdmission()
+    cluster_version: SchedulerVersion | UnavailableFact | None = None
+    """The version of the API server."""
     leases: tuple[LeaderLease, ...] | UnavailableFact = ()
     """Of nodewise's leader elections."""
     namespaces: tuple[str, ...] = ()

@@ -326,6 +326,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " over at once when the leader ends, and on one host two lead for up to 3.5 s.",
         "set NODEWISE_IDENTITY from metadata.name, as in deploy/controller.yaml, or remove it",
     ),
+    "kubernetes-version-untested": FindingKind(
+        "warning",
+        "The tests of nodewise do not run on this version of Kubernetes",
+        "kube-scheduler and the API server change what nodewise relies on from one minor version to another. On a"
+        " version that was not tried, policies may have no effect, or another one than described.",
+        "use a release of nodewise that was tested with this version: docs/reference/kubernetes-versions.md lists the"
+        " versions of each feature",
+    ),
     "scheduler-not-running": FindingKind(
         "error",
         "Pods wait for a scheduler that does not run",

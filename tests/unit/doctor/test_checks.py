@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from nodewise.agents.telemetry import placement_policy_status, policy_conditions
+from nodewise.configure import scheduler_versions
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor import check_runner
 from nodewise.doctor.facts import (
     AccessRight,
@@ -539,6 +541,17 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("a pod on its way", waiting(age_s=1.0), set()),
     ("a gated pod", waiting(is_gated=True), set()),
     ("a pod that was looked at", waiting(message="Unschedulable: 0/20 nodes"), set()),
+    (
+        "a newer Kubernetes",
+        SOUND._replace(cluster_version=SchedulerVersion(scheduler_versions.NEWEST + 1)),
+        {"kubernetes-version-untested"},
+    ),
+    (
+        "an older Kubernetes",
+        SOUND._replace(cluster_version=SchedulerVersion(29)),
+        {"kubernetes-version-untested"},
+    ),
+    ("the oldest tested Kubernetes", SOUND._replace(cluster_version=SchedulerVersion(34)), set()),
     ("default scheduler away", waiting(), {"scheduler-not-running"}),
     ("a scheduler that crashes", pod(ready=0), {"scheduler-not-running"}),
     (

@@ -76,7 +76,7 @@ class ScriptedApi:
         if any(word in path for word in self._forbidden):
             raise Refused(f"get {path}", [Problem("", 'nodes is forbidden: User "x" cannot', "")])
         if path == "/version":
-            return b"{}"
+            return msgspec.json.encode(self._objects.get(path, {"gitVersion": "v1.36.3"}))
         if path in DISCOVERY and path not in self._objects:
             return msgspec.json.encode(DISCOVERY[path])
         value = self._objects.get(path)
@@ -528,6 +528,21 @@ def test_who_may_read_nothing_is_told_each_right() -> None:
     for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
         assert right in rights
     assert {finding.id for finding in report.findings} == {"not-looked-at"}
+
+
+@pytest.mark.parametrize("stated", ["v1.38.0-beta.0", "v1.33.5-eks-113cf36"])
+def test_a_version_of_kubernetes_that_was_not_tried_is_found(stated: str) -> None:
+    report = check_runner.examine(facts({"/version": {"gitVersion": stated}}))
+    (finding,) = (item for item in report.findings if item.id == "kubernetes-version-untested")
+    assert finding.found.startswith(f"Kubernetes {stated[1:5]} is ")
+    assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize("answer", [{}, {"gitVersion": "v0.0.0-master"}, {"gitVersion": 7}])
+def test_a_version_that_cannot_be_read_does_not_count_as_tested(answer: Any) -> None:
+    read = facts({"/version": answer})
+    assert isinstance(read.cluster_version, UnavailableFact)
+    assert "kubernetes-version-untested" in [id_ for id_, _ in check_runner.examine(read).not_checked]
 
 
 def test_an_api_server_that_is_away_ends_it() -> None:

@@ -41,16 +41,13 @@ def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[
 
 def _print_native_mode(options: ConfigureOptions) -> None:
     note = ""
-    if options.kubernetes_version:
-        native_mode.check_version(scheduler_versions.parse_version(options.kubernetes_version))
+    try:
+        version, _ = _kubernetes_version(options.kubernetes_version)
+    except _UnknownVersionError as error:
+        note = f" The version of the cluster could not be read: {error}."
     else:
-        try:
-            server_version = asyncio.run(_cluster_kubernetes_version())
-        except NodewiseError as error:
-            note = f" The version of the cluster could not be read: {error}."
-        else:
-            tag = server_version.partition("+")[0].partition("-")[0]
-            native_mode.check_version(scheduler_versions.parse_version(tag))
+        native_mode.check_version(version)
+        _print_version_warnings(version, "Kubernetes")
     text = native_mode.build_manifest(
         native_mode.read_files(), options.service_namespace, _image(options), options.prometheus_url
     )
@@ -70,7 +67,14 @@ def _image(options: ConfigureOptions) -> str:
 def _print_second_scheduler(
     options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]
 ) -> None:
-    version, tag = _kubernetes_version(options.kubernetes_version)
+    try:
+        version, tag = _kubernetes_version(options.kubernetes_version)
+    except _UnknownVersionError as error:
+        expected = (
+            "the version of the cluster, which could not be read: kube-scheduler must have the same version"
+        )
+        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), expected)]) from error
+    _print_version_warnings(version)
     name = options.scheduler_name or SECOND_SCHEDULER_NAME
     if name == scheduler_configuration.DEFAULT_SCHEDULER:
         raise BadSettings(
@@ -102,6 +106,10 @@ def _print_second_scheduler(
     )
 
 
+class _UnknownVersionError(Exception):
+    """The version of the cluster could not be read; the text is the reason."""
+
+
 def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     """The version and image tag of kube-scheduler, from the flag or from the cluster."""
     if text:
@@ -111,12 +119,14 @@ def _kubernetes_version(text: str) -> tuple[SchedulerVersion, str]:
     try:
         server_version = asyncio.run(_cluster_kubernetes_version())
     except NodewiseError as error:
-        expected = (
-            "the version of the cluster, which could not be read: kube-scheduler must have the same version"
-        )
-        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), expected)]) from error
+        raise _UnknownVersionError(str(error)) from error
     tag = server_version.partition("+")[0].partition("-")[0]
     return scheduler_versions.parse_version(tag), tag
+
+
+def _print_version_warnings(version: SchedulerVersion, program: str = "kube-scheduler") -> None:
+    for text in version.untested_warnings(program):
+        click.echo(f"warning: {text}", err=True)
 
 
 async def _cluster_kubernetes_version() -> str:
@@ -146,7 +156,9 @@ def _print_platform_files(
     )
     configuration = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options)
     if options.kubernetes_version:
-        configuration["apiVersion"] = scheduler_versions.parse_version(options.kubernetes_version).api_version
+        version = scheduler_versions.parse_version(options.kubernetes_version)
+        _print_version_warnings(version)
+        configuration["apiVersion"] = version.api_version
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service

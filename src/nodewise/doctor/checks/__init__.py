@@ -8,6 +8,7 @@ from nodewise.doctor.checks import (
     deschedulers,
     extender_entries,
     extender_reachability,
+    kubernetes_version,
     metric_coverage,
     native_mode,
     nodes,
@@ -27,4 +28,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     *policy_namespaces.CHECKS,
     *nodes.CHECKS,
     *nodewise_workloads.CHECKS,
+    *kubernetes_version.CHECKS,
 )

@@ -39,6 +39,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "kubelets": nodes.collect_kubelets,
     "cluster_ca": rights_and_admission_policies.collect_cluster_ca,
     "pod_admission": pod_admission.collect_pod_admission,
+    "cluster_version": pod_admission.collect_cluster_version,
     "leases": pod_admission.collect_leases,
     "admission_policies": rights_and_admission_policies.collect_admission_policies,
     "programs_elsewhere": scheduling_program_workloads.collect_programs_elsewhere,

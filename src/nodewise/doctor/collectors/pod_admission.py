@@ -1,4 +1,6 @@
-"""The admission policies that change the pods of policies, and the Leases of nodewise's leader elections."""
+"""The version of the API server, the admission policies that change the pods of policies, and the Leases of nodewise's
+leader elections.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -6,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise import clock
+from nodewise.configure import scheduler_versions
+from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
@@ -20,12 +24,25 @@ from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.object_fields import get_number, get_text
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.doctor.policy_facts import PodAdmission, PodAdmissionPolicy
+from nodewise.errors import BadInput
 from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES
 
 _DEFAULT_DURATION_S: Final = 15
 _PREFIX: Final = "nodewise"
 """The beginning of the shipped names, which the chart replaces by the name of the release."""
+
+
+async def collect_cluster_version(session: Session) -> SchedulerVersion | UnavailableFact:
+    """The version that the API server states."""
+    what = "version of the API server"
+    response: Any = await session.reader.get(what, "get the non-resource URL /version", "/version")
+    if isinstance(response, UnavailableFact):
+        return response
+    try:
+        return scheduler_versions.parse_cluster_version(get_text(response, "gitVersion"))
+    except BadInput as error:
+        return UnavailableFact(what, str(error))
 
 
 async def collect_pod_admission(session: Session) -> PodAdmission | UnavailableFact:
