@@ -7,6 +7,7 @@ container. In tests/node, the kubelet starts it from the manifest.
 
 import contextlib
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from tests.cluster.child_processes import NotReadyError, Process
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
+from tests.conformance.configure.scheduler_configuration_forms import (
+    CONFIGURATION_FORMS,
+    DEFAULT_MINOR,
+    host_with_configuration,
+)
 from tests.conformance.configure.scheduler_manifests import with_field
 
 pytestmark = pytest.mark.kubernetes_versions
@@ -199,6 +205,37 @@ def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
     assert configuration["profiles"][0]["percentageOfNodesToScore"] == 50
     assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
     assert configuration["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
+
+
+MERGED_FORMS = [
+    form
+    for form in CONFIGURATION_FORMS
+    if "refused" not in form and form.get("minor", DEFAULT_MINOR) == DEFAULT_MINOR
+]
+
+
+@pytest.mark.parametrize("form", MERGED_FORMS, ids=[form["name"] for form in MERGED_FORMS])
+def test_kube_scheduler_loads_each_merged_form_of_a_configuration(
+    plane: ControlPlane, tmp_path: Path, form: dict[str, Any]
+) -> None:
+    host = host_with_configuration(tmp_path, form)
+    assert host.run("--merge", *form.get("flags", [])).code == 0
+    config, written = tmp_path / "config.yaml", tmp_path / "written.yaml"
+    config.write_text(inside(host.config.read_text(), host, plane))
+    command = [
+        program_cache.folder() / "kube-scheduler",
+        f"--config={config}",
+        f"--write-config-to={written}",
+    ]
+    if "kubeconfig" not in form["text"]:
+        # without a kubeconfig, kube-scheduler requires an address, which it does not call before it writes the file
+        command.append("--master=https://127.0.0.1:1")
+    loaded = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "unknown_plugin" in form:
+        assert f'"{form["unknown_plugin"]}"' in loaded.stderr.replace("\\", "")
+        return
+    assert loaded.returncode == 0, loaded.stderr
+    assert is_in(of_host(host, plane)["extenders"], yaml.safe_load(written.read_text())["extenders"])
 
 
 BROKEN = {

@@ -333,6 +333,12 @@ def _read_user_configuration(request: HostRequest, files: HostFiles) -> tuple[st
         else:
             expected = "--merge to have our entries put among its own, or --replace"
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", expected)])
+    if volume := files.manifest.volume_of_other_kind(users):
+        problem = Problem("--config", f"{users} is in the volume {volume}", "a file of this host")
+        remedy = (
+            f"save the configuration as a file of this host, and mount it at {users} with a hostPath volume"
+        )
+        raise BadInput("manifest", [problem], remedy=remedy)
     path = files.manifest.host_path(users)
     if before and before.backup and path == scheduler_config_path(request):
         return path, backups.read_original_content(before.backup, path)

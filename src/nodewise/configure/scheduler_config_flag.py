@@ -28,7 +28,8 @@ def find_flags_field(container: Mapping[str, Any]) -> str:
         )
     if posixpath.basename(words[0]) in _SHELLS or "-c" in words:
         expected = "kube-scheduler with its flags: what follows a shell's command is not kube-scheduler's"
-        raise BadInput("not supported error", [Problem("command", repr(words[0]), expected)])
+        remedy = "list kube-scheduler and each flag as an entry of `command`, without a shell"
+        raise BadInput("not supported error", [Problem("command", repr(words[0]), expected)], remedy=remedy)
     return "args" if container.get("args") else "command"
 
 

@@ -11,7 +11,7 @@ from nodewise.configure import ignored_scheduler_flags, yaml_editor
 from nodewise.configure.ignored_scheduler_flags import IgnoredFlag
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
-from nodewise.errors import BadInput, Problem, shown
+from nodewise.errors import BadInput, Problem, did_you_mean, shown
 
 BUILTIN_NAME: Final = "the built-in template"
 _GROUP: Final = "kubescheduler.config.k8s.io/"
@@ -128,6 +128,11 @@ def add_extender_entries(
         for flag in context.ignored_flags
         if flag.path and ignored_scheduler_flags.get_field(configuration, flag.path) != flag.value
     ]
+    if context.kubeconfig and not (configuration.get("clientConnection") or {}).get("kubeconfig"):
+        warnings.append(
+            f"--kubeconfig={context.kubeconfig} has no effect beside --config, before and after this run: set "
+            f"clientConnection.kubeconfig in {name}"
+        )
     return _rewrite_document(document, configuration, warnings, context)
 
 
@@ -263,9 +268,12 @@ def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Ite
         yield Problem("kind", repr(value.get("kind")), _CONFIGURATION_KIND)
     if not str(value.get("apiVersion")).startswith(_GROUP):
         yield Problem("apiVersion", repr(value.get("apiVersion")), version.api_version)
-    for field in value:
+    # fields of another version are no misspellings
+    is_loaded = value.get("kind") == _CONFIGURATION_KIND and version.loads(str(value.get("apiVersion")))
+    for field in value if is_loaded else ():
         if field not in _CONFIGURATION_FIELDS:
-            yield Problem(str(field), "unknown", f"a field of {_CONFIGURATION_KIND}")
+            hint = did_you_mean(str(field), sorted(_CONFIGURATION_FIELDS))
+            yield Problem(str(field), "unknown", f"a field of {_CONFIGURATION_KIND}{hint}")
     connection = value.get("clientConnection")
     if connection is not None and not isinstance(connection, dict):
         yield Problem("clientConnection", "no map", "a map")
@@ -293,7 +301,8 @@ def _entries_problems(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]
 def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
     for field, value in entry.items():
         if field not in _ENTRY_FIELDS:
-            yield Problem(str(field), "unknown", "a field of an extender")
+            hint = did_you_mean(str(field), sorted(_ENTRY_FIELDS))
+            yield Problem(str(field), "unknown", f"a field of an extender{hint}")
         elif field in _BOOLEAN_FIELDS and not isinstance(value, bool):
             yield Problem(field, repr(value), "true or false")
         elif field in _VERB_FIELDS and not isinstance(value, str):
@@ -340,7 +349,8 @@ def _tls_problems(tls: Any) -> Iterable[Problem]:
         return
     for field in tls:
         if field not in _TLS_FIELDS:
-            yield Problem(f"tlsConfig.{field}", "unknown", "a field of tlsConfig")
+            hint = did_you_mean(str(field), sorted(_TLS_FIELDS))
+            yield Problem(f"tlsConfig.{field}", "unknown", f"a field of tlsConfig{hint}")
     if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
         yield Problem(
             "tlsConfig.insecure", "true beside a CA", "one of them: kube-scheduler does not start so"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.configure import scheduler_config_flag, scheduler_versions, yaml_editor
 from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.configure.yaml_editor import Document
-from nodewise.errors import BadInput, Problem
+from nodewise.errors import BadInput, Problem, shown
 
 CONFIG_VOLUME: Final = "schedulerconfig"
 CERTS_VOLUME: Final = "certdir"
@@ -23,6 +23,20 @@ PRIOR_STATE_ANNOTATION: Final = "nodewise.io/before-configure"
 """Annotation with the state that is required to undo all changes."""
 DNS_POLICY: Final = "ClusterFirstWithHostNet"
 """A pod in the host network needs this policy to resolve Services by name."""
+_OTHER_MODES: Final = (
+    "without a static pod on this host, use --mode native from Kubernetes 1.36, or --mode second-scheduler"
+)
+_NEXT_STEPS: Final = {
+    "Deployment": _OTHER_MODES,
+    "StatefulSet": _OTHER_MODES,
+    "DaemonSet": _OTHER_MODES,
+    "ReplicaSet": _OTHER_MODES,
+    "KubeSchedulerConfiguration": "name the manifest with -m; the configuration that its --config names is found",
+    "ConfigMap": "name the manifest with -m; the configuration that its --config names is found",
+    "List": "name a file that has only the pod of kube-scheduler",
+    "PodList": "name a file that has only the pod of kube-scheduler",
+}
+"""What to do with objects of other kinds."""
 
 
 class PriorState(NamedTuple):
@@ -99,14 +113,27 @@ class Manifest(NamedTuple):
 
     def host_path(self, path: str) -> str:
         """The path on the host of a path in the container."""
-        volumes = _host_paths(self.spec.get("volumes"))
+        mount, volume = self._mount_and_volume(path)
+        host = _host_paths([volume]).get(mount.get("name"))
+        if host is None or mount.get("subPath"):
+            return path
+        return posixpath.normpath(host + path[len(str(mount["mountPath"]).rstrip("/")) :])
+
+    def volume_of_other_kind(self, path: str) -> str:
+        """The kind and name of the volume that holds a path of the container; empty for a `hostPath` or no volume."""
+        _, volume = self._mount_and_volume(path)
+        kind = next((field for field in volume if field != "name"), "hostPath")
+        return "" if kind == "hostPath" else f"{kind} {shown(volume['name'])}"
+
+    def _mount_and_volume(self, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The innermost mount that holds a path of the container, and its volume; both empty without one."""
+        volumes = {volume["name"]: volume for volume in self.spec.get("volumes") or []}
         mounts = self.container.get("volumeMounts") or []
         for mount in sorted(mounts, key=lambda mount: -len(str(mount.get("mountPath", "")))):
             inside = str(mount.get("mountPath", "")).rstrip("/")
-            host = volumes.get(mount.get("name"))
-            if host and not mount.get("subPath") and (path == inside or path.startswith(f"{inside}/")):
-                return posixpath.normpath(host + path[len(inside) :])
-        return path
+            if mount["name"] in volumes and (path == inside or path.startswith(f"{inside}/")):
+                return mount, volumes[mount["name"]]
+        return {}, {}
 
 
 class DesiredState(NamedTuple):
@@ -127,6 +154,10 @@ def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
     root = document.value
     if not isinstance(root, dict):
         raise BadInput(f'unmarshaling of "{name}" failed', [Problem("root", "no map", "a Pod")])
+    kind = root.get("kind", "Pod")
+    if kind != "Pod":
+        problem = Problem("kind", shown(kind), "Pod, the static pod of kube-scheduler")
+        raise BadInput(f"not supported error: {name}", [problem], remedy=_NEXT_STEPS.get(str(kind), ""))
     spec = root.get("spec")
     if not isinstance(spec, dict):
         raise BadInput(f"not found error: spec not found in {name}")
@@ -295,6 +326,7 @@ def _find_container(containers: Any, name: str) -> int:
     if name:
         raise BadInput("not found error", [Problem("--container", repr(name), f"one of {names}")])
     if len(containers) == 1:
+        _check_is_scheduler(containers[0])
         return 0
     programs = [at for at, candidate in enumerate(containers) if _program_name(candidate) == "kube-scheduler"]
     if len(programs) != 1:
@@ -302,6 +334,23 @@ def _find_container(containers: Any, name: str) -> int:
             "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
         )
     return programs[0]
+
+
+def _check_is_scheduler(container: Mapping[str, Any]) -> None:
+    """`BadInput` if neither name, image nor command line says that the only container runs a scheduler: the API server
+    does not start with the flags of kube-scheduler.
+    """
+    words = [word for field in ("command", "args") for word in _list_or_empty(container.get(field))]
+    programs = [posixpath.basename(str(word)) for word in words if not str(word).startswith("-")]
+    image = str(container.get("image")).partition("@")[0].rpartition("/")[2]
+    if not any("scheduler" in name for name in (str(container.get("name")), image, *programs)):
+        problem = Problem("spec.containers", f"only {shown(container.get('name'))}", "kube-scheduler")
+        remedy = "name the manifest of kube-scheduler with -m, or with --container a container that runs it"
+        raise BadInput("not found error", [problem], remedy=remedy)
+
+
+def _list_or_empty(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _check_containers(containers: Any) -> None:

@@ -20,6 +20,11 @@ from nodewise.errors import BadInput, Problem
 MAX_BYTES: Final = 2**20
 """The manifests of static pods that the kubelet reads are much smaller."""
 _TEMPLATE_REMEDY: Final = "the file has {{ }} or {% %} of a template: render the template first"
+_SYSTEMD_UNIT: Final = re.compile(rb"^\[(?:Unit|Service)\]\s*$", re.MULTILINE)
+_SYSTEMD_REMEDY: Final = (
+    "the file is a unit of systemd: name in its ExecStart, with --config, a file with what "
+    "`nodewise configure render-scheduler` prints"
+)
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
 
@@ -57,10 +62,14 @@ def parse_document(data: bytes, name: str) -> Document:
         problem = error.problems[0]
         place = problem.field.removeprefix("document 1").removeprefix(", ")
         remedy = _TEMPLATE_REMEDY if b"{{" in data or b"{%" in data else ""
+        if _SYSTEMD_UNIT.search(data):
+            remedy = _SYSTEMD_REMEDY
         place_and_problem = f"{place}: {problem.found}" if place else problem.found
         raise _parse_error(name, place_and_problem, "", remedy) from error
     if len(values) != 1:
-        raise _parse_error(name, f"{len(values)} documents", "one")
+        if not values:
+            raise _parse_error(name, "an empty file", "one document")
+        raise _parse_error(name, f"{len(values)} documents", "one", "put each object into a file of its own")
     return Document(name, data.decode(), nodes[0], _copy_without_aliases(values[0]))
 
 
