@@ -124,6 +124,7 @@ KARPENTER = GoModule(
     MODULE / "karpenter",
     {"karpenter": "sigs.k8s.io/karpenter/kwok", "karpenter-crds": "."},
 )
+POD_REQUESTS = _module("pod-requests", "the requests of pods by k8s.io/component-helpers", "v0.37.2", ".")
 OTELCOL = _module("otelcol", "the OpenTelemetry Collector", "v0.165.0", ".")
 
 SET_UP = "make controlplane"
@@ -188,6 +189,11 @@ def otelcol() -> Path:
     return OTELCOL.built() / "otelcol"
 
 
+def pod_requests() -> Path:
+    """A program that prints the requests of pods, built if necessary, in seconds. Raises MissingError."""
+    return POD_REQUESTS.built() / "pod-requests"
+
+
 def krew_folder() -> Path:
     """The folder with krew and its check of manifests, built if necessary, in half a minute. Raises MissingError."""
     return KREW.built()
@@ -227,6 +233,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: kubeadm().parent,
     lambda: helm().parent,
     lambda: otelcol().parent,
+    lambda: pod_requests().parent,
     krew_folder,
     karpenter_folder,
     containers_folder,

@@ -98,6 +98,37 @@ def test_an_example_is_decided_as_its_readme_says(name: str) -> None:
         assert decision["error"] is None
 
 
+SAME_REQUESTS: dict[str, dict[str, Any]] = {
+    "pod-level": {
+        "containers": [{"name": "web"}],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+    },
+    "pod-level limits": {
+        "containers": [{"name": "web"}],
+        "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}},
+    },
+    "overhead": {"containers": [{"name": "web"}], "overhead": {"cpu": "500m", "memory": "1Gi"}},
+    "sidecar": {
+        "containers": [{"name": "web", "resources": {"requests": {"cpu": "200m", "memory": "1Gi"}}}],
+        "initContainers": [
+            {"name": "mesh", "restartPolicy": "Always", "resources": {"limits": {"cpu": "300m"}}}
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", SAME_REQUESTS)
+def test_a_pod_that_requests_the_same_otherwise_is_decided_alike(name: str, tmp_path: Path) -> None:
+    """`overload` rejects two nodes of five for a pod with these requests, and none for a pod without requests."""
+    (tmp_path / "nodes.yaml").write_text((EXAMPLES / "overload" / "nodes.yaml").read_text())
+    metadata = {"name": "web", "namespace": "demo"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": SAME_REQUESTS[name]}
+    (tmp_path / "pods.yaml").write_text(yaml.safe_dump(pod))
+    (decision,) = decide(str(tmp_path))
+    assert decision["scores"] == EXPECTED["overload"].scores
+    assert decision["rejected"].keys() == EXPECTED["overload"].rejected.keys()
+
+
 def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
     decisions = decide("examples/gpu-cards")
     readme = (EXAMPLES / "gpu-cards" / "README.md").read_text()

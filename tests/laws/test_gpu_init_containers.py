@@ -219,8 +219,9 @@ def test_every_container_gets_gpus_that_it_may_use_and_ended_pods_free_all(
 def check_kubernetes_total(spec: Spec) -> None:
     """The total of kube-scheduler is that of the containers and sidecars, which the agent charges."""
     sidecars = [container for container in spec["initContainers"] if "restartPolicy" in container]
-    total = resource_requests.requests_that_must_fit(spec)
-    assert total == resource_requests.requests_that_must_fit({**spec, "initContainers": sidecars})
+    total = resource_requests.requests_that_must_fit({"spec": spec})
+    without_init = {"spec": {**spec, "initContainers": sidecars}}
+    assert total == resource_requests.requests_that_must_fit(without_init)
 
 
 @given(

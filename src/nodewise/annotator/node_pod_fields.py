@@ -8,7 +8,7 @@ import msgspec
 from nodewise.kube.struct_type_merge import merge
 from nodewise.statistics import load_annotations
 from nodewise.statistics.load_annotations import UsageAnnotations
-from nodewise.statistics.pod_requests import HoldingSpec, HoldingStatus, RequestingPod
+from nodewise.statistics.pod_requests import HoldingSpec, HoldingStatus
 
 ALLOCATABLE_MEMORY: Final = "allocatable_memory"
 REQUESTED_MEMORY: Final = "reqested_memory"
@@ -60,7 +60,7 @@ class AnnotatedNode(msgspec.Struct, frozen=True, gc=False):
     status: AnnotatedNodeStatus = AnnotatedNodeStatus()
 
 
-class BoundPod(RequestingPod, frozen=True, gc=False):
+class BoundPod(msgspec.Struct, frozen=True, gc=False):
     """The fields of a pod that tell its requests and its node."""
 
     spec: HoldingSpec = HoldingSpec()

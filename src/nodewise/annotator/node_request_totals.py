@@ -1,17 +1,13 @@
 """The requests of the pods on each node, and what they leave of the node's allocatable resources."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from sys import intern
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
-
 from nodewise import quantity
-from nodewise.statistics import load_annotations
-from nodewise.statistics.integer_quantities import MAX_AMOUNT, Quantity
+from nodewise.statistics import integer_quantities, load_annotations, pod_requests
+from nodewise.statistics.integer_quantities import MAX_AMOUNT
 from nodewise.statistics.node_capacity import GPU, Capacity
-from nodewise.statistics.pod_requests import RequestedResources, RequestingContainer, holds_requests
 
 
 class Allocation(NamedTuple):
@@ -40,24 +36,7 @@ def make_pod_reducer(gpu: str = GPU) -> Callable[[Any], Any | None]:
 
 
 def _reduce_pod_to_requests(gpu: str, pod: Any) -> Any | None:
-    if not holds_requests(pod):
-        return None
-    totals = ((resource, sum(_container_requests(pod, resource))) for resource in _resources(gpu))
-    requests = tuple((resource, f"{total}n") for resource, total in totals if total)
-    metadata = replace(pod.metadata, namespace=intern(pod.metadata.namespace))
-    spec = replace(
-        pod.spec,
-        nodeName=intern(pod.spec.nodeName),
-        containers=_containers_with_requests(requests),
-        initContainers=None,
-    )
-    return replace(pod, metadata=metadata, spec=spec)
-
-
-@lru_cache(4096)
-def _containers_with_requests(requests: tuple[tuple[str, str], ...]) -> tuple[RequestingContainer, ...]:
-    """The same object for all pods that request the same."""
-    return (RequestingContainer(RequestedResources(dict(requests))),)
+    return pod_requests.reduce_to_requests(pod, _resources(gpu)) if pod_requests.holds_requests(pod) else None
 
 
 def _resources(gpu: str) -> tuple[str, ...]:
@@ -66,32 +45,13 @@ def _resources(gpu: str) -> tuple[str, ...]:
 
 
 def pod_allocation(pod: Any, gpu: str = GPU) -> Allocation:
-    """The requests of a pod's containers and sidecars; other init containers and overhead do not count.
+    """The requests of a pod on a node.
 
     CPU is rounded down to whole milli-CPU, as the older annotator does; other resources are rounded up to whole units.
     """
-    totals = [sum(_container_requests(pod, resource)) for resource in _resources(gpu)]
-    cpu = min(totals[0] * 1000 // quantity.NANO, MAX_AMOUNT)
-    memory, devices, storage = (min(-(-total // quantity.NANO), MAX_AMOUNT) for total in totals[1:])
-    return Allocation(cpu, memory, 1, devices, storage)
-
-
-def _container_requests(pod: Any, resource: str) -> Iterator[int]:
-    sidecars = (
-        container for container in pod.spec.initContainers or () if container.restartPolicy == "Always"
-    )
-    for container in (*(pod.spec.containers or ()), *sidecars):
-        if container.resources and container.resources.requests:
-            yield _parse_nano_units(container.resources.requests.get(resource))
-
-
-@lru_cache(maxsize=4096)
-def _parse_nano_units(amount: Quantity) -> int:
-    """Nano-units; 0 for invalid and negative quantities."""
-    try:
-        return max(0, quantity.parse(str(amount))) if amount is not None else 0
-    except ValueError:
-        return 0
+    cpu, *others = pod_requests.nano_requests(pod.spec, _resources(gpu), pod.status)
+    memory, devices, storage = map(integer_quantities.whole_units, others)
+    return Allocation(min(cpu * 1000 // quantity.NANO, MAX_AMOUNT), memory, 1, devices, storage)
 
 
 def allocation_by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[str, Allocation]]:
@@ -99,7 +59,7 @@ def allocation_by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, N
     allocations: dict[str, Allocation] = {}
     empty = Allocation()
     for pod in pods:
-        if holds_requests(pod):
+        if pod_requests.holds_requests(pod):
             node = pod.spec.nodeName
             amounts = zip(allocations.get(node, empty), pod_allocation(pod, gpu), strict=True)
             allocations[node] = Allocation(*map(sum, amounts))

@@ -1,15 +1,24 @@
 """Resource requests of pods and allocatable resources of nodes, calculated as in kube-scheduler.
 
 Amounts are whole numbers: `cpu` in milli-cores, everything else in units (bytes, pieces); fractions are
-rounded up after all sums. Sources: k8s.io/component-helpers v0.36.3 resource/helpers.go (PodRequests), and the
-API server's defaults, kubernetes v1.36.3 pkg/apis/core/v1/defaults.go (a limit replaces a missing request).
+rounded up after all sums. `statistics.pod_requests` has the rules; this module checks quantities, as it reads files.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from nodewise import quantity
 from nodewise.errors import BadInput, Problem, shown
+from nodewise.statistics import pod_requests
+from nodewise.statistics.pod_requests import (
+    HoldingSpec,
+    RequestedResources,
+    RequestingSpec,
+    ResizeStatus,
+)
 
 Amounts = Mapping[str, int]
 
@@ -18,6 +27,14 @@ MEMORY: Final = "memory"
 PODS: Final = "pods"
 
 _MILLI: Final = quantity.NANO // 1000
+
+_UNREADABLE: Final = "an object of the cluster cannot be read"
+
+
+class _SimulatedPod(msgspec.Struct, frozen=True, gc=False):
+    spec: HoldingSpec = HoldingSpec()
+    status: ResizeStatus = ResizeStatus()
+
 
 _AS_SCORED: Final[Amounts] = {CPU: 100 * _MILLI, MEMORY: 200 * 2**20 * quantity.NANO}
 """Requests that scores assume for containers without CPU or memory requests, in nano-units."""
@@ -29,23 +46,32 @@ def allocatable(status: Mapping[str, Any]) -> Amounts:
     return _round_up_to_units(_parse_quantities(status.get(field), f"status.{field}"))
 
 
-def requests_that_must_fit(spec: Mapping[str, Any]) -> Amounts:
-    """Requests that must fit: the sum of all containers, or the peak of the init containers if that is larger."""
-    return _round_up_to_units(_pod_requests(spec, {}))
+def requests_that_must_fit(pod: Mapping[str, Any]) -> Amounts:
+    """Requests of a pod that must fit; those of a pod on a node respect a resize. BadInput names an invalid field."""
+    spec, status, names = _parse_pod(pod)
+    return _round_up_to_units(_nano_requests(spec, status, names))
 
 
-def scored(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """Requests of a bound pod for scores: milli-cores and bytes, with defaults for containers without requests."""
-    amounts = _round_up_to_units(_pod_requests(spec, _AS_SCORED))
+def scored(pod: Mapping[str, Any]) -> tuple[int, int]:
+    """Requests of a bound pod for scores: milli-cores and bytes, with defaults for containers without requests.
+
+    If the pod itself has requests, only a resource that neither it nor any container requests has a default.
+    """
+    spec, status, names = _parse_pod(pod)
+    defaults = _AS_SCORED
+    if any(map(pod_requests.is_pod_level_resource, (spec.resources and spec.resources.requests) or ())):
+        defaults = {name: amount for name, amount in _AS_SCORED.items() if name not in names}
+    amounts = _round_up_to_units(_nano_requests(spec, status, tuple(_AS_SCORED), defaults))
     return amounts.get(CPU, 0), amounts.get(MEMORY, 0)
 
 
-def container_requests_for_scoring(spec: Mapping[str, Any]) -> tuple[int, int]:
+def container_requests_for_scoring(pod: Mapping[str, Any]) -> tuple[int, int]:
     """Requests of an unplaced pod for LeastAllocated, which ignores pod-level requests.
 
-    Observed with kube-scheduler 1.36.3.
+    Observed with kube-scheduler 1.36.3; the same in kubernetes v1.37.2
+    pkg/scheduler/framework/plugins/noderesources/fit.go.
     """
-    return scored({**spec, "resources": None})
+    return scored({**pod, "spec": {**(pod.get("spec") or {}), "resources": None}})
 
 
 def add_amounts(left: Amounts, right: Amounts) -> dict[str, int]:
@@ -53,50 +79,51 @@ def add_amounts(left: Amounts, right: Amounts) -> dict[str, int]:
     return dict(left) | {name: left.get(name, 0) + amount for name, amount in right.items()}
 
 
-def _pod_requests(spec: Mapping[str, Any], if_missing: Amounts) -> Amounts:
-    total: Amounts = {}
-    for container, field in _container_list_requests(spec, "containers"):
-        total = add_amounts(total, _container_requests(container, field, if_missing))
-    sidecars: Amounts = {}
-    peak: Amounts = {}
-    for container, field in _container_list_requests(spec, "initContainers"):
-        own = _container_requests(container, field, if_missing)
-        if container.get("restartPolicy") == "Always":
-            total, sidecars = add_amounts(total, own), add_amounts(sidecars, own)
-            peak = _elementwise_maximum(peak, sidecars)
-        else:
-            peak = _elementwise_maximum(peak, add_amounts(own, sidecars))
-    total = _elementwise_maximum(total, peak)
-    overhead = _parse_quantities(spec.get("overhead"), "spec.overhead")
-    return add_amounts({**total, **_pod_level_requests(spec, total)}, overhead)
+def _parse_pod(pod: Mapping[str, Any]) -> tuple[RequestingSpec, ResizeStatus | None, tuple[str, ...]]:
+    """The fields of a pod that tell its requests, and the resources that they name.
+
+    The status counts for a pod on a node. BadInput for an invalid quantity, with its field, or another shape.
+    """
+    try:
+        parsed = msgspec.convert(
+            {"spec": pod.get("spec") or {}, "status": pod.get("status") or {}}, _SimulatedPod
+        )
+    except msgspec.ValidationError as error:
+        problem = Problem("spec and status", str(error), "a Pod as the API server returns it")
+        raise BadInput(_UNREADABLE, [problem]) from None
+    spec, status = parsed.spec, parsed.status
+    _check_quantities(spec, status)
+    return spec, status if spec.nodeName else None, tuple(pod_requests.named_resources(spec, status))
 
 
-def _container_list_requests(spec: Mapping[str, Any], key: str) -> Sequence[tuple[Mapping[str, Any], str]]:
-    return [(container, f"spec.{key}[{index}]") for index, container in enumerate(spec.get(key) or ())]
+def _nano_requests(
+    spec: RequestingSpec,
+    status: ResizeStatus | None,
+    names: Sequence[str],
+    if_missing: Amounts = MappingProxyType({}),
+) -> Amounts:
+    amounts = pod_requests.nano_requests(spec, names, status, if_missing)
+    return {name: amount for name, amount in zip(names, amounts, strict=True) if amount}
 
 
-def _container_requests(container: Mapping[str, Any], field: str, if_missing: Amounts) -> Amounts:
-    resources = container.get("resources") or {}
-    limits = _parse_quantities(resources.get("limits"), f"{field}.resources.limits")
-    requests = _parse_quantities(resources.get("requests"), f"{field}.resources.requests")
-    return {**if_missing, **limits, **requests}
+def _check_quantities(spec: RequestingSpec, status: ResizeStatus) -> None:
+    for key in ("containers", "initContainers"):
+        for index, container in enumerate(getattr(spec, key) or ()):
+            _check_resources(container.resources, f"spec.{key}[{index}].resources")
+    for key in ("containerStatuses", "initContainerStatuses"):
+        for index, container in enumerate(getattr(status, key) or ()):
+            _check_resources(container.resources, f"status.{key}[{index}].resources")
+            _parse_quantities(container.allocatedResources, f"status.{key}[{index}].allocatedResources")
+    _check_resources(spec.resources, "spec.resources")
+    _check_resources(status.resources, "status.resources")
+    _parse_quantities(status.allocatedResources, "status.allocatedResources")
+    _parse_quantities(spec.overhead, "spec.overhead")
 
 
-def _pod_level_requests(spec: Mapping[str, Any], containers: Amounts) -> Amounts:
-    """Pod-level requests override those of containers; pod-level limits apply only to resources without either."""
-    resources = spec.get("resources") or {}
-    requests = _parse_quantities(resources.get("requests"), "spec.resources.requests")
-    limits = _parse_quantities(resources.get("limits"), "spec.resources.limits")
-    defaults = {name: amount for name, amount in limits.items() if name not in containers}
-    return {name: amount for name, amount in {**defaults, **requests}.items() if _is_pod_level_resource(name)}
-
-
-def _is_pod_level_resource(name: str) -> bool:
-    return name in (CPU, MEMORY) or name.startswith("hugepages-")
-
-
-def _elementwise_maximum(left: Amounts, right: Amounts) -> Amounts:
-    return {name: max(left.get(name, 0), right.get(name, 0)) for name in {**left, **right}}
+def _check_resources(resources: RequestedResources | None, field: str) -> None:
+    if resources is not None:
+        _parse_quantities(resources.requests, f"{field}.requests")
+        _parse_quantities(resources.limits, f"{field}.limits")
 
 
 def _parse_quantities(amounts: Mapping[str, Any] | None, field: str) -> Amounts:
@@ -109,7 +136,7 @@ def _parse_quantity(value: Any, field: str) -> int:
         return quantity.parse(str(value))
     except ValueError:
         problem = Problem(field, shown(value), quantity.EXPECTED)
-        raise BadInput("an object of the cluster cannot be read", [problem]) from None
+        raise BadInput(_UNREADABLE, [problem]) from None
 
 
 def _round_up_to_units(nano: Amounts) -> Amounts:

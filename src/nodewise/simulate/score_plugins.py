@@ -29,7 +29,7 @@ def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     ]
     preferences = [node_affinity_and_taints.preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
-    requested = resource_requests.container_requests_for_scoring(pod.spec)
+    requested = resource_requests.container_requests_for_scoring(pod.obj)
     return [
         least_allocated(requested, info)
         + balanced(pod, info)

@@ -56,8 +56,8 @@ def test_what_is_over_committed_leaves_nothing() -> None:
         pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
         pod("q", "a", {"cpu": "100m"}, init=(INIT,)),
     )
-    assert (texts["requested-cpu"], texts["free-cpu"]) == ("5100", "0")
-    assert (texts["requested-memory"], texts["free-memory"]) == ("1000000000", "6516192768")
+    assert (texts["requested-cpu"], texts["free-cpu"]) == ("8000", "0")
+    assert (texts["requested-memory"], texts["free-memory"]) == (str(10**9 + 9 * 2**30), "0")
     assert (texts["requested-gpu"], texts["free-gpu"]) == ("1", "1")
 
 
@@ -72,7 +72,52 @@ def test_a_pod_that_has_ended_counts_no_more(phase: str) -> None:
 
 
 def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
-    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR, INIT)))["requested-cpu"] == "4000"
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR,)))["requested-cpu"] == "4000"
+
+
+def test_an_init_container_needs_its_amount_beside_earlier_sidecars() -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR, INIT)))["requested-cpu"] == "6000"
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(INIT, SIDECAR)))["requested-cpu"] == "4000"
+
+
+def test_overhead_and_requests_of_the_pod_itself_count() -> None:
+    manifest = pod("p", "a", {"cpu": "1", "memory": "1Gi", "gpu": "1"})
+    manifest["spec"] |= {
+        "resources": {"requests": {"cpu": "2500m"}},
+        "overhead": {"cpu": "80m", "memory": "64Mi"},
+    }
+    texts = written(node("a", gpu="4"), manifest)
+    assert (texts["requested-cpu"], texts["requested-gpu"]) == ("2580", "1")
+    assert texts["requested-memory"] == str(1088 * 2**20)
+
+
+def resized(spec_cpu: str, allocated_cpu: str, effective_cpu: str, **status: Any) -> dict[str, Any]:
+    manifest = pod("p", "a", {"cpu": spec_cpu})
+    manifest["status"] |= status | {
+        "containerStatuses": [
+            {
+                "name": "0",
+                "allocatedResources": {"cpu": allocated_cpu},
+                "resources": {"requests": {"cpu": effective_cpu}},
+            }
+        ]
+    }
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("manifest", "milli"),
+    [
+        (resized("1", "4", "4"), "4000"),
+        (resized("1", "1", "2500m"), "2500"),
+        (resized("3", "1", "1"), "3000"),
+        (resized("3", "1", "1", conditions=[{"type": "PodResizePending", "reason": "Deferred"}]), "3000"),
+        (resized("3", "1", "1", conditions=[{"type": "PodResizePending", "reason": "Infeasible"}]), "1000"),
+    ],
+    ids=["allocated", "in effect", "grows", "deferred", "infeasible"],
+)
+def test_a_pod_that_is_resized_holds_the_largest_sum(manifest: dict[str, Any], milli: str) -> None:
+    assert written(node("a", cpu="8"), manifest)["requested-cpu"] == milli
 
 
 @pytest.mark.parametrize(

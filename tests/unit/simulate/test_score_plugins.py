@@ -10,7 +10,7 @@ SMALL = NodeInfo(parsed_nodes_and_pods.node(made.node("b", cpu="4", memory="8Gi"
 LARGE = NodeInfo(parsed_nodes_and_pods.node(made.node("e", cpu="8", memory="16Gi")))
 WEB = made.pod("web")
 TWO_CORES = parsed_nodes_and_pods.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
-ASKED = resource_requests.container_requests_for_scoring(TWO_CORES.spec)
+ASKED = resource_requests.container_requests_for_scoring(TWO_CORES.obj)
 
 
 def test_least_allocated_likes_what_stays_free() -> None:

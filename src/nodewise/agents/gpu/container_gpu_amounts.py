@@ -5,8 +5,9 @@ A limit without a request counts as the request, as the API server defaults it.
 
 from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.gpu_pod_fields import GpuContainer, GpuPod, is_sidecar
+from nodewise.agents.gpu.gpu_pod_fields import GpuPod, is_sidecar
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+from nodewise.statistics.pod_requests import RequestingContainer
 
 
 def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:
@@ -19,7 +20,7 @@ def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:
 
 
 def requested_gpu_resources(
-    container: GpuContainer, profile: ResourceProfile
+    container: RequestingContainer, profile: ResourceProfile
 ) -> dict[str, str | int | float]:
     """The requests of GPU resources as they are written in the pod."""
     resources = container.resources
@@ -33,7 +34,7 @@ def requested_gpu_resources(
     }
 
 
-def running_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[GpuContainer, ...]:
+def running_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[RequestingContainer, ...]:
     """The containers that may hold GPUs until the pod ends: all ordinary ones, then the sidecars that request a GPU.
 
     Both are in the order of the pod. Sidecars without GPUs are omitted, so that they do not change the allocation
@@ -42,7 +43,7 @@ def running_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[GpuContai
     return (*(pod.spec.containers or ()), *gpu_sidecars(pod, profile))
 
 
-def gpu_sidecars(pod: GpuPod, profile: ResourceProfile) -> tuple[GpuContainer, ...]:
+def gpu_sidecars(pod: GpuPod, profile: ResourceProfile) -> tuple[RequestingContainer, ...]:
     """The sidecars that request a GPU, in the order of the pod."""
     return tuple(
         container
@@ -57,7 +58,7 @@ def container_amounts(pod: GpuPod, profile: ResourceProfile) -> tuple[Amounts, .
     return tuple(_valid_amounts(container, profile) for container in running_containers(pod, profile))
 
 
-def _valid_amounts(container: GpuContainer, profile: ResourceProfile) -> Amounts:
+def _valid_amounts(container: RequestingContainer, profile: ResourceProfile) -> Amounts:
     known = {}
     for resource, value in requested_gpu_resources(container, profile).items():
         try:

@@ -18,14 +18,12 @@ from nodewise.agents.gpu import node_allocations, pod_reduction
 from nodewise.agents.gpu.gpu_pod_fields import (
     AllocatedMetadata,
     AllocatedPod,
-    AllocatedSpec,
-    GpuContainer,
-    GpuResources,
     cpu_milli,
 )
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.errors import UNREADABLE
+from nodewise.statistics.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
 
 Cpu = NDArray[np.int64]
 
@@ -54,21 +52,21 @@ def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
             uid=metadata.uid,
             resourceVersion=metadata.resourceVersion,
         ),
-        spec=AllocatedSpec(
+        spec=HoldingSpec(
             nodeName=sys.intern(pod.spec.nodeName), containers=_containers_with_cpu_request(milli)
         ),
     )
 
 
 @lru_cache(1024)
-def _containers_with_cpu_request(milli: int) -> tuple[GpuContainer, ...]:
+def _containers_with_cpu_request(milli: int) -> tuple[RequestingContainer, ...]:
     """The same object for all pods with this request."""
-    return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
+    return (RequestingContainer(resources=RequestedResources(requests={"cpu": f"{milli}m"})),)
 
 
 def cpu_milli_on_node(pod: AllocatedPod) -> int:
     """The milli-CPU that a pod takes on its node."""
-    return cpu_milli(pod) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
+    return cpu_milli(pod, pod.status) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
 
 
 def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:

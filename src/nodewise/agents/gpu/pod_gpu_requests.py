@@ -30,7 +30,6 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     PLACEMENT,
     SAME_GPU,
     SINGLE_NUMA,
-    GpuContainer,
     GpuPod,
     GpuPodMetadata,
     annotation_bytes,
@@ -42,6 +41,7 @@ from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import shown, truncate
+from nodewise.statistics.pod_requests import RequestingContainer
 
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
@@ -140,7 +140,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
     return demand
 
 
-def _gpu_requests(container: GpuContainer, profile: ResourceProfile) -> dict[str, int]:
+def _gpu_requests(container: RequestingContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
     for resource, value in sorted(container_gpu_amounts.requested_gpu_resources(container, profile).items()):
         try:
@@ -165,7 +165,7 @@ def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceP
 
 def _arrange_containers(
     ordinary: tuple[ContainerDemand, ...],
-    init: Sequence[GpuContainer],
+    init: Sequence[RequestingContainer],
     init_demands: Sequence[ContainerDemand],
 ) -> tuple[tuple[ContainerDemand, ...], tuple[InitContainerDemand, ...]]:
     """`Demand.containers` and `Demand.init_containers`. `init_demands` are the demands of `init`."""
@@ -205,7 +205,7 @@ def _check_init_containers(demand: Demand) -> None:
 
 
 def _refuse_shares_without_gpu(
-    containers: Sequence[GpuContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
+    containers: Sequence[RequestingContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
     """Refuse a pod that requests shares of GPUs without a GPU, which would otherwise get nothing without a message."""
     for container, amounts_of_container in zip(containers, requests, strict=True):
@@ -366,7 +366,7 @@ def _same_gpu_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[int, ..
     return group
 
 
-def _check_gpu_can_be_shared(container: GpuContainer, profile: ResourceProfile) -> None:
+def _check_gpu_can_be_shared(container: RequestingContainer, profile: ResourceProfile) -> None:
     requests = _gpu_requests(container, profile)
     where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
     barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))

@@ -1,11 +1,14 @@
 """What is stored of a pod that may hold GPUs: names, device resources, CPU and annotations for GPUs, at most 64 KiB.
 
+The CPU is stored as a request of the whole pod, which stands for all that it is computed from.
+
 Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind. The number
 of pending pods has no limit, so that one above 8 KiB is stored without these fields, and a bind reads it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from sys import intern
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,12 +18,17 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     GPU_NUMBERS,
     AllocatedMetadata,
     AllocatedPod,
-    GpuContainer,
     GpuPod,
-    GpuResources,
-    Quantity,
     annotation_bytes,
+    cpu_milli,
     is_sidecar,
+)
+from nodewise.statistics.integer_quantities import Quantity
+from nodewise.statistics.pod_requests import (
+    HoldingSpec,
+    HoldingStatus,
+    RequestedResources,
+    RequestingContainer,
 )
 
 MOST_BYTES: Final = 2**16
@@ -59,19 +67,16 @@ def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     size = gpu_field_bytes(pod)
     if size > MOST_BYTES and not pod.spec.nodeName:
         return None
+    spec = HoldingSpec(nodeName=pod.spec.nodeName, resources=_shared_cpu_request(cpu_milli(pod, pod.status)))
+    status = HoldingStatus(phase=intern(pod.status.phase))
     if size > (MOST_BYTES if pod.spec.nodeName else MOST_PENDING_BYTES):
-        return replace(
-            pod,
-            metadata=replace(pod.metadata, annotations=None, oversized_bytes=size),
-            spec=replace(pod.spec, containers=None, initContainers=None),
-        )
-    containers = _reduce_containers(pod.spec.containers)
-    init_containers = _reduce_containers(pod.spec.initContainers)
-    return replace(
-        pod,
-        metadata=_reduce_metadata(pod),
-        spec=replace(pod.spec, containers=containers, initContainers=init_containers),
-    )
+        metadata = replace(pod.metadata, annotations=None, oversized_bytes=size)
+    else:
+        metadata = _reduce_metadata(pod)
+        containers = _reduce_containers(pod.spec.containers)
+        init_containers = _reduce_containers(pod.spec.initContainers)
+        spec = replace(spec, containers=containers, initContainers=init_containers)
+    return replace(pod, metadata=metadata, spec=spec, status=status)
 
 
 def _read_annotations(pod: GpuPod) -> dict[str, str]:
@@ -92,12 +97,12 @@ def _reduce_metadata(pod: AllocatedPod) -> AllocatedMetadata:
     return replace(pod.metadata, annotations=annotations, annotation_bytes=annotation_bytes(pod.metadata))
 
 
-def _containers(pod: GpuPod) -> Iterator[GpuContainer]:
+def _containers(pod: GpuPod) -> Iterator[RequestingContainer]:
     yield from pod.spec.containers or ()
     yield from pod.spec.initContainers or ()
 
 
-def _container_bytes(container: GpuContainer) -> int:
+def _container_bytes(container: RequestingContainer) -> int:
     size = _CONTAINER_BYTES + _text_bytes(container.name)
     resources = container.resources
     if resources is None:
@@ -116,16 +121,18 @@ def _text_bytes(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def _reduce_containers(containers: Iterable[GpuContainer] | None) -> tuple[GpuContainer, ...] | None:
+def _reduce_containers(
+    containers: Iterable[RequestingContainer] | None,
+) -> tuple[RequestingContainer, ...] | None:
     return None if containers is None else tuple(map(_reduce_container, containers))
 
 
-def _reduce_container(container: GpuContainer) -> GpuContainer:
+def _reduce_container(container: RequestingContainer) -> RequestingContainer:
     resources = container.resources
     if resources is None:
         return container
-    requests = _device_and_cpu_amounts(resources.requests or {})
-    limits = _device_and_cpu_amounts(
+    requests = _device_amounts(resources.requests or {})
+    limits = _device_amounts(
         {
             resource: amount
             for resource, amount in (resources.limits or {}).items()
@@ -136,14 +143,18 @@ def _reduce_container(container: GpuContainer) -> GpuContainer:
     return replace(container, resources=reduce(requests, limits))
 
 
-def _device_and_cpu_amounts(amounts: Mapping[str, Quantity]) -> Resources:
-    return tuple(
-        (resource, amount) for resource, amount in amounts.items() if resource == "cpu" or is_device(resource)
-    )
+def _device_amounts(amounts: Mapping[str, Quantity]) -> Resources:
+    return tuple((resource, amount) for resource, amount in amounts.items() if is_device(resource))
 
 
-def _build_resources(requests: Resources, limits: Resources) -> GpuResources:
-    return GpuResources(dict(requests) or None, dict(limits) or None)
+def _build_resources(requests: Resources, limits: Resources) -> RequestedResources:
+    return RequestedResources(dict(requests) or None, dict(limits) or None)
 
 
 _shared_resources = lru_cache(1024)(_build_resources)
+
+
+@lru_cache(1024)
+def _shared_cpu_request(milli: int) -> RequestedResources | None:
+    """A pod-level request, which overrides the CPU of containers, sidecars, overhead and a resize."""
+    return RequestedResources({"cpu": f"{milli}m"}) if milli else None

@@ -19,17 +19,15 @@ from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.extended_resource_amounts import LARGEST, Amounts
 from nodewise.agents.gpu.gpu_pod_fields import (
     MODELS,
-    GpuContainer,
     GpuPod,
     GpuPodMetadata,
-    GpuPodSpec,
-    GpuResources,
 )
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
+from nodewise.statistics.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
 
 DAYS: Final = 7
 """The number of days that count, including today."""
@@ -240,8 +238,8 @@ def _entry_classes(
         if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
             raise _invalid_entry_error(Problem(f"{where}: models", shown(models), "a list of names"))
         annotations[MODELS] = ",".join(models)
-    container = GpuContainer("typical", GpuResources(requests))
-    pod = GpuPod(GpuPodMetadata(annotations), GpuPodSpec((container,)))
+    container = RequestingContainer("typical", RequestedResources(requests))
+    pod = GpuPod(RequestingSpec((container,)), GpuPodMetadata(annotations))
     demand = demands.parse_demand(pod, profile, options)
     if demand.problem is not None:
         raise _invalid_entry_error(

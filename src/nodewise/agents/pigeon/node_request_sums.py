@@ -1,8 +1,7 @@
 """The sum of pod requests on each node, updated as soon as a pod is bound."""
 
 from collections.abc import Callable, Generator, Iterable
-from functools import lru_cache, partial
-from sys import intern
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,15 +10,8 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.pigeon import resource_units
 from nodewise.agents.pigeon.resource_units import Amounts
 from nodewise.state import Change
-from nodewise.statistics.integer_quantities import Quantity
-from nodewise.statistics.pod_requests import (
-    HoldingSpec,
-    HoldingStatus,
-    RequestedResources,
-    RequestingContainer,
-    RequestingPod,
-    holds_requests,
-)
+from nodewise.statistics import pod_requests
+from nodewise.statistics.pod_requests import HoldingSpec, HoldingStatus
 
 _STRIDE: Final = 64
 """Pods between two yields."""
@@ -31,7 +23,7 @@ class HoldingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str = ""
 
 
-class HoldingPod(RequestingPod, frozen=True, gc=False, kw_only=True):
+class HoldingPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The fields of a pod that say what it requests of which node."""
 
     metadata: HoldingMetadata
@@ -45,31 +37,11 @@ def make_pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | No
 
 
 def _reduce_pod_to_requests(gpu: str, pod: HoldingPod) -> HoldingPod | None:
-    if not holds_requests(pod):
+    if not pod_requests.holds_requests(pod):
         return None
-    metadata = HoldingMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
-    spec = HoldingSpec(
-        containers=_container_with_requests(gpu, resource_units.raw_pod_requests(pod, gpu)),
-        nodeName=intern(pod.spec.nodeName),
-    )
-    return HoldingPod(metadata=metadata, spec=spec)
-
-
-@lru_cache(4096)
-def _container_with_requests(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
-    """The same object for all pods that request the same."""
-    cpu, memory, _, devices, storage = (int(amount) for amount in amounts)
-    requests: dict[str, Quantity] = {
-        "cpu": f"{cpu}m",
-        "memory": memory,
-        gpu: devices,
-        "ephemeral-storage": storage,
-    }
-    return (
-        RequestingContainer(
-            RequestedResources({name: amount for name, amount in requests.items() if amount})
-        ),
-    )
+    reduced = pod_requests.reduce_to_requests(pod, resource_units.requested_resources(gpu))
+    metadata = HoldingMetadata(name=pod.metadata.name, namespace=reduced.metadata.namespace)
+    return HoldingPod(metadata=metadata, spec=reduced.spec)
 
 
 class NodeRequests:
@@ -106,7 +78,7 @@ class NodeRequests:
         return self._sums.get(node, _NOTHING)
 
     def _add_pod_requests(self, pod: HoldingPod, sign: int) -> None:
-        node, amounts = pod.spec.nodeName, resource_units.raw_pod_requests(pod, self._gpu)
+        node, amounts = pod.spec.nodeName, resource_units.raw_pod_requests(pod.spec, self._gpu)
         # whole numbers of Python: what is subtracted is exactly what was added
         total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
         if any(total):

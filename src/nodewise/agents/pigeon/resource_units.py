@@ -13,7 +13,7 @@ from nodewise.errors import UNREADABLE
 from nodewise.statistics import integer_quantities, load_annotations, node_capacity, pod_requests
 from nodewise.statistics.integer_quantities import MAX_AMOUNT
 from nodewise.statistics.load_annotations import AllocationAnnotations
-from nodewise.statistics.pod_requests import RequestingPod
+from nodewise.statistics.pod_requests import RequestingPod, RequestingSpec
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 """Also the names in the annotations `requested-<name>`, regardless of the name of the resource that counts as `gpu`."""
@@ -37,18 +37,21 @@ UNKNOWN: Final[Amounts] = (np.nan,) * len(NAMES)
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def raw_pod_requests(pod: RequestingPod, gpu: str = GPU) -> Amounts:
-    """The requests of a pod's containers, without init containers and overhead."""
-    cpu, memory, devices, storage = (
-        pod_requests.sum_of_container_requests(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1])
-    )
+def requested_resources(gpu: str) -> tuple[str, ...]:
+    """The resources that pods request, without the number of pods."""
+    return ("cpu", "memory", gpu, NAMES[-1])
+
+
+def raw_pod_requests(spec: RequestingSpec, gpu: str = GPU) -> Amounts:
+    """The requests of a pod that is to be placed, or of a pod on a node as it is stored."""
+    cpu, memory, devices, storage = pod_requests.whole_requests(spec, requested_resources(gpu))
     return (cpu, memory, 1, devices, storage)
 
 
 def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
     """The requests of a pod in the agent's units, with defaults for CPU and memory."""
     cpu, memory, pods, devices, storage = (
-        amount // unit for amount, unit in zip(raw_pod_requests(pod, gpu), UNITS, strict=True)
+        amount // unit for amount, unit in zip(raw_pod_requests(pod.spec, gpu), UNITS, strict=True)
     )
     return np.array([cpu or DEFAULT_CPU, memory or DEFAULT_MEMORY, pods, devices, storage], np.float64)
 

@@ -81,7 +81,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
 
     def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> PodRequest:  # noqa: ARG002
         """What the pod requests; no other field matters."""
-        return pod_requests.effective_request(pod)
+        return pod_requests.cpu_and_memory(pod.spec)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Rejects nodes where the risk of overload is above the percentile."""
@@ -89,7 +89,7 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         if base is None:
             return _reject_not_ready(candidates)
         return self._risk_verdict(
-            shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
+            shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.cpu_and_memory(pod.spec))
         )
 
     def preempt(
@@ -102,7 +102,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return _reject_not_ready(candidates)
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
+        with_pod = shares.usage_shares_with_pod(
+            base, candidates.numbers, pod_requests.cpu_and_memory(pod.spec)
+        )
         is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(is_running_there):
             measured = shares.usage_shares_with_pod(base, candidates.numbers, _NO_REQUEST)
@@ -114,7 +116,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
+        with_pod = shares.usage_shares_with_pod(
+            base, candidates.numbers, pod_requests.cpu_and_memory(pod.spec)
+        )
         return self._lowest_resource_scores(self._scorer.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -122,7 +126,9 @@ class SafeAgent(FilterPlugin[PodFields, SafeState], ScorePlugin[PodFields, SafeS
         base = self.state(snapshot)
         if base is None:
             return None
-        with_pod = shares.usage_shares_with_pod(base, candidates.numbers, pod_requests.effective_request(pod))
+        with_pod = shares.usage_shares_with_pod(
+            base, candidates.numbers, pod_requests.cpu_and_memory(pod.spec)
+        )
         return self._lowest_resource_scores(_balance_scores_by_resource(with_pod), with_pod)
 
     def _risk_verdict(self, with_pod: Shares) -> Verdict:

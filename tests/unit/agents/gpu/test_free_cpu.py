@@ -110,7 +110,7 @@ class TestRequested:
             (["1"], [("500m", "Always"), ("1100m", None)], 1600),
             (["1"], [("1100m", None), ("500m", "Always")], 1500),
             (["0.0001"], [], 1),
-            (["1e30", "1"], [], MOST_CPU_MILLI + 1000),
+            (["1e30", "1"], [], MOST_CPU_MILLI),
             ([], [], 0),
         ],
     )
@@ -125,6 +125,29 @@ class TestRequested:
             "initContainers": [container(*arguments) for arguments in init],
         }
         assert cpu_milli(decode(AllocatedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
+
+    @pytest.mark.parametrize(
+        ("spec", "status", "milli"),
+        [
+            ({"resources": {"requests": {"cpu": "5"}}}, {}, 5000),
+            ({"overhead": {"cpu": "30m"}}, {}, 1030),
+            ({}, {"containerStatuses": [{"name": "c0", "allocatedResources": {"cpu": "3"}}]}, 3000),
+            ({}, {"containerStatuses": [{"name": "c0", "resources": {"requests": {"cpu": "2"}}}]}, 2000),
+        ],
+        ids=["pod-level", "overhead", "allocated", "in effect"],
+    )
+    @pytest.mark.parametrize("device", [{}, {"gpu.intel.com/i915": "1"}], ids=["no GPU", "a GPU"])
+    def test_a_stored_pod_takes_as_much_cpu_as_kube_scheduler_counts(
+        self, device: dict[str, str], spec: dict[str, Any], status: dict[str, Any], milli: int
+    ) -> None:
+        container = {"name": "c0", "resources": {"requests": {"cpu": "1"} | device}}
+        on_node = {"nodeName": "n1", "containers": [container]}
+        document = {"metadata": {"name": "a"}, "spec": on_node | spec, "status": status}
+        kept = free_cpu.reduce_non_gpu_pod_to_cpu(decode(AllocatedPod, document))
+        assert kept is not None
+        assert free_cpu.cpu_milli_on_node(kept) == milli
+        assert kept.status.containerStatuses is None
+        assert free_cpu.reduce_non_gpu_pod_to_cpu(kept) == kept
 
 
 class TestAllocatable:

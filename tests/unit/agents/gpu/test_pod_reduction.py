@@ -11,7 +11,6 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     DENY,
     GPUS,
     AllocatedPod,
-    GpuContainer,
     annotation_bytes,
     cpu_milli,
 )
@@ -19,6 +18,7 @@ from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_reduction import MOST_BYTES, MOST_PENDING_BYTES, gpu_field_bytes
 from nodewise.agents.gpu.vendor_resource_names import INTEL
+from nodewise.statistics.pod_requests import RequestingContainer
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     charged_amounts,
@@ -82,8 +82,10 @@ def test_what_is_not_for_gpus_is_not_stored() -> None:
     assert stored is not None
     (container,) = stored.spec.containers or ()
     assert container.resources is not None
-    assert container.resources.limits == {"cpu": "2"}
+    assert container.resources.limits is None
     assert container.resources.requests == DEVICE
+    assert stored.spec.resources is not None
+    assert stored.spec.resources.requests == {"cpu": "2000m"}
 
 
 def test_pods_that_request_the_same_share_it() -> None:
@@ -172,7 +174,7 @@ def test_the_gpus_of_sidecars_are_stored_and_other_containers_have_no_annotation
     names = ("main", "setup", "log")
     annotations = {f"cards.nodewise.io/{name}": "0" for name in names} | {"cards.nodewise.io/": "x" * 10_000}
     pod = gpu_pod("n1", annotations=annotations)
-    init = (GpuContainer("setup"), GpuContainer("log", restartPolicy="Always"))
+    init = (RequestingContainer("setup"), RequestingContainer("log", restartPolicy="Always"))
     pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, initContainers=init))
     stored = free_cpu.keep_gpu_pod(pod)
     assert stored is not None

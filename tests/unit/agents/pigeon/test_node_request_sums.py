@@ -13,6 +13,7 @@ from nodewise.agents.pigeon import node_request_sums
 from nodewise.agents.pigeon.node_request_sums import HoldingPod, NodeRequests
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.kube.store import difference
+from nodewise.statistics.pod_requests import HoldingStatus
 from tests.unit.agents.pigeon.cluster_notation import PigeonCluster, node
 
 Pods = Mapping[tuple[str, str], HoldingPod]
@@ -81,6 +82,30 @@ def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
     assert apply_pod_changes(NodeRequests("gpu"), reduced_pods([sidecar_pod])).of("n1") == apply_pod_changes(
         NodeRequests("gpu"), reduced_pods([rest])
     ).of("n1")
+
+
+def test_pods_take_overhead_and_requests_of_their_own() -> None:
+    whole = holding_pod("a", "n1", ONE, resources={"requests": {"cpu": "6"}}, overhead={"memory": "1Gi"})
+    assert apply_pod_changes(NodeRequests("gpu"), reduced_pods([whole])).of("n1") == (
+        6000,
+        2**31,
+        1,
+        2,
+        2**31,
+    )
+
+
+def test_a_pod_takes_what_is_allocated_until_its_resize_ends() -> None:
+    holdings = NodeRequests("gpu")
+    name = {"containers": [{"name": "web", "resources": {"requests": {"cpu": "1"}}}]}
+    before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({})
+    for allocated, milli in (("3", 3000), ("500m", 1000), ("1", 1000)):
+        status = {"containerStatuses": [{"name": "web", "allocatedResources": {"cpu": allocated}}]}
+        pod = holding_pod("a", "n1", **name)
+        pod = msgspec.structs.replace(pod, status=msgspec.convert(status, HoldingStatus))
+        after = reduced_pods([pod])
+        assert apply_pod_changes(holdings, after, before).of("n1")[0] == milli
+        before = after
 
 
 def test_what_goes_is_taken_away_again() -> None:

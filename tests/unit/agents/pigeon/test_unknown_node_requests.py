@@ -1,5 +1,6 @@
 """Nodes with unknown requested amounts, and unusual nodes and requests."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,6 +8,7 @@ from nodewise.agent import Names, Snapshot
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.extender import agent_chain
 from nodewise.extender.agent_chain import AgentChain
+from nodewise.statistics.pod_requests import RequestedResources
 from tests.unit.agents.pigeon.cluster_notation import N3, P1, PigeonCluster, node, nodes, pod
 
 BALANCE = {"policy_objective": "LOAD_BALANCE"}
@@ -164,10 +166,20 @@ def test_only_some_of_the_nodes_are_asked_about_and_all_count() -> None:
 
 
 def test_a_pod_with_a_container_that_initialises() -> None:
-    """Row 164: only containers that run together count, and a pod without a memory request counts 16 MiB."""
-    result = PigeonCluster(N3, **BALANCE).score(pod("100m", init=["4"]))
+    """Row 164: it counts if it requests more; a pod without a memory request counts 16 MiB."""
+    result = PigeonCluster(N3, **BALANCE).score(pod("100m", init=["50m"]))
     assert np.allclose(result.objectives, [0.194007, 0.204464, 0.214411], atol=2e-6)
     assert result.scores == [10, 5, 1]
+    assert PigeonCluster(N3, **BALANCE).score(pod("100m", init=["4"])).scores == [0, 0, 0]
+
+
+def test_a_pod_with_requests_of_its_own_needs_their_room() -> None:
+    pigeon_pod = pod("100m")
+    resources = RequestedResources({"cpu": "2500m"})
+    pigeon_pod = msgspec.structs.replace(
+        pigeon_pod, spec=msgspec.structs.replace(pigeon_pod.spec, resources=resources)
+    )
+    assert PigeonCluster(N3, **BALANCE).score(pigeon_pod).scores == [10, 0, 0]
 
 
 def test_cards_are_counted() -> None:

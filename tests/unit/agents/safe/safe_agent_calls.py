@@ -43,8 +43,11 @@ def loaded(mean, deviation, name="n1", room=None):
 
 
 def pod(uid="", **requests):
-    container = {"resources": {"requests": requests}}
-    return msgspec.convert({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}}, POD)
+    return pod_with({"containers": [{"resources": {"requests": requests}}]}, uid)
+
+
+def pod_with(spec, uid=""):
+    return msgspec.convert({"metadata": {"name": "p", "uid": uid}, "spec": spec}, POD)
 
 
 @cache

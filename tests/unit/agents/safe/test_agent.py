@@ -10,7 +10,7 @@ from nodewise.agent import NodeIndex, ScorePlugin, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from tests.unit.agents.safe.safe_agent_calls import GIB, NOW, AgentCall, loaded, node, pod
+from tests.unit.agents.safe.safe_agent_calls import GIB, NOW, AgentCall, loaded, node, pod, pod_with
 
 NOTHING = pod()
 
@@ -47,6 +47,27 @@ def test_the_pod_adds_its_request_to_the_mean():
     assert cpu["risk"] == pytest.approx(0.000345, abs=1e-6)
     assert cpu["threshold"] == 0.9
     assert (cpu["alpha"], cpu["beta"]) == pytest.approx((14.0234375, 8.4140625))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [
+        ({"resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}, (0.625, 0.75)),
+        ({"overhead": {"cpu": "250m"}}, (0.5625, 0.625)),
+        ({"initContainers": [{"resources": {"requests": {"cpu": "1"}}}]}, (0.75, 0.625)),
+    ],
+    ids=["pod-level", "overhead", "init container"],
+)
+def test_the_request_of_a_pod_is_that_of_kube_scheduler(spec, shares):
+    call = AgentCall(node(cpu=2000, cpu_std=400, memory=3 * GIB, memory_std=GIB // 2))
+    cpu, memory = call.numbers(pod_with(spec)).values()
+    assert (cpu["mean_share"], memory["mean_share"]) == shares
+
+
+def test_a_pod_is_rejected_by_its_pod_level_request():
+    call = AgentCall(loaded(0.3, 0.05), loaded(0.8, 0.02, "n2"))
+    assert call.accepts(NOTHING) == [True, True]
+    assert call.accepts(pod_with({"resources": {"requests": {"cpu": "700m"}}})) == [True, False]
 
 
 def test_the_worse_resource_decides():
