@@ -83,6 +83,8 @@ class PrometheusUsageSource:
     async def _query_values(self, metric_request: MetricRequest, failures: list[str]) -> ValueByNode:
         outcome = await self._selector.fetch(metric_request)
         if isinstance(outcome, Series):
+            if outcome.incomplete:
+                failures.append(f"{metric_request.metric}: an incomplete response: {outcome.incomplete}")
             return {node: sample.value / NANO for node, sample in outcome.samples.items()}
         failures.append(f"{metric_request.metric}: {outcome.why}")
         return {}

@@ -92,6 +92,7 @@ async def compare(
 
         requests = _merge_requests([backtest.requests for backtest in backtests])
         await history_reading.for_each_block(history, requests, grid, add)
+        notes.extend(history_reading.incomplete_notes(history))
     finally:
         await history.close()
     before, after = backtests

@@ -20,6 +20,8 @@ def distribution_lines(distribution: ValueDistribution, series: Series) -> Itera
         f"{series.metric}: {count} {'node' if count == 1 else 'nodes'} with a value from source {series.source},"
         f" {without} without"
     )
+    if series.incomplete:
+        yield f"Warning: the response is incomplete, so values may be missing: {series.incomplete}"
     figures = {
         "minimum": distribution.ordered[0],
         "median": distribution.percentile(50),

@@ -29,6 +29,7 @@ CauseReason = Literal[
     "SourceUnreachable",
     "SourceRefusesAccess",
     "SourceFails",
+    "IncompleteAnswer",
     "ResponseUnreadable",
     "InternalError",
     "NoSeries",
@@ -84,6 +85,11 @@ CUSTOM: Final = "custom"
 RESOURCE: Final = "resource"
 FILE: Final = "file"
 
+INCOMPLETE_REMEDY: Final = (
+    "check the stores of Thanos, or the storage nodes of VictoriaMetrics; metric_warning in nodewise's log has the"
+    " warnings of the server"
+)
+
 
 class _SourceTexts(NamedTuple):
     """How messages name a source, and its remedies by reason."""
@@ -108,6 +114,7 @@ _SOURCES: Final[Mapping[str, _SourceTexts]] = {
             ),
             "SourceTimesOut": "use a cheaper query, or raise --prometheus-timeout",
             "SeveralValuesPerNode": "set aggregate: max in the rule, or use a query",
+            "IncompleteAnswer": INCOMPLETE_REMEDY,
             "MetricUnknown": "correct the name",
             "NoSeriesOfNodes": "set --prometheus-node-label to a label that names nodes, or relabel the series",
             "ResponseUnreadable": "check that --prometheus-url leads to Prometheus; if it is large, use a query",
@@ -253,6 +260,8 @@ def cause_of_invalid_values(series: Series, nodes: NodeIndex) -> Cause | None:
 
 def cause_on_some_nodes(series: Series, nodes: NodeIndex) -> Cause:
     """Why some nodes lack a value in a response that has values of other nodes."""
+    if series.incomplete:
+        return cause("IncompleteAnswer", series.source, "gave an incomplete response, without these nodes")
     remedy = "check that the exporter runs on them and is scraped"
     missing = cause("NoSeries", series.source, "has no value of these nodes, or none within maxAge", remedy)
     return cause_of_invalid_values(series, nodes) or missing

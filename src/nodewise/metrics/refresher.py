@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,14 @@ from nodewise.metrics.series import Series, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+_METRICS_BY_NAME: Final = (
+    "metric_nodes",
+    "metric_age_seconds",
+    "metric_series_unmatched",
+    "metric_incomplete",
+)
+"""Metrics of `/metrics` with a label for the requested metric."""
 
 
 class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +106,7 @@ class MetricsRefresher:
         self.snapshot = self.snapshot.only(frozenset(self._requests))
         names = {request.name for request in self._requests.values()}
         for metric in {request.name for request in gone} - names:
-            for name in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
+            for name in _METRICS_BY_NAME:
                 self._metrics_registry.forget(name, metric=metric)
         keys = frozenset(request.key for request in gone)
         self._selector.forget(keys)
@@ -182,6 +190,7 @@ class MetricsRefresher:
             )
         self.snapshot = self.snapshot.with_series(series)
         self._metrics_registry.set("metric_nodes", len(series.samples), metric=request.name)
+        self._metrics_registry.set("metric_incomplete", float(bool(series.incomplete)), metric=request.name)
         self._notify()
 
     def _store_fetch_failure(self, request: MetricRequest, failure: FetchFailure) -> None:
@@ -192,6 +201,8 @@ class MetricsRefresher:
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         if key not in self.snapshot.series:
             self._metrics_registry.set("metric_nodes", 0, metric=request.name)
+        is_incomplete = failure.cause.reason == "IncompleteAnswer"
+        self._metrics_registry.set("metric_incomplete", float(is_incomplete), metric=request.name)
         self._notify()
 
     def _report_metric_ages(self) -> None:

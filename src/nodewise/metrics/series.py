@@ -158,6 +158,8 @@ class Series(msgspec.Struct, frozen=True):
     """By node name, for some of `invalid`."""
     unmatched: tuple[str, ...] = ()
     """Some names of hosts in series of no node."""
+    incomplete: str = ""
+    """Why nodes may lack samples that exist, escaped and bounded; empty if the response is complete."""
 
 
 _AHEAD_S = 60.0

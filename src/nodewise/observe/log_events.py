@@ -98,7 +98,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "metric_warning": LogEvent(
         "warning",
-        "Prometheus returned a warning, for example of a partial result; nodes may be missing. Logged once.",
+        "Prometheus, Thanos or VictoriaMetrics returned warnings, or a part of the series (isPartial). Nodes may be"
+        " missing then, and keep their last verdicts, unless the warnings are hints about the query (`PromQL info`)."
+        " Logged once.",
     ),
     "policy_problem": LogEvent(
         "warning", "A policy, or a node with GPUs, has invalid parts, which `problems` names."

@@ -107,6 +107,11 @@ METRICS: Final[dict[str, Metric]] = {
     "metric_series_unmatched": Metric(
         "gauge", "Series of the last response for a metric that match no node.", ("metric",)
     ),
+    "metric_incomplete": Metric(
+        "gauge",
+        "1 if the last response for a metric lacks a part of its series, by its warnings or isPartial; else 0.",
+        ("metric",),
+    ),
     "metric_age_seconds": Metric("gauge", "Age of the last successful response for a metric.", ("metric",)),
     "metric_names_not_exported": Metric(
         "gauge",

@@ -185,21 +185,19 @@ class Backtest:
 
     def _advance(self, step: int, at: float, matrices: Mapping[str, NodeMatrix]) -> Moment:
         responses = {
-            key: self._response(request, at, matrices[key].values[step], matrices[key].states[step])
-            for key, request in self.requests.items()
+            key: self._response(request, at, matrices[key], step) for key, request in self.requests.items()
         }
         return self._timeline.advance(at, responses, self._nodes)
 
-    def _response(
-        self, request: MetricRequest, at: float, values: NDArray[np.int64], states: NDArray[np.uint8]
-    ) -> Response:
+    def _response(self, request: MetricRequest, at: float, matrix: NodeMatrix, step: int) -> Response:
         """What the source would have returned at this time."""
+        values, states = matrix.values[step], matrix.states[step]
         is_fresh = states == ValueState.FRESH
         invalid = {
             self._names.names[node]: _INVALID
             for node in np.flatnonzero(states == ValueState.INVALID).tolist()
         }
-        if not invalid and not is_fresh.any() and not request.empty_is_healthy:
+        if not invalid and not is_fresh.any() and (matrix.incomplete or not request.empty_is_healthy):
             return "no series in the history"
         names = self._names
         if not is_fresh.all():
@@ -207,7 +205,7 @@ class Backtest:
         # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
         measured = np.broadcast_to(at - request.max_age_s, len(values))
         samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
-        return Series(request.key, SOURCE, at, samples, invalid)
+        return Series(request.key, SOURCE, at, samples, invalid, incomplete=matrix.incomplete)
 
     def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
         key = is_fresh.tobytes()

@@ -607,6 +607,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
         "LabelRefused",
         "Flapping",
         "NodesWithoutValues",
+        "IncompleteAnswers",
     }
 
 

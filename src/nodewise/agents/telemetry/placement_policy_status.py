@@ -88,6 +88,7 @@ _NOT_COVERED: Final = ConditionKind("PodsNotCovered", "False")
 _FLAPPING: Final = ConditionKind("Flapping", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
+_INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
 _KINDS: Final = (
     _READY,
     _METRICS,
@@ -102,6 +103,7 @@ _KINDS: Final = (
     _FLAPPING,
     _LABEL_REFUSED,
     _WITHOUT_VALUES,
+    _INCOMPLETE,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -148,6 +150,8 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     yield _WITHOUT_VALUES.create(
         bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
     )
+    text = policy_conditions.incomplete_answers_text(state.incomplete)
+    yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
     refusal = facts.label_refusal
     yield _LABEL_REFUSED.create(bool(refusal), "NodeRefusesLabel", refusal, "no node refuses the node label")
 

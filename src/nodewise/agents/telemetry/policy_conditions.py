@@ -1,11 +1,11 @@
 """Conditions in the standard form of Kubernetes (KEP-1623), which the status of every kind of policy has. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.metrics.missing_values import REMEDY_SEPARATOR, Cause
+from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
 
 MAX_LENGTH: Final = 1024
 """Characters of a condition's message; longer messages are cut."""
@@ -105,6 +105,16 @@ def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
     why = "; ".join(dict.fromkeys(map(str, causes.values())))
     lost = f"more than half of the nodes lost their value at once ({why})"
     return f"{lost}; the last verdicts hold for {comparisons}"
+
+
+def incomplete_answers_text(metrics: Sequence[str]) -> str:
+    """Which metrics were answered without a part of their series, and what that means; empty for none."""
+    if not metrics:
+        return ""
+    return (
+        f"Prometheus gives incomplete responses for {', '.join(metrics)}: nodes that are absent keep their last"
+        f" verdicts, and no result without series counts as healthy{REMEDY_SEPARATOR}{INCOMPLETE_REMEDY}"
+    )
 
 
 def nodes_without_values_text(texts: Iterable[str], exception: str = "whenMissing is Reject") -> str:

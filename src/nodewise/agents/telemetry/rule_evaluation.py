@@ -108,7 +108,8 @@ def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) 
     states = column.states(now, max_age_s)
     known = states == ValueState.FRESH
     is_old = now - column.answered_at > max_age_s
-    if rule.empty_means and not is_old:  # an old response does not show which nodes have no series now
+    # an old or incomplete response does not show which nodes have no series now
+    if rule.empty_means and not is_old and not column.is_incomplete:
         known |= states == ValueState.MISSING
     return RuleInputs(column, now, states, known, ~known, np.broadcast_to(np.False_, len(states)))
 

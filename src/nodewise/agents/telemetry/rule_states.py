@@ -198,7 +198,8 @@ def _rule_part(part: Comparison, rules: RuleEvaluationCache) -> RulePart:
         fresh = inputs.states == ValueState.FRESH
         held = fresh & rule_operators.compare(part.operator, inputs.column.values, part.release)
         held = held if evaluation.agreeing is None else held | evaluation.agreeing
-    missing_releases = np.array(part.when_missing != "reject" and not rules.is_suspended(part))
+    is_held = rules.is_suspended(part) or inputs.column.is_incomplete
+    missing_releases = np.array(part.when_missing != "reject" and not is_held)
     if missing_releases and not known.all():
         missing_releases = ~rules.gaps(part)
     return RulePart(known, broken, held, missing_releases)

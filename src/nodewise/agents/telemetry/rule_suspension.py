@@ -1,7 +1,8 @@
 """Suspends a rule that loses the values of most nodes at once: its last verdicts hold until half of them are back.
 
 If one exporter fails, its node passes. If Prometheus fails, not every node may pass. Gaps between the values of single
-nodes hold the states of rules with `for`, `release` or `keepFor` (`hysteresis`).
+nodes hold the states of rules with `for`, `release` or `keepFor` (`hysteresis`). If Prometheus responds without a part
+of the series, the nodes that are absent keep their last verdicts.
 """
 
 from typing import NamedTuple
@@ -85,8 +86,10 @@ def update_history(
 def hold_last_verdicts(
     evaluation: RuleEvaluation, history: RuleHistory, values: ValueHistory
 ) -> RuleEvaluation:
-    """The evaluation, with the last known results in place of missing values if the rule is suspended."""
-    if not history.suspended:
+    """The evaluation, with the last known results in place of missing values if the rule is suspended, or if the source
+    responded with a part of the series.
+    """
+    if not history.suspended and not evaluation.inputs.column.is_incomplete:
         if np.array_equal(evaluation.broken, history.broken):
             return evaluation._replace(broken=history.broken)
         return evaluation

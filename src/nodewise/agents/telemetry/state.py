@@ -68,6 +68,8 @@ class PolicyState(NamedTuple):
     """The rules of `avoid`; empty if one of them cannot be evaluated."""
     without_values: tuple[str, ...] = ()
     """Which nodes pass rules of `avoid` because they have no value, by metric, where other nodes have one."""
+    incomplete: tuple[str, ...] = ()
+    """Metrics of its rules whose last response lacks a part of the series, as messages name them."""
 
 
 class TelemetryState(NamedTuple):
@@ -209,6 +211,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             label_rules,
             rule_verdicts,
             self._nodes_without_values(policy),
+            self._incomplete_metrics(policy, cluster_state),
         )
 
     def _evaluate_node_labels(
@@ -337,8 +340,20 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             and not evaluation.rejects_missing
             and not self._rules.is_suspended(rule)
             and (column := self._columns.get(rule.metric_request().key)) is not None
+            and not column.series.incomplete
         }
         return tuple(filter(None, texts))
+
+    def _incomplete_metrics(self, policy: Policy, cluster_state: ClusterState) -> tuple[str, ...]:
+        """The metrics whose last response lacks a part of the series."""
+        names: dict[str, None] = {}
+        for rule in policy.usable_comparisons():
+            key = rule.metric_request().key
+            failure, column = cluster_state.metrics.causes.get(key), self._columns.get(key)
+            is_incomplete = column is not None and bool(column.series.incomplete)
+            if is_incomplete if failure is None else failure.reason == "IncompleteAnswer":
+                names[rule.metric_request().name] = None
+        return tuple(names)
 
     def _causes_on_some_nodes(
         self, rules: Iterable[Comparison], cluster_state: ClusterState

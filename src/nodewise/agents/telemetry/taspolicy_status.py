@@ -60,6 +60,7 @@ _OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
 _NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
+_INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
 _KINDS: Final = (
     _VALID,
     _FETCHED,
@@ -70,6 +71,7 @@ _KINDS: Final = (
     _NOT_ENFORCED,
     _LABEL_REFUSED,
     _WITHOUT_VALUES,
+    _INCOMPLETE,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -92,6 +94,8 @@ def _policy_conditions(
     yield _WITHOUT_VALUES.create(
         bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
     )
+    text = policy_conditions.incomplete_answers_text(state.incomplete)
+    yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"

@@ -216,7 +216,8 @@ async def _read_samples(
     problems = [
         _no_values_problem(setup, request, samples[request.key], grid)
         for request in requests
-        if not request.empty_is_healthy and not (samples[request.key].states == ValueState.FRESH).any()
+        if (samples[request.key].incomplete or not request.empty_is_healthy)
+        and not (samples[request.key].states == ValueState.FRESH).any()
     ]
     if problems:
         raise BadInput(_WHAT, problems)
@@ -225,6 +226,11 @@ async def _read_samples(
 
 def _no_values_problem(setup: _Setup, request: MetricRequest, matrix: NodeMatrix, grid: TimeGrid) -> Problem:
     name = request.query or request.metric
+    if matrix.incomplete:
+        actual = f"no series in {_range_text(grid)}, in an incomplete response: {matrix.incomplete}"
+        return Problem(
+            name, actual, "all series, with all stores of Thanos or storage nodes of VictoriaMetrics"
+        )
     if matrix.unmatched:
         named = ", ".join(sorted(matrix.unmatched)[:_MAX_NAMED])
         actual = f"series in {_range_text(grid)} of {named}, none of today's nodes"
@@ -266,6 +272,7 @@ def _note_gaps(setup: _Setup, evaluation: Backtest, grid: TimeGrid) -> None:
     ]
     if absent:
         setup.notes.append(f"{len(absent)} of {len(setup.nodes)} nodes have no history: {_named(absent)}")
+    setup.notes.extend(incomplete_notes(setup.history))
     gone = sorted(setup.history.unmatched)
     if gone:
         setup.notes.append(f"series of {len(gone)} names are of none of today's nodes: {_named(gone)}")
@@ -273,6 +280,15 @@ def _note_gaps(setup: _Setup, evaluation: Backtest, grid: TimeGrid) -> None:
         setup.notes.append(
             f"{len(setup.history.halvings)} of {setup.history.query_count} queries were repeated in halves:"
             f" {setup.history.halvings[-1]}"
+        )
+
+
+def incomplete_notes(history: PrometheusHistory) -> Iterator[str]:
+    """That Prometheus does not have the whole history, and why."""
+    if history.incomplete:
+        yield (
+            "the history is incomplete, and nodes that are absent keep their last verdicts:"
+            f" {history.incomplete}"
         )
 
 

@@ -43,6 +43,8 @@ _CONDITION_REMEDIES: Final = {
     "Flapping": "add the field that the message suggests to the rule",
     "NodesWithoutValues": "export the metric on these nodes, or set whenMissing: Reject; if series have other names for"
     " nodes, relabel them, or set --prometheus-node-label",
+    "IncompleteAnswers": "check the stores of Thanos, or the storage nodes of VictoriaMetrics: the log event"
+    " metric_warning of nodewise has the warnings. Absent nodes are evaluated again with the next complete response",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""
 _NOTED_CONDITIONS: Final = ("Flapping", "NodesWithoutValues")

@@ -77,8 +77,8 @@ class PrometheusClient:
         query = parameters["query"]
         what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._connection.url}"  # noqa: PLR2004
         with self._errors_without_secrets(what):
-            response = query_responses.decode_response(await self._call(path, parameters, what, before_body))
-            return response._replace(warnings=tuple(map(self._connection.hide, response.warnings)))
+            body = await self._call(path, parameters, what, before_body)
+            return query_responses.decode_response(body, self._connection.hide)
 
     async def _call(
         self,

@@ -57,6 +57,8 @@ class PrometheusHistory:
         """The reasons for which a part was read in halves."""
         self.unmatched: set[str] = set()
         """Names in series of none of the nodes, as far as they were seen."""
+        self.incomplete = ""
+        """Why series or samples may be missing, by the first response that says so; empty for none."""
 
     @property
     def steps_per_part(self) -> int:
@@ -117,6 +119,7 @@ class PrometheusHistory:
         async with self._parts:
             self.query_count += 1
             answer = await self._client.query_range(query, grid.start, grid.end, grid.step_s)
+            self.incomplete = self.incomplete or answer.incomplete
             return await asyncio.to_thread(
                 range_matrix.build_matrix,
                 answer,
@@ -130,7 +133,9 @@ class PrometheusHistory:
 
     async def _query(self, query: str) -> QueryResponse:
         self.query_count += 1
-        return await self._client.query(query)
+        answer = await self._client.query(query)
+        self.incomplete = self.incomplete or answer.incomplete
+        return answer
 
 
 _LIMIT_WORDS: Final = (

@@ -1,7 +1,7 @@
 """Decodes responses of Prometheus. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from nodewise.errors import (
     shown,
     truncate,
 )
+from nodewise.terminal_escaping import short
 
 MATRIX: Final = "matrix"
 VECTOR: Final = "vector"
@@ -41,7 +42,10 @@ class QueryResponse(NamedTuple):
 
     kind: str
     series: list[msgspec.Raw]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """The server's warnings and hints, escaped and bounded."""
+    incomplete: str = ""
+    """Those of them that say that series or samples may be missing; empty if the response is complete."""
 
 
 class _ResponseData(msgspec.Struct, frozen=True, rename="camel"):
@@ -55,6 +59,7 @@ class _ResponseEnvelope(msgspec.Struct, frozen=True, rename="camel"):
     error_type: str = ""
     error: str = ""
     warnings: Any = None
+    is_partial: Any = None
 
 
 class _EncodedSeries(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +71,15 @@ class _EncodedSeries(msgspec.Struct, frozen=True, gc=False):
 class _NamesEnvelope(msgspec.Struct, frozen=True):
     data: list[str] = []
 
+
+_HINT: Final = "PromQL "
+"""The beginning of what PromQL remarks about a query, as `info` or `warning`, such as `PromQL info: metric might not be
+a counter` (Prometheus 2.53, util/annotations). All other warnings are of storages that did not respond, or not with all
+series (Thanos; Prometheus with remote read)."""
+_IS_PARTIAL: Final = "isPartial: a storage node did not respond"
+"""For the field of clusters of VictoriaMetrics."""
+_MAX_WARNINGS: Final = 3
+_MAX_WARNING: Final = 200
 
 _decode_envelope = msgspec.json.Decoder(_ResponseEnvelope).decode
 _decode_series = msgspec.json.Decoder(_EncodedSeries).decode
@@ -138,8 +152,11 @@ _REMEDIES: Final[Mapping[int, str]] = {
 }
 
 
-def decode_response(body: bytes) -> QueryResponse:
-    """A successful response. `BadInput` if it is not one, or if it has a scalar instead of series."""
+def decode_response(body: bytes, hide: Callable[[str], str] = str) -> QueryResponse:
+    """A successful response. `BadInput` if it is not one, or if it has a scalar instead of series.
+
+    `hide` removes secrets from its texts.
+    """
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE as error:
@@ -147,10 +164,31 @@ def decode_response(body: bytes) -> QueryResponse:
     data = envelope.data or _ResponseData()
     if envelope.status != "success" or data.result_type not in {MATRIX, VECTOR}:
         reason = ": ".join(filter(None, (envelope.error_type, envelope.error)))
-        actual = f"status {shown(envelope.status)}, {truncate(reason, _MAX_MESSAGE) or data.result_type or 'nothing'}"
+        text = truncate(hide(reason), _MAX_MESSAGE)
+        actual = f"status {shown(envelope.status)}, {text or data.result_type or 'nothing'}"
         raise BadInput("answer", [Problem("", actual, "series, one or more a node")])
-    warnings = envelope.warnings if isinstance(envelope.warnings, list) else []
-    return QueryResponse(data.result_type, data.result or [], tuple(map(str, warnings)))
+    warnings = list(dict.fromkeys(map(hide, _warnings(envelope))))
+    incomplete = [text for text in warnings if not text.startswith(_HINT)]
+    return QueryResponse(
+        data.result_type, data.result or [], _shorten(warnings), "; ".join(_shorten(incomplete))
+    )
+
+
+def _warnings(envelope: _ResponseEnvelope) -> Iterator[str]:
+    """What a response says about itself. Any form of a warning counts, also one that no known server uses."""
+    if envelope.is_partial:
+        yield _IS_PARTIAL
+    warnings = envelope.warnings
+    for warning in warnings if isinstance(warnings, list) else [warnings]:
+        if warning:
+            yield warning if isinstance(warning, str) else shown(warning)
+
+
+def _shorten(warnings: Sequence[str]) -> tuple[str, ...]:
+    """The first warnings. They come from outside and may be many, long, and contain control characters."""
+    texts = [short(text, _MAX_WARNING) for text in warnings[:_MAX_WARNINGS]]
+    more = len(warnings) - len(texts)
+    return (*texts, f"and {more} more") if more else tuple(texts)
 
 
 def decode_metric_names(body: bytes) -> list[str]:

@@ -66,6 +66,8 @@ class NodeMatrix(NamedTuple):
     """Whether a node has several series."""
     unmatched: frozenset[str] = frozenset()
     """Series of none of the nodes, by the first label that should name one."""
+    incomplete: str = ""
+    """Why series or samples may be missing; empty if none are."""
 
 
 class _RangeSeries(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +123,7 @@ def build_matrix(
     unclear = nodes.numbers([node for node in owners.conflicts if node in nodes])
     matrix.values[:, unclear] = 0
     matrix.states[:, unclear] = ValueState.INVALID
-    return matrix._replace(unmatched=frozenset(unmatched))
+    return matrix._replace(unmatched=frozenset(unmatched), incomplete=answer.incomplete)
 
 
 _ABSENT: Final = np.nextafter(np.inf, 0.0)
@@ -242,4 +244,5 @@ def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:
         np.concatenate([part.states for part in parts]),
         any(part.has_several_series for part in parts),
         frozenset(chain.from_iterable(part.unmatched for part in parts)),
+        next((part.incomplete for part in parts if part.incomplete), ""),
     )

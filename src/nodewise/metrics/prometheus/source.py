@@ -23,6 +23,7 @@ from nodewise.metrics.prometheus.client import PrometheusClient
 from nodewise.metrics.prometheus.node_matching import SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
+from nodewise.metrics.prometheus.query_responses import QueryResponse
 from nodewise.metrics.prometheus.range_samples import Points
 from nodewise.metrics.prometheus.series_owners import Identity
 from nodewise.metrics.series import Series, pack_samples
@@ -76,7 +77,9 @@ class PrometheusSource:
             )
         unmatched = len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
-        self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
+        self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings))
+        if not grouped.by_node and answer.incomplete:
+            raise self._incomplete_error(query, answer)
         if not grouped.by_node and (unmatched or not request.empty_is_healthy):
             raise self._no_values_error(request, query, grouped, nodes)
         hosts = await cooperative_scheduling.run(
@@ -93,7 +96,14 @@ class PrometheusSource:
         )
         samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
         return Series(
-            request.metric, self.name, now, samples, node_values.invalid, node_values.differing, hosts
+            request.metric,
+            self.name,
+            now,
+            samples,
+            node_values.invalid,
+            node_values.differing,
+            hosts,
+            answer.incomplete,
         )
 
     async def _log_unmatched_series(
@@ -138,14 +148,27 @@ class PrometheusSource:
         return [name for name in names if name in existing]
 
     async def samples(self, query: str) -> dict[str, Points]:
-        """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`."""
+        """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`; an
+        incomplete response is an error.
+        """
         answer = await self._client.query(query)
+        if answer.incomplete:
+            raise self._incomplete_error(query, answer)
         nodes = await self._nodes()
         return await cooperative_scheduling.run(range_samples.samples_by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """Close all connections."""
         await self._connection.http.aclose()
+
+    def _incomplete_error(self, query: str, answer: QueryResponse) -> NoValues:
+        """The error of a response without values that may exist."""
+        text = "gave an incomplete response, without a value of a node"
+        cause = missing_values.cause("IncompleteAnswer", NAME, text)
+        problem = Problem("", f"an incomplete response: {answer.incomplete}", "all series")
+        return NoValues(
+            f"query {query} to {self._connection.url}", [problem], cause=cause, remedy=cause.remedy
+        )
 
     def _no_values_error(
         self, request: MetricRequest, query: str, grouped: SeriesByNode, nodes: NodeAttributes
