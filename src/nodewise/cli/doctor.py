@@ -26,7 +26,8 @@ from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, Severity
 from nodewise.doctor.findings import PAGE, Finding, Report
 from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.kube import client_tls, credentials, kubeconfig
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import Impersonation, connect
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -122,7 +123,11 @@ def _check_finding_ids(ids: Sequence[str]) -> None:
 async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:
     client = _scheduler_credentials(cluster) if settings.scheduler_url else None
     target = ExaminationTarget(
-        settings.scheduler_configs, settings.scheduler_url, client, settings.namespaces
+        settings.scheduler_configs,
+        settings.scheduler_url,
+        client,
+        settings.namespaces,
+        _connector_as_node(cluster),
     )
     skip = frozenset(settings.skip)
     api = connect(cluster, MetricsRegistry())
@@ -133,6 +138,15 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
     finally:
         await api.close()
     return check_runner.examine(facts, skip)
+
+
+def _connector_as_node(cluster: KubeOptions) -> Callable[[str], Api] | None:
+    """Connects to the API server as a kubelet. None if the kubeconfig names a user to impersonate: its rights count,
+    not those of the user who impersonates it.
+    """
+    if kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ).user.get("as"):
+        return None
+    return lambda user: connect(cluster, MetricsRegistry(), impersonation=Impersonation(user, "system:nodes"))
 
 
 def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:

@@ -240,6 +240,14 @@ _MAX_EVALUATION_AGE_S: Final = 300.0
 """Like the alert NodewiseNoEvaluation."""
 
 
+class NodeRestriction(NamedTuple):
+    """Whether the API server refuses to let kubelets write the labels of native mode."""
+
+    is_enforced: bool
+    evidence: str
+    """What shows it."""
+
+
 class LeaderLease(NamedTuple):
     """The Lease of a leader election of nodewise."""
 
@@ -290,6 +298,7 @@ class Facts(NamedTuple):
     """The CA of the cluster's clients."""
     admission_policies: tuple[AdmissionPolicy, ...] | UnavailableFact = ()
     pod_admission: PodAdmission | UnavailableFact = PodAdmission()
+    node_restriction: NodeRestriction | UnavailableFact = NodeRestriction(True, "")
     cluster_version: SchedulerVersion | UnavailableFact | None = None
     """The version of the API server."""
     leases: tuple[LeaderLease, ...] | UnavailableFact = ()

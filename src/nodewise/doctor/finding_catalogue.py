@@ -58,6 +58,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " cluster's CA, this includes the cluster administrator.",
         "a client certificate of its own: nodewise certs; then remove the copy of the CA's key from the host",
     ),
+    "key-in-configuration": FindingKind(
+        "warning",
+        "An entry contains kube-scheduler's private key",
+        "Up to Kubernetes 1.37 kube-scheduler logs the whole entry with keyData at verbosity 2 and higher, so everyone"
+        " who can read its log can call nodewise as kube-scheduler (kubernetes/kubernetes#140519).",
+        "write the key to a file that only root can read, and name it by tlsConfig.keyFile; then replace the key:"
+        " nodewise certs",
+    ),
     "client-certificate-wrong": FindingKind(
         "error",
         "nodewise rejects kube-scheduler's client certificate",
@@ -212,6 +220,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " labels keep their last values, and pods of new policies wait for their first labels.",
         "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
         " why no replica leads",
+    ),
+    "verdict-labels-writable": FindingKind(
+        "warning",
+        "Kubelets can write the node labels of native mode",
+        "The domain node-restriction.kubernetes.io protects the labels only if the API server has the admission plugin"
+        " NodeRestriction, which is not among its defaults; kubeadm enables it. Without it the kubelet of a node, or"
+        " who controls the node, can write there that a policy accepts the node.",
+        "add NodeRestriction to --enable-admission-plugins of kube-apiserver, whose --authorization-mode has Node",
     ),
     "kind-not-served": FindingKind(
         "warning",

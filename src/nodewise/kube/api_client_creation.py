@@ -7,7 +7,7 @@ the first call: `Unavailable` if there is no response, `Refused` if the server r
 import os
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -50,12 +50,27 @@ _HEADERS: Final = {
 }
 
 
+class Impersonation(NamedTuple):
+    """A user with one group, in addition to system:authenticated, to act as (`kubectl --as --as-group`)."""
+
+    user: str
+    group: str
+
+    def headers(self) -> dict[str, str]:
+        return {"Impersonate-User": self.user, "Impersonate-Group": self.group}
+
+
 def connect(
-    options: KubeOptions, metrics_registry: MetricsRegistry, *, small_receive_buffer: bool = False
+    options: KubeOptions,
+    metrics_registry: MetricsRegistry,
+    *,
+    small_receive_buffer: bool = False,
+    impersonation: Impersonation | None = None,
 ) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used.
 
-    `small_receive_buffer` is for programs that request many metrics all the time.
+    `small_receive_buffer` is for programs that request many metrics all the time. `impersonation` replaces that of the
+    kubeconfig.
     """
     clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
@@ -71,6 +86,8 @@ def connect(
     http = _create_client(
         kubeconfig_context, transport, credentials.auth(kubeconfig_context, set_client_certificate, clock)
     )
+    if impersonation is not None:
+        http.headers.update(impersonation.headers())
     connection_info = ConnectionInfo(
         server=kubeconfig_context.cluster["server"],
         namespace=options.namespace or kubeconfig_context.context.get("namespace") or "default",

@@ -17,6 +17,7 @@ from nodewise.doctor.facts import (
     GpuNodeInfo,
     KubeletConfiguration,
     MissingRights,
+    NodeRestriction,
     NodewiseWorkload,
     ReplicaMetrics,
     SchedulerInfo,
@@ -184,6 +185,16 @@ def with_controller(*, ready: int = 2, **settings: str) -> Facts:
     return native(controllers=(CONTROLLER._replace(workload=workload, settings=settings),))
 
 
+def key_in_entry(image: str, cluster_version: SchedulerVersion | None = None) -> Facts:
+    """Facts with keyData in the entry of a kube-scheduler with this image."""
+    facts = tls(keyFile=None, keyData="c2VjcmV0")._replace(cluster_version=cluster_version)
+    assert not isinstance(facts.schedulers, UnavailableFact)
+    workload = STATIC._replace(containers=(KUBE_SCHEDULER._replace(image=image),))
+    return facts._replace(
+        schedulers=tuple(scheduler._replace(workload=workload) for scheduler in facts.schedulers)
+    )
+
+
 NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
 OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
 SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
@@ -210,6 +221,16 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("a controller without native mode", with_controller(), {"labels-frozen", "policy-without-effect"}),
     ("a controller that is not ready", with_controller(ready=0, native_mode="true"), {"replicas-not-ready"}),
     ("no replica leads", native(leases=()), {"labels-frozen"}),
+    (
+        "labels that kubelets can write",
+        native(node_restriction=NodeRestriction(False, "a dry run may write it")),
+        {"verdict-labels-writable"},
+    ),
+    (
+        "nobody may try whether kubelets can write labels",
+        native(node_restriction=UnavailableFact("a kubelet's rights", "forbidden", is_minor=True)),
+        set(),
+    ),
     ("a Lease without a holder", with_lease(holder=""), {"labels-frozen"}),
     ("a Lease that has expired", with_lease(renewed=NOW - timedelta(seconds=31)), {"labels-frozen"}),
     ("a Lease that is renewed late", with_lease(renewed=NOW - timedelta(seconds=29)), set()),
@@ -343,6 +364,30 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("a flag of TAS and a name", with_client_name("a", cacert="/ca", client_name="a"), set()),
     ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
+    ("a key in the entry", tls(keyFile=None, keyData="c2VjcmV0"), {"key-in-configuration"}),
+    ("a key beside a file", tls(keyData="no base64"), {"key-in-configuration"}),
+    ("an empty key", tls(keyData=""), set()),
+    (
+        "a key that 1.37 logs",
+        key_in_entry("registry.k8s.io/kube-scheduler:v1.37.2"),
+        {"key-in-configuration"},
+    ),
+    ("a key that 1.38 does not log", key_in_entry("registry.k8s.io/kube-scheduler:v1.38.0"), set()),
+    (
+        "a key, and the version of the API server alone",
+        key_in_entry("mirror/kube-scheduler@sha256:0", SchedulerVersion(38)),
+        {"kubernetes-version-untested"},
+    ),
+    (
+        "a key, and no version",
+        key_in_entry("mirror/kube-scheduler@sha256:0"),
+        {"key-in-configuration"},
+    ),
+    (
+        "a key, and an image that is older than the API server",
+        key_in_entry("kube-scheduler:v1.37.4", SchedulerVersion(38)),
+        {"key-in-configuration", "kubernetes-version-untested"},
+    ),
     ("no PEM", certificates_of(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
     ("refused by name", with_replica_metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
     ("turned away", server(rejection="tlsv1 alert unknown ca"), {"unknown-ca"}),

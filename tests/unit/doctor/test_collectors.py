@@ -13,12 +13,14 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise import errors
+from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
+from nodewise.doctor.collectors.node_restriction import collect_node_restriction
 from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
@@ -28,7 +30,7 @@ from nodewise.doctor.findings import Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.doctor.policy_facts import PolicyEvaluation
-from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series
@@ -629,3 +631,118 @@ def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[st
     assert (document["id"], document["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
     assert "wrong-ignorable" in report["checked"]
     assert report["not_checked"] == []
+
+
+class NodeApi:
+    """An API server as a kubelet uses it: it accepts the patch, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.patches: list[tuple[str, Any, Any]] = []
+        self.is_closed = False
+
+    async def patch(self, path: str, body: Any, kind: str, params: Params = NONE, **_: Any) -> bytes:
+        self.patches.append((path, body, params))
+        if self._error is not None:
+            raise self._error
+        return b"{}"
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def refused(text: str) -> Refused:
+    return Refused("patch", [Problem("", text, "")])
+
+
+VERDICT = f"{VERDICT_LABEL_PREFIX}0b2f"
+LABELLED_NODES = [{"metadata": {"name": "plain"}}, {"metadata": {"name": "rack7", "labels": {VERDICT: "ok"}}}]
+RESTRICTED = refused('nodes "rack7" is forbidden: is not allowed to modify labels: policy.x')
+FORBIDDEN_USER = refused(
+    'users "system:node:rack7" is forbidden: User "x" cannot impersonate resource "users"'
+)
+NO_NODE_AUTHORIZER = refused(
+    'nodes "rack7" is forbidden: User "system:node:rack7" cannot patch resource "nodes"'
+)
+
+
+def api_server_pod(name: str, *flags: str) -> dict[str, Any]:
+    container = {"name": "kube-apiserver", "command": ["kube-apiserver", *flags]}
+    metadata = {"name": name, "namespace": "kube-system", "labels": {"component": "kube-apiserver"}}
+    return {"metadata": metadata, "spec": {"containers": [container]}}
+
+
+def node_restriction(
+    error: Exception | None, *pods: dict[str, Any], nodes: Any = LABELLED_NODES, can_connect: bool = True
+) -> tuple[Any, NodeApi, list[str]]:
+    """The fact, the API server as the kubelet sees it, and the users that were impersonated."""
+    kubelet, users = NodeApi(error), []
+
+    def connect_as_node(user: str) -> Any:
+        users.append(user)
+        return kubelet
+
+    api: Any = ScriptedApi({"/api/v1/nodes": nodes, "/api/v1/namespaces/kube-system/pods": list(pods)})
+    connect = connect_as_node if can_connect else None
+    target = ExaminationTarget(namespaces=("nodewise",), connect_as_node=connect)
+    return asyncio.run(Session(reader(api), target).get(collect_node_restriction)), kubelet, users
+
+
+class TestNodeRestriction:
+    def test_a_kubelet_that_may_write_the_label(self) -> None:
+        fact, kubelet, users = node_restriction(None)
+        assert (fact.is_enforced, users, kubelet.is_closed) == (False, ["system:node:rack7"], True)
+        ((path, body, params),) = kubelet.patches
+        assert (path, params) == ("/api/v1/nodes/rack7", {"dryRun": "All"})
+        assert list(body["metadata"]["labels"]) == [f"{VERDICT_LABEL_PREFIX}doctor"]
+
+    def test_a_kubelet_that_may_not(self) -> None:
+        fact, kubelet, _ = node_restriction(RESTRICTED)
+        assert (fact.is_enforced, kubelet.is_closed) == (True, True)
+
+    @pytest.mark.parametrize(
+        "error", [FORBIDDEN_USER, NO_NODE_AUTHORIZER, NotFound("rack7"), Unavailable("late")]
+    )
+    @pytest.mark.parametrize(
+        ("flags", "is_enforced"),
+        [
+            (["--enable-admission-plugins=NodeRestriction"], True),
+            (["--enable-admission-plugins", "AlwaysPullImages,NodeRestriction"], True),
+            (
+                ["--enable-admission-plugins=NodeRestriction", "--enable-admission-plugins=AlwaysPullImages"],
+                True,
+            ),
+            (["--admission-control=NodeRestriction,LimitRanger"], True),
+            (["--enable-admission-plugins=NodeRestrictions"], False),
+            (["--disable-admission-plugins=NodeRestriction"], False),
+            ([], False),
+        ],
+    )
+    def test_flags_tell_it_where_the_dry_run_cannot(
+        self, error: Exception, flags: list[str], *, is_enforced: bool
+    ) -> None:
+        fact, _, _ = node_restriction(error, api_server_pod("kube-apiserver-m1", *flags))
+        assert fact.is_enforced == is_enforced
+        assert "Pod/kube-system/kube-apiserver-m1" in fact.evidence
+
+    def test_one_server_of_several_without_the_plugin(self) -> None:
+        on = api_server_pod("kube-apiserver-m1", "--enable-admission-plugins=NodeRestriction")
+        fact, _, _ = node_restriction(FORBIDDEN_USER, on, api_server_pod("kube-apiserver-m2"))
+        assert (fact.is_enforced, "kube-apiserver-m2" in fact.evidence) == (False, True)
+
+    def test_without_rights_and_static_pods_it_is_unknown_which_is_a_note(self) -> None:
+        fact, _, _ = node_restriction(FORBIDDEN_USER)
+        assert isinstance(fact, UnavailableFact)
+        assert (fact.is_minor, fact.right) == (
+            True,
+            "impersonate users system:node:rack7 and groups system:nodes",
+        )
+
+    def test_a_kubeconfig_that_impersonates_is_not_used_for_another_user(self) -> None:
+        fact, _, users = node_restriction(None, can_connect=False)
+        assert isinstance(fact, UnavailableFact)
+        assert (fact.reason, users) == ("the kubeconfig impersonates a user", [])
+
+    def test_nothing_is_tried_without_native_mode(self) -> None:
+        fact, _, users = node_restriction(None, nodes=[{"metadata": {"name": "plain"}}])
+        assert (fact.is_enforced, users) == (True, [])

@@ -17,7 +17,9 @@ OLD_MANAGERS: Final = frozenset(["extender"])
 """Telemetry Aware Scheduling set no manager, so the API server used the first part of its user agent."""
 
 VERDICT_LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
-"""The prefix of the keys of labels with the verdict of a policy; its uid follows. Kubelets cannot write such labels."""
+"""The prefix of the keys of labels with the verdict of a policy; its uid follows.
+
+The admission plugin NodeRestriction of the API server keeps kubelets from writing labels of this domain."""
 
 ManagedFieldsEntry = dict[str, Any]
 """One entry of managedFields."""

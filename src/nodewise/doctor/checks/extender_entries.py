@@ -1,11 +1,13 @@
 """Checks of nodewise's entries in kube-scheduler's configuration, and of other scorers."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final
 
 from nodewise import clock
 from nodewise.agent import LoadScoring
 from nodewise.agents import find_agent_kind as find_agent
+from nodewise.configure.scheduler_versions import SchedulerVersion, parse_image_version
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
@@ -16,8 +18,10 @@ from nodewise.doctor.facts import (
     Schedulers,
 )
 from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.doctor.policy_facts import Policies
+from nodewise.errors import BadInput
 
 _LOAD_AWARE_PLUGINS: Final = {
     "TargetLoadPacking": "Trimaran",
@@ -34,6 +38,7 @@ _NAMES_TIMEOUT_S: Final = 1.0
 _LARGE_TIMEOUT_S: Final = 5.0
 """Bodies with whole nodes, and binds, take longer."""
 _MAX_TIMEOUT_S: Final = 10.0
+_LAST_MINOR_TO_LOG_KEYS: Final = 37
 
 
 def agents_of_entry(registration: Registration, extenders: Extenders) -> frozenset[str]:
@@ -123,6 +128,29 @@ def _check_entry_timeout(registration: Registration, timeout: str, least_s: floa
         yield create_entry_finding(
             "http-timeout-long", registration, actual, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
         )
+
+
+@check("key-in-configuration")
+def check_private_key_is_in_a_file(
+    registrations: Registrations, cluster_version: SchedulerVersion | None = None
+) -> Iterator[Finding]:
+    """kube-scheduler logs keyData up to 1.37. An unknown version counts as one of these."""
+    for registration in registrations:
+        version = _image_version(registration.scheduler) or cluster_version
+        if registration.entry.has_key_data and (version is None or version.minor <= _LAST_MINOR_TO_LOG_KEYS):
+            logs = "" if version is None else f", which kube-scheduler {version} logs"
+            actual = f".tlsConfig.keyData is set{logs}"
+            yield create_entry_finding("key-in-configuration", registration, actual, "tlsConfig.keyFile")
+
+
+def _image_version(scheduler: SchedulerInfo) -> SchedulerVersion | None:
+    """By the tag of its image; None if that is unknown. It is never newer than the API server."""
+    containers = scheduler.workload.containers if scheduler.workload else ()
+    for container in containers:
+        if workloads.runs(container, "kube-scheduler"):
+            with contextlib.suppress(BadInput):
+                return parse_image_version(container.image)
+    return None
 
 
 @check("wrong-ignorable")
@@ -301,6 +329,7 @@ def _agent_load_scoring_share(agent: str) -> LoadScoring:
 CHECKS: Final = (
     check_node_cache_capable,
     check_http_timeout,
+    check_private_key_is_in_a_file,
     check_ignorable,
     check_entry_verbs,
     check_managed_resources,

@@ -6,7 +6,14 @@ from typing import Final
 
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.telemetry_policies import entry_calls_telemetry_agent
-from nodewise.doctor.facts import Controllers, Extenders, LeaderLease, Registrations, native_mode_workloads
+from nodewise.doctor.facts import (
+    Controllers,
+    Extenders,
+    LeaderLease,
+    NodeRestriction,
+    Registrations,
+    native_mode_workloads,
+)
 from nodewise.doctor.findings import Finding, finding
 from nodewise.doctor.policy_facts import PodAdmission, Pods, Policies, PolicyEvaluation
 
@@ -156,4 +163,16 @@ def _format_time(at: datetime | None) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%SZ}" if at else "its start"
 
 
-CHECKS: Final = (check_native_pod_admission, check_extender_pod_admission, check_labels_are_updated)
+@check("verdict-labels-writable")
+def check_kubelets_cannot_write_verdicts(node_restriction: NodeRestriction) -> Iterator[Finding]:
+    if not node_restriction.is_enforced:
+        expected = "the admission plugin NodeRestriction"
+        yield finding("verdict-labels-writable", "kube-apiserver", node_restriction.evidence, expected)
+
+
+CHECKS: Final = (
+    check_native_pod_admission,
+    check_extender_pod_admission,
+    check_labels_are_updated,
+    check_kubelets_cannot_write_verdicts,
+)

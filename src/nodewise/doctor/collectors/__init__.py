@@ -9,6 +9,7 @@ from nodewise.clock import SystemClock
 from nodewise.doctor.collectors import (
     deschedulers,
     metric_coverage,
+    node_restriction,
     nodes,
     nodewise_workloads,
     pod_admission,
@@ -41,6 +42,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "pod_admission": pod_admission.collect_pod_admission,
     "cluster_version": pod_admission.collect_cluster_version,
     "leases": pod_admission.collect_leases,
+    "node_restriction": node_restriction.collect_node_restriction,
     "admission_policies": rights_and_admission_policies.collect_admission_policies,
     "programs_elsewhere": scheduling_program_workloads.collect_programs_elsewhere,
 }

@@ -13,6 +13,7 @@ import httpx2
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.container_files import FileReader
 from nodewise.doctor.facts import UnavailableFact
+from nodewise.kube.api_server_interface import Api
 
 T = TypeVar("T")
 
@@ -37,6 +38,8 @@ class ExaminationTarget(NamedTuple):
     """Set with `scheduler_url`."""
     namespaces: Sequence[str] = ()
     """The namespaces of nodewise and what belongs to it, besides kube-system."""
+    connect_as_node: Callable[[str], Api] | None = None
+    """Connects as a user of the group system:nodes; None if the kubeconfig impersonates a user itself."""
 
 
 class MissingFact(Exception):

@@ -57,7 +57,9 @@ class ExtenderEntry(NamedTuple):
     ca_data: bytes = b""
     cert_data: bytes = b""
     key_data: bytes = b""
-    """The public key of the private key in the configuration, DER."""
+    """The public key of the private key in the configuration, DER; empty if it is invalid, too."""
+    has_key_data: bool = False
+    """Whether keyData is set."""
     managed_resources: tuple[ManagedResource, ...] = ()
     agent: str = ""
     """The agent that the path names; empty if the path is that of all agents."""
@@ -203,6 +205,7 @@ def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
         ca_data=_decode_base64_field(tls, "caData"),
         cert_data=_decode_base64_field(tls, "certData"),
         key_data=certificates.public_key(_decode_base64_field(tls, "keyData")),
+        has_key_data=bool(get_field_ignoring_case(tls, "keyData")),
         managed_resources=tuple(_managed_resources(value)),
         agent=agent,
         is_nodewise=is_nodewise,
