@@ -62,6 +62,7 @@ def test_a_selector_is_asked_with_its_deadline(server: PrometheusDouble) -> None
             "query": '{__name__="temp"}[1500ms]',
             "timeout": "60000ms",
             "nocache": "1",
+            "latency_offset": "1ms",
             "partial_response": "false",
             "deny_partial_response": "1",
             "method": "GET",
@@ -80,9 +81,9 @@ def test_each_request_is_for_a_complete_and_current_answer(server: PrometheusDou
 
     asyncio.run(calls())
     fetch(server.url, query=f"max by (instance, {'x' * 3000}) (temp)")
-    names = ("nocache", "partial_response", "deny_partial_response")
+    names = ("nocache", "latency_offset", "partial_response", "deny_partial_response")
     assert [tuple(request[name] for name in names) for request in server.requests] == [
-        ("1", "false", "1")
+        ("1", "1ms", "false", "1")
     ] * 4
 
 

@@ -137,8 +137,10 @@ def test_each_query_is_for_a_complete_and_current_answer() -> None:
     _, history = read(fake, 2)
     asyncio.run(history.clock())
     asyncio.run(history.series("kube_pod_start_time"))
-    names = ("nocache", "partial_response", "deny_partial_response")
-    assert [tuple(query[name] for name in names) for query in fake.queries] == [("1", "false", "1")] * 3
+    names = ("nocache", "latency_offset", "partial_response", "deny_partial_response")
+    assert [tuple(query[name] for name in names) for query in fake.queries] == [
+        ("1", "1ms", "false", "1")
+    ] * 3
 
 
 def test_series_of_other_nodes_are_named() -> None:

@@ -23,11 +23,17 @@ _PATH: Final = "/api/v1/query"
 _RANGE_PATH: Final = "/api/v1/query_range"
 _NAMES_PATH: Final = "/api/v1/label/__name__/values"
 MAX_METRIC_NAMES: Final = 20_000
-_COMPLETE_AND_CURRENT: Final = {"nocache": "1", "partial_response": "false", "deny_partial_response": "1"}
+_COMPLETE_AND_CURRENT: Final = {
+    "nocache": "1",
+    "latency_offset": "1ms",
+    "partial_response": "false",
+    "deny_partial_response": "1",
+}
 """Parameters that only some servers know, and that Prometheus ignores.
 
-Without `nocache`, VictoriaMetrics answers an instant query as of 30 s ago, and moves the times of a range query. The
-others ask Thanos and clusters of VictoriaMetrics for an error in place of an incomplete answer.
+Without `nocache`, VictoriaMetrics answers an instant query as of 30 s ago, and moves the times of a range query.
+Without `latency_offset`, it repeats an older value for the last 30 s of a range query; 1 ms is its lowest value.
+The others ask Thanos and clusters of VictoriaMetrics for an error in place of an incomplete answer.
 """
 _LONGEST_URL: Final = 2000
 """A longer query is sent as a form with POST, which fewer proxies allow."""

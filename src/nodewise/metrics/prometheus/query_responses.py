@@ -123,7 +123,8 @@ _VICTORIA_METRICS_PREFIX: Final = re.compile(
 )
 """Repeats the query, with the times of this request (app/vmselect/prometheus, v1.112)."""
 _VICTORIA_METRICS_PARSE_ERROR: Final = re.compile(
-    r"(?:\w+: )*+unexpected token |unparsed data left: |cannot (?:expand WITH expressions:|compile regex |parse )"
+    r"(?:\w+: )*+(?:unexpected token |cannot recognize )|unparsed data left: "
+    r"|cannot (?:expand WITH expressions:|compile regex |parse )"
     r"|unsupported function |unknown func |unexpected number of args|expecting at least \d+ args"
 )
 """The beginnings of messages that contain only parts of the query (metricsql v0.87, app/vmselect/promql). Others may
