@@ -25,6 +25,7 @@ Helper modules:
     prometheus_process                 a Prometheus with its own data
     victoria_metrics_process           a VictoriaMetrics with its own data
     metric_back_ends                   the versions of Prometheus and VictoriaMetrics that tests run
+    changing_exporter                  an exporter whose series a test changes between scrapes
     prometheus_and_exporters           node exporters with text files, and the Prometheus that scrapes them
     metrics_pipeline                   exporters, Prometheus and prometheus-adapter behind the API server
     virtual_machine                    starts a virtual machine from a few files

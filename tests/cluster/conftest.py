@@ -113,7 +113,9 @@ def prometheus_programs(request: pytest.FixtureRequest) -> debian_packages.Prome
     return get_or_skip(request, debian_packages.get)
 
 
-@pytest.fixture(params=metric_back_ends.PARAMETERS)
+@pytest.fixture(
+    params=metric_back_ends.parameters(metric_back_ends.PROMETHEUS, metric_back_ends.VICTORIA_METRICS)
+)
 def metric_back_end(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetricBackEnd]:
     """Each metric back end of the matrix, which a test starts with its own data and scrape configuration."""
     version: metric_back_ends.Version = request.param

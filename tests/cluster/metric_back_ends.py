@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.cluster import debian_packages
 from tests.cluster.api_client import Object
@@ -58,11 +59,14 @@ VERSIONS: Final = (
     ),
 )
 
-PARAMETERS: Final = [
-    pytest.param(version, id=version.name, marks=() if version.is_in_every_run else pytest.mark.long)
-    for version in VERSIONS
-]
-"""The parameters of fixtures that run a test with each version."""
+
+def parameters(*products: str) -> list[ParameterSet]:
+    """The parameters of a fixture that runs a test with each version of these products."""
+    return [
+        pytest.param(version, id=version.name, marks=() if version.is_in_every_run else pytest.mark.long)
+        for version in VERSIONS
+        if version.product in products
+    ]
 
 
 class MetricBackEnd:

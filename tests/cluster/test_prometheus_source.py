@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -25,6 +23,7 @@ from tests.cluster import (
 )
 from tests.cluster.api_client import Object
 from tests.cluster.certificates import CertificateAuthority
+from tests.cluster.changing_exporter import ChangingExporter
 from tests.cluster.namespace_sandboxes import wait
 from tests.unit.metrics.fake_prometheus import SeriesSamples
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
@@ -112,38 +111,12 @@ def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
         assert sorted(decision["feasible"]) == ["hot", "warm"]
 
 
-class ChangingExporter:
-    """An exporter of one node whose series change between scrapes."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        exporter = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = exporter.text.encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-
 def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     """The samples of the old series are still in the requested range, but Prometheus has marked the series as stale."""
-    exporter = ChangingExporter()
-    exporter.text = 'temp{instance="a",pod="old"} 97\n'
-    job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
-    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job]}
+    exporter = ChangingExporter('temp{instance="a",pod="old"} 97\n')
+    config = exporter.scrape_configuration("500ms")
     server = prometheus_process.PrometheusProcess(prometheus_programs, tmp_path / "scraping", config)
     try:
         server.start()
@@ -159,8 +132,7 @@ def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
         ] * 2
     finally:
         server.stop()
-        exporter.server.shutdown()
-        exporter.server.server_close()
+        exporter.close()
 
 
 class ProtectedPrometheus:

@@ -1,6 +1,5 @@
 """A real single-node VictoriaMetrics with the interface of `PrometheusProcess`."""
 
-import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -72,8 +71,8 @@ class VictoriaMetricsProcess:
         self.process.kill()
 
     def hold(self, series: SeriesSamples) -> None:
-        """Writes samples into the server's data."""
-        self.hold_samples(prometheus_process.sample_lines(series, time.time()))
+        """Writes samples into the server's data. Queries are evaluated at full seconds, so now is a full second."""
+        self.hold_samples(prometheus_process.sample_lines(series, int(time.time())))
 
     def hold_samples(self, lines: Iterable[str]) -> None:
         """Writes samples in the OpenMetrics format, `series value time` with the time in seconds. Before a start they
@@ -84,7 +83,8 @@ class VictoriaMetricsProcess:
             self._import()
 
     def ask(self, query: str) -> list[Object]:
-        """The result of a query at the current time, without the delay that VictoriaMetrics adds by default."""
+        """The result of a query at the current time, without the delays of VictoriaMetrics."""
+        self._flush()
         parameters = {"query": query, "nocache": "1"}
         response = self.client.get(f"{self.url}/api/v1/query", params=parameters)
         result: list[Object] = response.raise_for_status().json()["data"]["result"]
@@ -95,9 +95,11 @@ class VictoriaMetricsProcess:
             body = "\n".join(self._pending) + "\n"
             self.client.post(f"{self.url}/api/v1/import/prometheus", content=body).raise_for_status()
             self._pending.clear()
-        # new samples are in the results of queries only after a second without this
-        with contextlib.suppress(httpx2.ReadTimeout):
-            self.client.get(f"{self.url}/internal/force_flush").raise_for_status()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Makes new samples visible to queries, which takes seconds otherwise."""
+        self.client.get(f"{self.url}/internal/force_flush").raise_for_status()
 
 
 def _with_milliseconds(line: str) -> str:
