@@ -17,6 +17,8 @@ from nodewise.errors import (
     shown,
     truncate,
 )
+from nodewise.metrics import missing_values
+from nodewise.metrics.metrics_source import NoValues
 from nodewise.terminal_escaping import short
 
 MATRIX: Final = "matrix"
@@ -116,6 +118,13 @@ _TIMEOUT_STATUSES: Final = (408, 504)
 _TIMEOUT_WORDS: Final = re.compile(r"timeout exceeded|timed out|deadline exceeded", re.IGNORECASE)
 """In messages of servers that do not have the type of error `timeout`: VictoriaMetrics (app/vmselect/netstorage,
 v1.112), Thanos and Mimir."""
+_REFUSED_PARTIAL_WORDS: Final = re.compile(
+    r"(?:receive series from|fetch series for) (?!.*(?:ResourceExhausted|exceeded))"
+    r"|from vmstorage nodes: .*(?:connection|dial|EOF|i/o timeout)"
+)
+"""In errors that take the place of an incomplete response, because the query has `partial_response=false` (Thanos 0.41,
+pkg/store/proxy.go) or `deny_partial_response=1` (cluster of VictoriaMetrics, app/vmselect/netstorage)."""
+_REFUSED_PARTIAL: Final = "refuses an incomplete response: a part of its storage does not respond"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*+"'
 _VICTORIA_METRICS_PREFIX: Final = re.compile(
     rf"(?:error when executing query={_QUOTED} (?:for|on the time range) \([^()]*\): "
@@ -259,6 +268,9 @@ def error_from_response(
     reason = ": ".join(filter(None, (error_type, truncate(hide(message), limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
+    if error_type != _TIMEOUT and status in _OVERLOAD_STATUSES and _REFUSED_PARTIAL_WORDS.search(message):
+        cause = missing_values.cause("IncompleteAnswer", missing_values.PROMETHEUS, _REFUSED_PARTIAL)
+        return NoValues(what, problems, cause=cause, remedy=cause.remedy)
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
     error = kind(what, problems, remedy=remedy)
     error.http_status = status

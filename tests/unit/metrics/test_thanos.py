@@ -1,0 +1,110 @@
+"""Responses of a real Thanos, as `recorded_answers/thanos.json` contains them, and of clusters of VictoriaMetrics."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from nodewise.errors import BadInput
+from nodewise.metrics import missing_values
+from nodewise.metrics.metrics_source import MetricRequest, NoValues
+from nodewise.metrics.node_attributes import NodeAttributes
+from nodewise.metrics.prometheus import query_responses
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
+from nodewise.metrics.series import Series
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+URL: Final = "http://thanos:10902"
+RESPONSES: Final[Mapping[str, Mapping[str, Any]]] = json.loads(
+    (Path(__file__).parent / "recorded_answers" / "thanos.json").read_text()
+)["responses"]
+COMPLETE: Final = RESPONSES["all stores respond"]
+WITHOUT_PROMETHEUS: Final = RESPONSES["the Prometheus of a sidecar does not respond"]
+WITHOUT_SIDECAR: Final = RESPONSES["a sidecar of --endpoint-strict does not respond"]
+
+
+def fetch(responses: Mapping[str, Any], query: str) -> Series:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        recorded = responses[request.url.params["query"]]
+        return httpx2.Response(recorded["status"], json=recorded["body"])
+
+    async def once() -> Series:
+        async def nodes() -> NodeAttributes:
+            return NodeAttributes({}, {"a": "a", "b": "b"})
+
+        settings = PrometheusSettings(PrometheusOptions(prometheus_url=(URL,)), 60.0)
+        source = PrometheusSource(URL, settings, nodes, MetricsRegistry())
+        source._connection.http = httpx2.AsyncClient(base_url=URL, transport=httpx2.MockTransport(answer))
+        request = MetricRequest("temp", query, max_age_s=60.0, empty_is_healthy=True)
+        return await source.fetch(request, 1795945188.0)
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize(
+    ("query", "nodes"), [("gpu_temp", {"a", "b"}), ("gpu_temp > 90", {"b"}), ("rate(bar[60s])", {"a", "b"})]
+)
+def test_complete_responses(query: str, nodes: set[str]) -> None:
+    series = fetch(COMPLETE, query)
+    assert (set(series.samples), series.incomplete) == (nodes, "")
+
+
+@pytest.mark.parametrize("query", ["gpu_temp", "gpu_temp > 90", "rate(bar[60s])"])
+def test_refused_incomplete_response_is_no_wrong_query(query: str) -> None:
+    with pytest.raises(NoValues, match=r"HTTP status 422: execution: expanding series") as caught:
+        fetch(WITHOUT_PROMETHEUS, query)
+    cause = missing_values.cause_of_error(caught.value, missing_values.PROMETHEUS)
+    assert cause.reason == "IncompleteAnswer"
+    assert cause.text.startswith("Prometheus refuses an incomplete response")
+    assert "127.0.0.1" not in str(cause)
+
+
+@pytest.mark.parametrize("query", ["gpu_temp", "rate(bar[60s])"])
+def test_response_with_the_warning_of_a_store_is_incomplete(query: str) -> None:
+    series = fetch(WITHOUT_SIDECAR, query)
+    assert set(series.samples) == {"a"}
+    assert series.incomplete.startswith('fetch series for {site="b"} Addr: 127.0.0.1:29292')
+    assert "PromQL info" not in series.incomplete
+
+
+def test_empty_response_with_the_warning_of_a_store_is_a_failure() -> None:
+    with pytest.raises(NoValues, match="an incomplete response: fetch series for"):
+        fetch(WITHOUT_SIDECAR, "gpu_temp > 90")
+
+
+_CONNECTION = (
+    "error occured during search: cannot fetch query results from vmstorage nodes: cannot perform search on vmstorage"
+    " 10.0.0.9:8401: cannot obtain connection from a pool: cannot dial 10.0.0.9:8401: dial tcp4 10.0.0.9:8401: "
+)
+_PREFIX = 'error when executing query="m" for (time=1, step=300000): '
+
+
+# Clusters of VictoriaMetrics are not in the Go module proxy: the texts are those of its issues 1148 and 1767.
+@pytest.mark.parametrize("status", [422, 503])
+@pytest.mark.parametrize("why", ["connect: no route to host", "i/o timeout"])
+def test_cluster_of_victoria_metrics_refuses_an_incomplete_response(status: int, why: str) -> None:
+    body = {"status": "error", "errorType": str(status), "error": f"{_PREFIX}{_CONNECTION}{why}"}
+    error = query_responses.error_from_response("query", status, json.dumps(body).encode())
+    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "IncompleteAnswer"
+
+
+LIMITS = {
+    "Thanos": "expanding series: proxy Series(): rpc error: code = Aborted desc = receive series from Addr: x"
+    " MinTime: 1 MaxTime: 2: rpc error: code = ResourceExhausted desc = exceeded series limit",
+    "Prometheus": "query processing would load too many samples into memory in query execution",
+    "VictoriaMetrics": "error occured during search: cannot fetch query results from vmstorage nodes: cannot perform"
+    ' search on vmstorage x: cannot execute funcName="search_v7": the number of matching timeseries exceeds 300000',
+}
+
+
+@pytest.mark.parametrize("message", LIMITS.values(), ids=LIMITS)
+def test_limit_of_a_storage_is_the_fault_of_the_query(message: str) -> None:
+    body = json.dumps({"status": "error", "errorType": "execution", "error": message}).encode()
+    error = query_responses.error_from_response("query", 422, body)
+    assert isinstance(error, BadInput)
+    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "InvalidQuery"
