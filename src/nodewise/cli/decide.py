@@ -52,6 +52,8 @@ _METRICS_HELP = next(
     if setting.field == "metrics"
 )
 
+_MAX_NODES_WITH_PROBLEMS = 10
+
 
 class DecideOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise decide`."""
@@ -150,11 +152,25 @@ def run(command_line: CommandLine) -> None:
 def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
     """Print the decisions, and return whether every pod may stay on its node or fits on one."""
     is_acceptable = decide_report.PRINTERS[own.output](_decide_pods(inputs, live=own.cluster))
+    _print_gpu_problems(inputs)
     telemetry = inputs.snapshot.agent_states.get("telemetry")
     if own.cluster and telemetry is not None:
         pods = _pods_to_decide(inputs.objects, inputs.selection)
         native_coverage.print_uncovered_pods(pods, telemetry, inputs.objects.objects)
     return is_acceptable
+
+
+def _print_gpu_problems(inputs: DecisionInputs) -> None:
+    """Print what is invalid or unclear about the GPUs of nodes; of many nodes the first ones."""
+    builder = inputs.states.get("gpu")
+    problems = builder.problems(inputs.objects.objects) if builder is not None else {}
+    for node, texts in list(problems.items())[:_MAX_NODES_WITH_PROBLEMS]:
+        terminal_output.print_message(f"Warning: {node}: {'; '.join(texts)}")
+    if len(problems) > _MAX_NODES_WITH_PROBLEMS:
+        more = len(problems) - _MAX_NODES_WITH_PROBLEMS
+        terminal_output.print_message(
+            f"Warning: {more} more nodes with GPUs have problems; GET /state/gpu lists them"
+        )
 
 
 def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:

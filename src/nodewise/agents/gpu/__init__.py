@@ -7,6 +7,11 @@
 | `extended_resource_amounts.py` | amounts of resources, exact or an error |
 | `gpu_node_label_parsers.py` | parsers of node labels |
 | `telemetry_policy_gpu_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
+| `gpu_topology_labels.py` | NUMA nodes, links and buses of a node's GPUs |
+| `gpu_sharing.py` | how many units one physical GPU has |
+| `counting_resource_units.py` | the number of GPUs, and the units of each |
+| `allocatable_gpu_shares.py` | the share of each GPU in the node's allocatable amounts |
+| `missing_gpus.py` | why a node has no GPUs |
 | `node_gpus.py` | the GPUs of a node |
 | `gpu_pod_fields.py` | the fields of a pod that are read |
 | `pod_reduction.py` | what is stored of a pod that may hold GPUs, and its largest size |

@@ -45,6 +45,7 @@ from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
+from nodewise.agents.gpu.missing_gpus import MissingGpusOfNodes
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
@@ -106,6 +107,7 @@ class GpuAgent(
         verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
         verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
+        verdict = _explain_missing_gpus(verdict, candidates, agent_state.missing)
         if not fitted.preferred.any():
             return verdict
         over = (verdict.codes == 0) & ~fitted.preferred
@@ -154,8 +156,9 @@ class GpuAgent(
         numbers = np.arange(len(left) + 1)
         layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
         order = placements.cheapest_gpu_order(self._placement_inputs, demand)
-        return _reject_unknown_nodes(
-            _fit_demand_to_candidates(layout, numbers[:-1], demand, order)[0], candidates
+        verdict, _ = _fit_demand_to_candidates(layout, numbers[:-1], demand, order)
+        return _explain_missing_gpus(
+            _reject_unknown_nodes(verdict, candidates), candidates, agent_state.missing
         )
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
@@ -180,7 +183,10 @@ class GpuAgent(
                 placements.gpu_order(self._placement_inputs_of(agent_state), demand),
             )
             if there is None or fitted.codes[0]:
-                return _refusal_with_older_text(fitted.reasons[fitted.codes[0] - 1])
+                reason = fitted.reasons[fitted.codes[0] - 1]
+                if reason == gpu_rejection_reasons.NoGpus():
+                    reason = gpu_rejection_reasons.NoGpus(*agent_state.missing.of(snapshot.nodes, node))
+                return _refusal_with_older_text(reason)
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
@@ -287,6 +293,20 @@ def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
         return verdict
     codes = np.where(strange, np.int16(len(verdict.reasons) + 1), verdict.codes)
     return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.UnknownNode()))
+
+
+def _explain_missing_gpus(verdict: Verdict, candidates: Names, missing: MissingGpusOfNodes) -> Verdict:
+    """The verdict in which the reason of each node without GPUs says what was found there."""
+    plain = gpu_rejection_reasons.NoGpus()
+    if plain not in verdict.reasons:
+        return verdict
+    at = np.flatnonzero(verdict.codes == verdict.reasons.index(plain) + 1)
+    causes = missing.codes[candidates.numbers[at]]
+    codes, reasons = verdict.codes.copy(), list(verdict.reasons)
+    for cause in np.unique(causes[causes > 0]).tolist():
+        reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause]))
+        codes[at[causes == cause]] = len(reasons)
+    return replace(verdict, codes=codes, reasons=tuple(reasons))
 
 
 def _layout_without_pods(

@@ -78,14 +78,15 @@ def _difference_of_node(name: str, ours: GpuState, fresh: GpuState) -> str:
             if ours_node is fresh_node
             else f"its GPUs are not in {'memory' if ours_node is None else 'the list'}"
         )
-    if ours_node.gpus != fresh_node.gpus:
-        ours_names, listed = shown(ours_node.gpus.names), shown(fresh_node.gpus.names)
-        return f"its GPUs or their properties differ: {ours_names} in memory, {listed} in the list"
     if ours_node.record_text != fresh_node.record_text:
         return "its allocation record differs"
     if ours_node.allocations.by_uid != fresh_node.allocations.by_uid:
         pods = _pods_with_different_allocations(ours_node.allocations.by_uid, fresh_node.allocations.by_uid)
         return f"the allocations of pods differ: {', '.join(pods[:5])}"
+    # after the allocations, because units without a known place follow them
+    if ours_node.gpus != fresh_node.gpus:
+        ours_names, listed = shown(ours_node.gpus.names), shown(fresh_node.gpus.names)
+        return f"its GPUs or their properties differ: {ours_names} in memory, {listed} in the list"
     if _layout_column(name, ours) != _layout_column(name, fresh):
         return "the free amounts of its GPUs or its CPU are out of date"
     return ""

@@ -66,15 +66,21 @@ class InvalidDemand(msgspec.Struct, frozen=True):
 class NoGpus(msgspec.Struct, frozen=True):
     """The node has no known GPU."""
 
+    words: str = ""
+    """What was found and what was expected; empty if nothing of the node is known."""
+    hint: str = ""
+    """The change that solves the problem."""
     kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
     is_failure: ClassVar[bool] = False
     is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
-        return _format_reason(self.kind, "the node has no GPUs")
+        return _format_reason(
+            self.kind, f"the node has no GPUs: {self.words}" if self.words else "the node has no GPUs"
+        )
 
     def remedy(self) -> str:
-        return "a node's GPUs are named by its label gpu.intel.com/gpu-numbers or its annotation nodewise.io/gpu-cards"
+        return self.hint
 
 
 class NoneUsable(msgspec.Struct, frozen=True):

@@ -17,6 +17,9 @@ from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 Positions = NDArray[np.int8]
 Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
 
+_BITS: Final = 64
+_ALL: Final = ~np.uint64(0)
+
 
 class GpuOrder(Protocol):
     """The order in which GPUs are taken."""
@@ -164,14 +167,16 @@ class NumaGroup(NamedTuple):
     """One NUMA node of each candidate: the first of all, or the second, …"""
 
     bits: Bits
-    """(M): the positions of its GPUs; 0 where a candidate has no such NUMA node."""
+    """(M): the positions of its GPUs; 0 where a candidate has no such NUMA node, all bits for all GPUs."""
     candidates: NDArray[np.intp]
     """The candidates that have such a NUMA node. If one node alone has dozens, the others are not searched."""
 
     def gpus(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
         """(C, …): its GPUs as a mask over `count` positions."""
         positions = np.arange(count, dtype=np.uint64)[:, None]
-        return (self.bits[candidates] >> positions & np.uint64(1)).astype(bool)
+        bits = self.bits[candidates]
+        gpus: Mask = (bits >> positions & np.uint64(1)).astype(bool)
+        return gpus | (bits == _ALL) if count > _BITS else gpus
 
     def has(self, able: Mask, count: int, lacking: Mask) -> bool:
         """Whether it has enough suitable GPUs (C, M) on any candidate (M) that still lacks them."""

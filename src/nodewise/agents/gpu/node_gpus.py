@@ -2,37 +2,57 @@
 
 They come from the node annotation `nodewise.io/gpu-cards`, where GPUs may differ, or else from labels or counts (see
 `vendor_resource_names.py`). For labels and counts the allocatable amounts of the node are divided evenly, and no GPU
-gets the remainder. Labels of telemetry policies exclude GPUs and sub-devices. Input that cannot be read is left out and
-reported as a problem; it never raises. If it is unclear which GPUs the node has, it has none.
+gets the remainder; `counting_resource_units.py` distributes the resources that count GPUs. Labels of telemetry policies
+exclude GPUs and sub-devices. Input that cannot be read is left out and reported as a problem; it never raises. If it is
+unclear which GPUs the node has, it has none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import extended_resource_amounts, gpu_node_label_parsers, telemetry_policy_gpu_labels
+from nodewise.agents.gpu import (
+    allocatable_gpu_shares,
+    counting_resource_units,
+    extended_resource_amounts,
+    gpu_node_label_parsers,
+    gpu_sharing,
+    gpu_topology_labels,
+    missing_gpus,
+    telemetry_policy_gpu_labels,
+)
+from nodewise.agents.gpu.allocatable_gpu_shares import AllocatableAmounts, GpuShare, GpuShares
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME, Link
+from nodewise.agents.gpu.gpu_topology_labels import MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES
+from nodewise.agents.gpu.missing_gpus import MissingGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.errors import UNREADABLE, shown, truncate
 
-__all__ = ["GPUS", "MOST_GPUS", "GpuNode", "Link", "NodeGpus", "parse_node_gpus"]
+__all__ = [
+    "GPUS",
+    "MOST_GPUS",
+    "MOST_GROUPS",
+    "MOST_LINKS",
+    "MOST_SUBDEVICES",
+    "GpuNode",
+    "Link",
+    "NodeGpus",
+    "parse_node_gpus",
+]
 
 GPUS: Final = "nodewise.io/gpu-cards"
 """The node annotation: `[{"name": "card0", "model": "V100M32", "capacity": {"nvidia.com/gpu": 1}}]`."""
 
-MOST_GPUS: Final = 64
+MOST_GPUS: Final = 127
+"""The most GPUs of a node, whose positions are numbers of 8 bits; 16 GPUs have up to 112 MIG slices."""
 MOST_RESOURCES: Final = 64
-MOST_SUBDEVICES: Final = 64
-"""The most sub-devices of a GPU; real ones have up to eight. Bits of an array hold them, like the GPUs of a node."""
-MOST_LINKS: Final = 1024
-"""The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
-MOST_GROUPS: Final = 64
 _MOST_PROBLEMS: Final = 16
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     gpus: str | None = msgspec.field(default=None, name=GPUS)
+    hami_register: str | None = msgspec.field(default=None, name=gpu_sharing.HAMI_REGISTER)
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -83,25 +103,30 @@ class NodeGpus(NamedTuple):
     """Links between GPUs in `names`, in the order of the label."""
     problems: tuple[str, ...] = ()
     """Messages about invalid input."""
+    unplaced: frozenset[str] = frozenset()
+    """Counting resources of which it is not known which GPUs have them (`place_units_of_held_gpus`)."""
+    missing: MissingGpus = MissingGpus()
+    """What was looked for and what the node has, if it has no GPUs."""
 
 
 def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """Parse the GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
     tags = _texts(node.metadata.labels)
-    by_name = _find_gpus(node, tags, profile, notes)
+    resources = _decode_mapping(node.status.allocatable)
+    by_name, unplaced = _find_gpus(node, tags, resources, profile, notes)
     capacity = _capacity_by_resource(by_name, profile, notes)
     if len(by_name) > MOST_GPUS or len(capacity) > MOST_RESOURCES:
-        notes.add(
-            f"{len(by_name)} GPUs of {len(capacity)} resources; at most {MOST_GPUS} of {MOST_RESOURCES} count"
-        )
+        notes.limit = f"at most {MOST_GPUS} of {MOST_RESOURCES} count"
+        notes.add(f"{len(by_name)} GPUs of {len(capacity)} resources; {notes.limit}")
         by_name, capacity = {}, {}
     gpus = tuple(by_name)
+    notes.add(_unknown_places(gpus, capacity, unplaced))
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
     marked = telemetry_policy_gpu_labels.parse_policy_labels(
-        tags, _parse_bus_groups(tags, profile, notes), subdevices, notes.add
+        tags, gpu_topology_labels.parse_bus_groups(tags, profile, notes.add), subdevices, notes.add
     )
-    numa, numa_problem = _parse_numa_nodes(tags, profile, subdevices, notes)
+    numa, numa_problem = gpu_topology_labels.parse_numa_nodes(tags, profile, subdevices, notes.add)
     return NodeGpus(
         names=gpus,
         capacity=capacity,
@@ -114,14 +139,40 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         preferred=marked.preferred,
         numa=numa,
         numa_problem=numa_problem,
-        links=_parse_node_links(tags, profile, subdevices, notes),
+        links=gpu_topology_labels.parse_node_links(tags, profile, subdevices, notes.add),
         problems=notes.texts(),
+        unplaced=unplaced,
+        missing=MissingGpus()
+        if gpus
+        else missing_gpus.describe_missing_gpus(
+            profile, frozenset(tags), resources, notes.limit, notes.unclear
+        ),
     )
 
 
-class _Gpu(NamedTuple):
-    capacity: Mapping[str, int]
-    model: str = ""
+def place_units_of_held_gpus(gpus: NodeGpus, amounts: Mapping[str, Mapping[str, int]]) -> NodeGpus:
+    """The GPUs of a node, where those that pods hold have the units of which it is not known where they are.
+
+    `amounts` are held amounts by GPU and resource. The result does not depend on where the units were before.
+    """
+    if not gpus.unplaced:
+        return gpus
+    held = {name: [resource for resource, amount in amounts[name].items() if amount] for name in amounts}
+    rows = {resource: row for resource, row in gpus.capacity.items() if resource in gpus.unplaced}
+    placed = counting_resource_units.place_again(gpus.names, rows, held)
+    if placed == rows:
+        return gpus
+    capacity = {**gpus.capacity, **placed}
+    before, after = (_unknown_places(gpus.names, there, gpus.unplaced) for there in (gpus.capacity, capacity))
+    problems = tuple(after if problem == before else problem for problem in gpus.problems)
+    return gpus._replace(capacity=capacity, problems=problems)
+
+
+def _unknown_places(
+    names: Collection[str], capacity: Mapping[str, tuple[int, ...]], unplaced: frozenset[str]
+) -> str:
+    rows = {resource: row for resource, row in capacity.items() if resource in unplaced}
+    return counting_resource_units.describe_unknown_places(tuple(names), rows)
 
 
 class _Notes:
@@ -129,9 +180,15 @@ class _Notes:
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
+        self.limit = ""
+        """The limit because of which the node has no GPUs."""
+        self.unclear = ""
+        """The label or annotation because of which it is not known which GPUs the node has."""
 
     def add(self, text: str) -> None:
-        self._texts[text] = None
+        """Add a problem; an empty text is none."""
+        if text:
+            self._texts[text] = None
 
     def texts(self) -> tuple[str, ...]:
         kept, more = list(self._texts)[:_MOST_PROBLEMS], len(self._texts) - _MOST_PROBLEMS
@@ -167,25 +224,70 @@ def _positive_amounts(
 
 
 def _find_gpus(
-    node: GpuNode, tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
-) -> dict[str, _Gpu]:
+    node: GpuNode,
+    tags: Mapping[str, str],
+    resources: Mapping[str, Any],
+    profile: ResourceProfile,
+    notes: _Notes,
+) -> GpuShares:
     """The GPUs, sorted by name."""
-    allocatable = _positive_amounts(_decode_mapping(node.status.allocatable), profile, "allocatable", notes)
-    annotations = node.metadata.annotations
-    if annotations is not None and annotations.gpus is not None:
-        by_name = _annotated_gpus(annotations.gpus, allocatable, profile, notes)
-        return {name: by_name[name] for name in sorted(by_name)}
-    names = (
-        _labelled_names(tags, profile, notes)
-        if profile.labelled
-        else _counted_names(tags, allocatable, profile, notes)
+    annotations = node.metadata.annotations or NodeAnnotations()
+    amounts = allocatable_gpu_shares.allocatable_amounts(
+        _positive_amounts(resources, profile, "allocatable", notes),
+        tags,
+        annotations.hami_register,
+        resources,
+        profile,
     )
-    if allocatable and not names:
-        notes.add(
-            f"{truncate(min(allocatable), LONGEST_NAME)} is allocatable, but nothing names the GPUs of the node"
+    if annotations.gpus is not None:
+        shares = _annotated_gpus(annotations.gpus, amounts, profile, notes)
+        notes.unclear = "" if shares.by_name else f"annotation {GPUS}"
+    else:
+        names = _gpu_names(tags, amounts, profile, notes)
+        shares = allocatable_gpu_shares.divide_among_gpus(
+            counting_resource_units.natural_order(names), amounts, profile, notes.add
         )
-    share = _Gpu(extended_resource_amounts.divide_amounts(allocatable, max(len(names), 1)))
-    return dict.fromkeys(sorted(names), share)
+    return GpuShares({name: shares.by_name[name] for name in sorted(shares.by_name)}, shares.unplaced)
+
+
+def _gpu_names(
+    tags: Mapping[str, str], amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
+) -> set[str]:
+    """The names of GPUs: from labels, or else card0, card1, … by their number."""
+    if profile.labelled:
+        names = _labelled_names(tags, profile, notes)
+        if names or not tags.keys().isdisjoint(profile.name_labels):
+            notes.unclear = "" if names else f"label {profile.name_labels[0]}"
+            return names
+    text = tags.get(profile.count_label)
+    try:
+        labelled = None if text is None else extended_resource_amounts.parse_amount(text)
+    except ValueError as error:
+        notes.unclear = f"label {profile.count_label}"
+        notes.add(f"{notes.unclear}: {error}")
+        return set()
+    if amounts.counting and (labelled is not None or not profile.labelled):
+        return _counted_names(labelled, amounts, profile, notes)
+    if amounts.counting:
+        notes.add(
+            f"{min(amounts.counting)} is allocatable, but nothing names the GPUs of the node: neither label"
+            f" {' or '.join(profile.gpu_labels)} nor annotation {GPUS}"
+        )
+    return set()
+
+
+def _counted_names(
+    labelled: int | None, amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
+) -> set[str]:
+    """The names of counted GPUs, from the number in the label (None without it) and allocatable amounts."""
+    count = allocatable_gpu_shares.count_gpus(amounts, labelled, notes.add)
+    if not count:
+        notes.unclear = amounts.unclear_source or f"label {profile.count_label}"
+    if count > MOST_GPUS:
+        notes.limit = f"at most {MOST_GPUS}"
+        notes.add(f"{count} GPUs; {notes.limit} can be kept, so there are none")
+        return set()
+    return {f"card{number}" for number in range(count)}
 
 
 def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes) -> set[str]:
@@ -205,72 +307,62 @@ def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _N
     return names
 
 
-def _counted_names(
-    tags: Mapping[str, str], allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
-) -> set[str]:
-    """The names of counted GPUs: the number is in a label, or else it is the counting resource."""
-    text = tags.get(profile.count_label)
-    try:
-        count = (
-            next((allocatable[resource] for resource in profile.counts if resource in allocatable), 0)
-            if text is None
-            else extended_resource_amounts.parse_amount(text)
-        )
-    except ValueError as error:
-        notes.add(f"label {profile.count_label}: {error}")
-        return set()
-    if count > MOST_GPUS:
-        notes.add(f"{count} GPUs; at most {MOST_GPUS} can be kept, so there are none")
-        return set()
-    return {f"card{number}" for number in range(count)}
-
-
 def _annotated_gpus(
-    text: str, allocatable: Mapping[str, int], profile: ResourceProfile, notes: _Notes
-) -> dict[str, _Gpu]:
+    text: str, amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
+) -> GpuShares:
     """The GPUs of the annotation; those without a capacity get an even share of allocatable amounts."""
     try:
         elements = msgspec.json.decode(text)
     except UNREADABLE as error:
         notes.add(f"annotation {GPUS}: {truncate(str(error), LONGEST_NAME)}")
-        return {}
+        return GpuShares({})
     if not isinstance(elements, list) or len(elements) > MOST_GPUS:
         notes.add(f"annotation {GPUS}: {shown(elements)}; expected a list of at most {MOST_GPUS} GPUs")
-        return {}
-    share = extended_resource_amounts.divide_amounts(allocatable, max(len(elements), 1))
-    by_name: dict[str, _Gpu] = {}
+        return GpuShares({})
+    described: dict[str, Mapping[str, Any]] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
-        if not isinstance(name, str) or not gpu_node_label_parsers.is_gpu_name(name) or name in by_name:
+        if not isinstance(name, str) or not gpu_node_label_parsers.is_gpu_name(name) or name in described:
             notes.add(f"annotation {GPUS}: {shown(element)}; expected a GPU with a name of its own")
             continue
-        by_name[name] = _parse_annotated_gpu(element, f"annotation {GPUS}: {name}:", share, profile, notes)
-    return by_name
+        described[name] = element
+    shares = GpuShares({})
+    if any(element.get("capacity") is None for element in described.values()):
+        shares = allocatable_gpu_shares.divide_among_gpus(
+            counting_resource_units.natural_order(described), amounts, profile, notes.add
+        )
+    by_name = {
+        name: _parse_annotated_gpu(
+            element, f"annotation {GPUS}: {name}:", shares.by_name.get(name), profile, notes
+        )
+        for name, element in described.items()
+    }
+    return GpuShares(by_name, shares.unplaced)
 
 
 def _parse_annotated_gpu(
-    element: Mapping[str, Any], where: str, share: Mapping[str, int], profile: ResourceProfile, notes: _Notes
-) -> _Gpu:
+    element: Mapping[str, Any], where: str, share: GpuShare | None, profile: ResourceProfile, notes: _Notes
+) -> GpuShare:
     model, capacity = element.get("model") or "", element.get("capacity")
     if not isinstance(model, str) or len(model) > LONGEST_NAME:
         notes.add(f"{where} model {shown(model)}; expected a text of at most {LONGEST_NAME} characters")
         model = ""
     if capacity is None:
-        return _Gpu(share, model)
+        return GpuShare({} if share is None else share.capacity, model)
     if not isinstance(capacity, dict):
         notes.add(f"{where} capacity {shown(capacity)}; expected amounts by resource")
-        return _Gpu({}, model)
+        return GpuShare({}, model)
     for resource in sorted(capacity):
         if not profile.has(resource):
             notes.add(
                 f"{where} {truncate(resource, LONGEST_NAME)} is no resource of these GPUs; "
                 f"they begin with {profile.prefix}"
             )
-    return _Gpu(_positive_amounts(capacity, profile, where, notes), model)
+    return GpuShare(_positive_amounts(capacity, profile, where, notes), model)
 
 
 def _capacity_by_resource(
-    by_name: Mapping[str, _Gpu], profile: ResourceProfile, notes: _Notes
+    by_name: Mapping[str, GpuShare], profile: ResourceProfile, notes: _Notes
 ) -> dict[str, tuple[int, ...]]:
     """Amounts by resource and GPU; resources that no GPU has are omitted."""
     resources = sorted({resource for gpu in by_name.values() for resource in gpu.capacity})
@@ -280,70 +372,3 @@ def _capacity_by_resource(
         notes.add(f"{max(subdevices)} tiles on a GPU; at most {MOST_SUBDEVICES} count")
         rows[profile.subdevices] = tuple(min(amount, MOST_SUBDEVICES) for amount in subdevices)
     return {resource: row for resource, row in rows.items() if any(row)}
-
-
-def _parse_bus_groups(
-    tags: Mapping[str, str], profile: ResourceProfile, notes: _Notes
-) -> dict[str, frozenset[str]]:
-    try:
-        return gpu_node_label_parsers.parse_groups(
-            gpu_node_label_parsers.join_split_label(tags, f"{profile.prefix}pci-groups")
-        )
-    except ValueError as error:
-        notes.add(str(error))
-        return {}
-
-
-def _parse_numa_nodes(
-    tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
-) -> tuple[tuple[frozenset[str], ...], str]:
-    """The NUMA nodes, or the problem of their label."""
-    key = f"{profile.prefix}numa-gpu-map"
-    try:
-        groups = gpu_node_label_parsers.parse_numa_map(gpu_node_label_parsers.join_split_label(tags, key))
-    except ValueError as error:
-        notes.add(f"label {key}: {error}")
-        return (), str(error)
-    if len(groups) > MOST_GROUPS:
-        notes.add(f"label {key}: {len(groups)} NUMA nodes; at most {MOST_GROUPS} count")
-    return tuple(frozenset(group & subdevices.keys()) for group in groups[:MOST_GROUPS]), ""
-
-
-def _parse_node_links(
-    tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], notes: _Notes
-) -> tuple[Link, ...]:
-    """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
-    key = f"{profile.prefix}xe-links"
-    try:
-        text = gpu_node_label_parsers.join_split_label(tags, key)
-        by_index = (
-            gpu_node_label_parsers.parse_device_indices(
-                gpu_node_label_parsers.join_split_label(tags, f"{profile.prefix}gpu-numbers")
-            )
-            if text
-            else ()
-        )
-    except ValueError as error:
-        notes.add(f"label {key}: {error}")
-        return ()
-    parsed, stopped = gpu_node_label_parsers.parse_links(text, by_index)
-    if stopped:
-        notes.add(f"label {key}: {stopped}")
-    existing = [link for link in parsed if _link_subdevices_exist(link, subdevices)]
-    if len(existing) < len(parsed):
-        notes.add(
-            f"label {key}: {len(parsed) - len(existing)} links to GPUs or tiles that the node does not have"
-        )
-    if len(existing) > MOST_LINKS:
-        notes.add(f"label {key}: {len(existing)} links; at most {MOST_LINKS} count")
-    return tuple(existing[:MOST_LINKS])
-
-
-def _link_subdevices_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
-    left, right = subdevices.get(link.left, -1), subdevices.get(link.right, -1)
-    known = left >= 0 and right >= 0
-    return (
-        known
-        and link.left_subdevice < (left or MOST_SUBDEVICES)
-        and link.right_subdevice < (right or MOST_SUBDEVICES)
-    )

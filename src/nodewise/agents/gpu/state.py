@@ -29,6 +29,7 @@ from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
 from nodewise.agents.gpu.gpu_resource_count_limit import ResourceCap
+from nodewise.agents.gpu.missing_gpus import NO_NODES, MissingGpusOfNodes, MissingGpusTable
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
@@ -80,6 +81,8 @@ class GpuState(NamedTuple):
     """(N+1), by column of the layout: milli-CPU that no known pod requests; None if unknown."""
     workload: WorkloadTables = NO_WORKLOAD
     """The tables of typical pods."""
+    missing: MissingGpusOfNodes = NO_NODES
+    """Why nodes have no GPUs."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
@@ -119,6 +122,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._classes: typical_pods.Classes = {}
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
+        self._missing = MissingGpusTable()
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
@@ -146,7 +150,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
-        return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload)
+        missing = yield from self._missing.by_number(cluster_state.nodes)
+        return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload, missing)
 
     def apply_allocation_record(
         self, agent_state: GpuState, node: str, record: AllocationRecordLease | None
@@ -176,7 +181,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
                 self._gpus[name] = node_gpus.parse_node_gpus(change.new, self._profile)
             else:
                 self._gpus.pop(name, None)
-            self._resource_cap.put(name, self._gpus.get(name))
+            gpus = self._gpus.get(name)
+            self._resource_cap.put(name, gpus)
+            self._missing.put(name, gpus.missing if gpus is not None else None)
             self._free_cpu.node(name, change.new)
             self._dirty.add(name)
             yield
@@ -267,6 +274,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         allocations = allocations._replace(
             record_bytes=allocation_record_limits.record_bytes(node, record[0])
         )
+        gpus = node_gpus.place_units_of_held_gpus(gpus, allocations.amounts)
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
         return NodeState(
             gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)

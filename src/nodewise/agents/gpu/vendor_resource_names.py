@@ -16,8 +16,9 @@ FILE       YAML with the fields of `FIELDS`; resource names omit the prefix:
 
 Where GPUs are counted and not named, a node has as many as its label `count_label` (without the field:
 `<prefix><first of counts>.count`, as NVIDIA's GPU Feature Discovery writes it), and without that label as many as its
-allocatable counting resource. They are called card0, card1, …. A device plugin that offers each GPU several times (time
-slicing) therefore needs the label. The node annotation `nodewise.io/gpu-cards` overrides both, for every profile.
+allocatable counting resources. They are called card0, card1, …. A device plugin that offers each GPU several times
+needs the label, or a description that `gpu_sharing.py` reads. The node annotation `nodewise.io/gpu-cards` overrides
+both, for every profile.
 """
 
 import re
@@ -47,7 +48,17 @@ class ResourceProfile(msgspec.Struct, frozen=True):
     labelled: bool = False
     """Whether the node's labels name its GPUs; otherwise they are counted."""
     count_label: str = ""
-    """The node label with the number of GPUs, if they are counted."""
+    """The node label with the number of GPUs, if they are counted; empty: none."""
+
+    @property
+    def name_labels(self) -> tuple[str, ...]:
+        """The node labels with names of GPUs, the preferred one first."""
+        return (f"{self.prefix}gpu-numbers", f"{self.prefix}cards") if self.labelled else ()
+
+    @property
+    def gpu_labels(self) -> tuple[str, ...]:
+        """The node labels that name or count GPUs, without the older one."""
+        return (*self.name_labels[:1], *filter(None, [self.count_label]))
 
     def has(self, resource: str) -> bool:
         """Whether a resource belongs to the GPUs of this profile."""
@@ -68,6 +79,7 @@ INTEL: Final = ResourceProfile(
     monitoring=frozenset(("gpu.intel.com/xe_monitoring", "gpu.intel.com/i915_monitoring")),
     subdevices="gpu.intel.com/tiles",
     labelled=True,
+    count_label="gpu.intel.com/device.count",
 )
 GENERIC: Final = ResourceProfile(
     prefix="nvidia.com/",

@@ -24,8 +24,9 @@ def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
         yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
     incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
     if incomplete:
-        actual = f"not all labels can be read{_format_gpu_label_reason(incomplete)}"
-        yield finding(id_, _format_nodes(incomplete), actual, "labels that can be read", severity="warning")
+        actual = f"not everything is known of their GPUs{_format_gpu_label_reason(incomplete)}"
+        expected = "labels or an annotation that describe each GPU"
+        yield finding(id_, _format_nodes(incomplete), actual, expected, severity="warning")
 
 
 def _format_gpu_label_reason(nodes: Sequence[GpuNodeInfo]) -> str:

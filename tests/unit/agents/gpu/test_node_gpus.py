@@ -50,9 +50,9 @@ ODD_NAMES = {
     "an empty chunk": ("gn=0 gn2=", "", "gpu-numbers2: '' does not begin with Z"),
     "a name too long": (f"gn=0 gn2=Z.{'1' * 60}", "card0", "odd names"),
     "too many": (
-        "gn=" + ".".join(map(str, range(65))),
+        "gn=" + ".".join(map(str, range(128))),
         "",
-        "65 GPUs of 0 resources; at most 64 of 64 count",
+        "128 GPUs of 0 resources; at most 127 of 64 count",
     ),
 }
 
@@ -92,14 +92,17 @@ def test_an_amount_that_cannot_be_read_is_absent(amount: str) -> None:
 
 def test_resources_that_no_card_is_named_for_are_a_problem() -> None:
     assert parse("", "i915=2").problems == (
-        "gpu.intel.com/i915 is allocatable, but nothing names the GPUs of the node",
+        (
+            "gpu.intel.com/i915 is allocatable, but nothing names the GPUs of the node: neither label"
+            " gpu.intel.com/gpu-numbers or gpu.intel.com/device.count nor annotation nodewise.io/gpu-cards"
+        ),
     )
 
 
 def test_more_resources_than_can_be_kept_are_none() -> None:
     gpus = parse("gn=0", " ".join(f"r{number}=1" for number in range(65)))
     assert (gpus.names, gpus.capacity) == ((), {})
-    assert gpus.problems == ("1 GPUs of 65 resources; at most 64 of 64 count",)
+    assert gpus.problems == ("1 GPUs of 65 resources; at most 127 of 64 count",)
 
 
 MARKED = {
@@ -333,8 +336,8 @@ def test_cards_that_are_counted_by_a_label_because_each_is_offered_several_times
     [
         ({"nvidia.com/gpu.count": "two"}, {}, "label nvidia.com/gpu.count: 'two' is not a whole number"),
         ({"nvidia.com/gpu.count": "-1"}, {}, "label nvidia.com/gpu.count: '-1' is not a whole number"),
-        ({"nvidia.com/gpu.count": "1E"}, {}, f"{10**18} GPUs; at most 64 can be kept"),
-        ({}, {"nvidia.com/gpu": "65"}, "65 GPUs; at most 64 can be kept"),
+        ({"nvidia.com/gpu.count": "1E"}, {"nvidia.com/gpu": 4}, f"{10**18} GPUs; at most 127 can be kept"),
+        ({}, {"nvidia.com/gpu": "128"}, "128 GPUs; at most 127 can be kept"),
     ],
 )
 def test_a_count_that_cannot_be_is_no_card(
@@ -379,9 +382,13 @@ def test_cards_without_a_capacity_have_an_even_share() -> None:
 ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
     "no JSON": ("{", "", "annotation nodewise.io/gpu-cards: Input data was truncated"),
     "empty": ("", "", "annotation nodewise.io/gpu-cards: Input data was truncated"),
-    "a mapping": ({}, "", "{}; expected a list of at most 64 GPUs"),
+    "a mapping": ({}, "", "{}; expected a list of at most 127 GPUs"),
     "null": (None, "", "None; expected a list"),
-    "too many": ([{"name": f"c{number}"} for number in range(65)], "", "expected a list of at most 64 GPUs"),
+    "too many": (
+        [{"name": f"c{number}"} for number in range(128)],
+        "",
+        "expected a list of at most 127 GPUs",
+    ),
     "too deep": ("[" * 100_000, "", "annotation nodewise.io/gpu-cards"),
     "no GPU": ([3, {"name": "a"}], "a", "3; expected a GPU with a name of its own"),
     "no name": ([{"model": "x"}, {"name": "a"}], "a", "expected a GPU with a name of its own"),
@@ -422,11 +429,10 @@ def test_labels_and_amounts_of_another_form_are_none(raw: Any) -> None:
 
 
 def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
-    assert (
-        node_gpus.parse_node_gpus(GpuNode(), INTEL)
-        == node_gpus.parse_node_gpus(GpuNode(), GENERIC)
-        == NodeGpus()
-    )
+    for profile in (INTEL, GENERIC):
+        gpus = node_gpus.parse_node_gpus(GpuNode(), profile)
+        assert gpus == NodeGpus(missing=gpus.missing)
+        assert gpus.missing.words.startswith("found no resource of GPUs, expected ")
 
 
 def test_of_very_many_problems_some_are_told() -> None:
