@@ -1,4 +1,4 @@
-"""The plots of README.md, drawn from results.json; equal results produce equal bytes."""
+"""The plots of README.md, drawn from results.json; equal results produce equal pictures."""
 
 import statistics
 from collections.abc import Mapping, Sequence

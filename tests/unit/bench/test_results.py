@@ -1,10 +1,13 @@
 """The results of the benchmarks: results.json has all keys, and README.md shows exactly its figures."""
 
 import json
+import re
 
 import pytest
 from bench import alternating_rounds, cluster, plots, report, results
 from bench.results import Measurement
+
+from tests.unit.bench import svg_content
 
 KEYS = {
     "filter_names_5000_p50_ms",
@@ -86,11 +89,53 @@ def test_readme_without_its_markers_is_an_error():
         report.replace_figures("# How fast\n", "")
 
 
-def test_the_plots_are_those_of_the_results(tmp_path):
+@pytest.fixture(scope="module")
+def drawn_plots(tmp_path_factory):
+    """The folder of the plots of results.json, drawn anew."""
+    folder = tmp_path_factory.mktemp("plots")
+    plots.write(results.read(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", plots.TITLES)
+def test_the_plots_are_those_of_the_results(drawn_plots, name):
+    assert svg_content.differences(drawn_plots / f"{name}.svg", plots.FOLDER / f"{name}.svg") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "factor"),
+    [
+        ("binding", "cluster_bind_rate_nothing", 1.01),
+        ("binding", "cluster_bind_rate_none", 0.9995),
+        ("growth", "growth", 1.002),
+    ],
+)
+def test_a_plot_of_other_results_differs(tmp_path, drawn_plots, name, key, factor):
     document = results.read()
+    if key == "growth":
+        *rows, last = document[key]
+        document[key] = [
+            *rows,
+            {
+                quantity: amount if quantity == "nodes" else amount * factor
+                for quantity, amount in last.items()
+            },
+        ]
+    else:
+        document[key] *= factor
     plots.write(document, tmp_path)
-    for name in plots.TITLES:
-        assert (tmp_path / f"{name}.svg").read_bytes() == (plots.FOLDER / f"{name}.svg").read_bytes()
+    assert svg_content.differences(tmp_path / f"{name}.svg", drawn_plots / f"{name}.svg")
+    assert svg_content.differences(tmp_path / "bursts.svg", drawn_plots / "bursts.svg") == []
+
+
+def test_a_last_digit_and_other_ids_are_no_difference(tmp_path, drawn_plots):
+    text = (drawn_plots / "growth.svg").read_text()
+    (identifier, *_) = re.findall(r"#(m[0-9a-f]{10})", text)
+    numbers = re.findall(r"L 34\.45\d+ (\d+\.\d+)", text)
+    changed = text.replace(identifier, "m0123456789").replace(numbers[0], f"{float(numbers[0]) + 1e-6:.6f}")
+    assert changed != text
+    (tmp_path / "growth.svg").write_text(changed)
+    assert svg_content.differences(tmp_path / "growth.svg", drawn_plots / "growth.svg") == []
 
 
 @pytest.mark.parametrize(
