@@ -27,6 +27,7 @@ from tests.cluster import (
 from tests.cluster.namespace_sandboxes import Sandbox
 
 from bench import (
+    batching_rounds,
     compared_extenders,
     etcd_population,
     generated_cluster_objects,
@@ -50,9 +51,9 @@ MERGED_NODES: Final = 5000
 """A run with this number of nodes updates results.json."""
 EXTENDERS, EXTENDERS_RAISED = "extenders", "extenders-raised"
 NATIVE_MODE, NATIVE_RAISED = "native", "native-raised"
-WAITING, LABELS = "waiting", "labels"
+WAITING, LABELS, BATCHING = "waiting", "labels", "batching"
 """Comparisons. The rounds of a comparison alternate; `labels` has no rounds."""
-_RAISED: Final = (EXTENDERS_RAISED, NATIVE_RAISED)
+_RAISED: Final = (EXTENDERS_RAISED, NATIVE_RAISED, BATCHING)
 """Comparisons with raised client limits of kube-scheduler; the others have the default ones."""
 PARTS: Final = {
     EXTENDERS: "",
@@ -61,6 +62,7 @@ PARTS: Final = {
     NATIVE_RAISED: results.NATIVE_RAISED,
     WAITING: results.NATIVE_WAITING,
     LABELS: NATIVE_LABELS,
+    BATCHING: "",
 }
 """The parts of results.json that the comparisons measure; empty for none."""
 
@@ -88,14 +90,14 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    known = list(PARTS)
-    parser.add_argument("comparisons", nargs="*", choices=[[], *known], help=f"default: {' '.join(known)}")
+    default = [comparison for comparison in PARTS if comparison != BATCHING]
+    parser.add_argument("comparisons", nargs="*", choices=[[], *PARTS], help=f"default: {' '.join(default)}")
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=1000, help="pods per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     options = parser.parse_args()
-    options.comparisons = options.comparisons or known
+    options.comparisons = options.comparisons or default
     return options
 
 
@@ -132,6 +134,9 @@ def _measure(comparison: str, bench: BindBench, rounds: int) -> Run:
     elif comparison == NATIVE_MODE:
         measured = _measure_native(bench, rounds, native_mode_rounds.DEFAULT_ORDER)
         figures = native_mode_rounds.figures(measured, len(bench.names))
+    elif comparison == BATCHING:
+        measured = batching_rounds.measure(bench, rounds)
+        figures = batching_rounds.figures(measured, len(bench.names))
     elif comparison == NATIVE_RAISED:
         measured = _measure_native(bench, rounds, native_mode_rounds.RAISED_ORDER)
         figures = native_mode_rounds.raised_figures(measured, len(bench.names))

@@ -89,6 +89,8 @@ class BindSummary(NamedTuple):
     """Number of times that the watch was reopened, because it was read too slowly: then times are late."""
     label_rate: float = 0.0
     """Labels of nodes that changed per second; 0 if none were changed on purpose."""
+    batched: int = 0
+    """Pods that were placed by the result of the pod before, where that was counted."""
 
 
 Rounds = dict[str, list[BindSummary]]
@@ -195,6 +197,11 @@ def median_cpu_ms(rounds: Rounds, name: str) -> float:
 def median_label_rate(rounds: Rounds, name: str) -> float:
     """Labels of nodes that changed per second, in the median round of a contender."""
     return round(statistics.median(each.label_rate for each in rounds[name]), 1)
+
+
+def median_batched_share(rounds: Rounds, name: str) -> float:
+    """The share of the pods that were batched, in the median round of a contender."""
+    return round(statistics.median(each.batched / each.pods for each in rounds[name]), 2)
 
 
 def median_ratio(rounds: Rounds, name: str, to: str) -> float:
