@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,11 +15,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodewise import clock
 from nodewise.errors import BadInput, Refused, Unavailable
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.prometheus import query_responses
-from tests.cluster import changing_exporter, child_processes, metric_back_ends, prometheus_process
+from tests.cluster import (
+    changing_exporter,
+    child_processes,
+    metric_back_ends,
+    prometheus_process,
+    read_only_commands,
+)
 from tests.cluster.child_processes import Process
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.debian_packages import VICTORIA_METRICS_1_112, PrometheusPrograms
@@ -337,3 +345,54 @@ class TestRecipes:
             assert time.time() - sample.at < 60
         finally:
             exporter.process.stop()
+
+
+RACK = [f"rack-{number}" for number in range(20)]
+POLICY = """
+apiVersion: nodewise.io/v1alpha1
+kind: PlacementPolicy
+metadata: {name: cool, namespace: web}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  avoid:
+  - {metric: inlet_temp, above: 30, for: 90s}
+"""
+
+
+class TestRuleWithFor:
+    """A rule that is always true rejects the same nodes at each scrape interval."""
+
+    FOR_S = 90.0
+
+    @pytest.mark.parametrize("interval_s", [15, 60])
+    def test_all_nodes_are_rejected_and_stay_so(
+        self, metric_back_end: MetricBackEnd, tmp_path: Path, interval_s: int
+    ) -> None:
+        """Targets have different offsets, and each scrape has a small delay, as in a real server."""
+        now, chance = time.time(), random.Random(interval_s)
+        begin = now - 1200
+        lines = [
+            f'inlet_temp{{node="{node}"}} 35 {begin + offset_s + number * interval_s + chance.uniform(0, 0.3):.3f}'
+            for node, offset_s in ((node, chance.uniform(0, interval_s)) for node in RACK)
+            for number in range((1200 - interval_s) // interval_s)
+        ]
+        server = metric_back_end.start(samples=lines)
+        nodes = [f"---\n{{apiVersion: v1, kind: Node, metadata: {{name: {node}}}}}\n" for node in RACK]
+        (tmp_path / "objects.yaml").write_text(POLICY + "".join(nodes))
+        done = read_only_commands.run(
+            "policy",
+            "backtest",
+            str(tmp_path / "objects.yaml"),
+            f"--prometheus-url={server.url}",
+            "--since=20m",
+            "--step=15s",
+            f"--until={clock.format_rfc3339(now - 120)}",
+            "--output=json",
+        )
+        assert done.returncode == 0, done.stderr
+        [policy] = json.loads(done.stdout)["policies"]
+        rejections = policy["rules"][0]["rejections"]
+        assert sorted(entry["node"] for entry in rejections) == sorted(RACK), "each node once, without a gap"
+        for entry in rejections:
+            rejected_at = clock.parse_rfc3339(entry["from"])
+            assert rejected_at <= begin + self.FOR_S + 3 * interval_s + 1

@@ -74,6 +74,7 @@ def test_a_node_that_is_no_longer_measured_has_no_value(measured: MetricsPipelin
         ("12345678.9", "12345678900m"),
         ("NaN", "0"),
         ("+Inf", "-9223372036854775808m"),
+        ("1e+16", "-9223372036854775808m"),
     ],
 )
 def test_what_the_adapter_makes_of_a_value(measured: MetricsPipeline, written: str, arrives: str) -> None:
