@@ -35,6 +35,8 @@ Without `nocache`, VictoriaMetrics answers an instant query as of 30 s ago, and 
 Without `latency_offset`, it repeats an older value for the last 30 s of a range query; 1 ms is its lowest value.
 The others ask Thanos and clusters of VictoriaMetrics for an error in place of an incomplete answer.
 """
+_BAD_REQUEST: Final = 400
+_MAX_ERROR: Final = 10_000
 _LONGEST_URL: Final = 2000
 """A longer query is sent as a form with POST, which fewer proxies allow."""
 
@@ -48,6 +50,8 @@ class PrometheusClient:
     def __init__(self, connection: PrometheusConnection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
+        self._own_parameters: Mapping[str, str] = _COMPLETE_AND_CURRENT
+        """Empty once the server has refused them, as Google's managed Prometheus does."""
 
     async def query(self, query: str, before_body: BeforeBody | None = None) -> QueryResponse:
         """The response to an instant query at the current time. `before_body` is called when it begins, and may wait;
@@ -118,6 +122,10 @@ class PrometheusClient:
             problem = Problem("", f"no answer within {self._timeout_s:g} s", "")
             remedy = "a cheaper query, or --prometheus-timeout"
             raise Unavailable(what, [problem], remedy=remedy, timeout_s=self._timeout_s) from error
+        if response.status_code == _BAD_REQUEST and self._refuses_own_parameters(body, parameters):
+            self._own_parameters = {}
+            # `before_body` was called, and what it waited for is still held
+            return await self._response_body(path, parameters, what, None)
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
             raise query_responses.error_from_response(
@@ -129,7 +137,7 @@ class PrometheusClient:
         self, http: httpx2.AsyncClient, path: str, parameters: Mapping[str, str]
     ) -> httpx2.Request:
         timeout = f"{max(round(self._timeout_s * 1000), 1)}ms"
-        form = {**parameters, "timeout": timeout, **_COMPLETE_AND_CURRENT}
+        form = {**parameters, "timeout": timeout, **self._own_parameters}
         if len(parameters.get("query", "")) <= _LONGEST_URL:
             return http.build_request("GET", path, params=form)
         return http.build_request("POST", path, data=form)
@@ -143,6 +151,17 @@ class PrometheusClient:
             error.what = what
             error.problems = [self._hide_secrets(problem) for problem in error.problems]
             raise
+
+    def _refuses_own_parameters(self, body: bytes, parameters: Mapping[str, str]) -> bool:
+        """Whether an error names a parameter that not every server knows.
+
+        A query is a tenant's text, and must not have this effect. An error about it repeats its text, also without its
+        escapes if the server parses PromQL, and then has a type.
+        """
+        if query_responses.has_error_type(body):
+            return False
+        text, query = body[:_MAX_ERROR].decode(errors="replace"), parameters.get("query", "")
+        return any(name in text and name not in query for name in self._own_parameters)
 
     def _hide_secrets(self, problem: Problem) -> Problem:
         return Problem(*map(self._connection.hide, problem))

@@ -244,6 +244,14 @@ def parse_sample_value(value: str) -> int:
         raise ValueError(f"{value[:80]} is no number that a rule can compare") from None
 
 
+def has_error_type(body: bytes) -> bool:
+    """Whether a response is an error in Prometheus' form."""
+    try:
+        return bool(_decode_envelope(body).error_type)
+    except UNREADABLE:
+        return False
+
+
 def error_from_response(
     what: str,
     status: int,
