@@ -206,12 +206,23 @@ CONTAINERS = UnpackedPackages(
 
 MACHINE = UnpackedPackages(
     name="machine",
-    packages=("qemu-system-x86", "seabios", "linux-image-cloud-amd64", "busybox-static"),
+    packages=("qemu-system-x86", "seabios", "busybox-static"),
     keeps=".",
     proof="usr/bin/qemu-system-x86_64",
     remedy="run this on Debian for amd64, with a mirror that apt-get can reach",
-    needs="lib|qemu-system-|linux-image-",
+    needs="lib|qemu-system-",
 )
+
+KERNEL = UnpackedPackages(
+    name="kernel",
+    packages=("linux-image-cloud-amd64",),
+    keeps=".",
+    proof="boot",
+    remedy="run this on Debian for amd64, with a mirror that apt-get can reach",
+    needs="linux-image-",
+    suite="trixie",
+)
+"""Linux 6.12, whose cgroups have `cpuset.cpus.isolated` (since 6.7). A suite has its latest kernel only: no pin."""
 
 IMAGE_TOOLS = UnpackedPackages(
     name="image-tools",
@@ -238,6 +249,13 @@ class PrometheusPrograms(NamedTuple):
 
     prometheus: Path
     node_exporter: Path
+
+
+class MachinePackages(NamedTuple):
+    """The folders with a virtual machine and with its kernel."""
+
+    emulator: Path
+    kernel: Path
 
 
 class ContainerPrograms(NamedTuple):
@@ -267,6 +285,11 @@ def find() -> PrometheusPrograms | None:
 
 def _prometheus(home: Path) -> PrometheusPrograms:
     return PrometheusPrograms(home / "prometheus", home / "prometheus-node-exporter")
+
+
+def machine() -> MachinePackages:
+    """A virtual machine and its kernel. Raises MissingError."""
+    return MachinePackages(MACHINE.get(), KERNEL.get())
 
 
 def containers() -> ContainerPrograms:

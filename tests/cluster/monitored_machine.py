@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 
 from tests.cluster import child_processes, prometheus_process, virtual_machine
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import EmulatedHardware
 
 CPUS = 2
@@ -64,8 +65,8 @@ class MonitoredMachine:
 
 
 @contextlib.contextmanager
-def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachine]:
-    """Boots a machine from the packages below `root`, with this node exporter. Raises NotReadyError."""
+def running(packages: MachinePackages, exporter: Path, folder: Path) -> Iterator[MonitoredMachine]:
+    """Boots a machine from the packages, with this node exporter. Raises NotReadyError."""
     measured, orders = child_processes.free_port(), child_processes.free_port()
     files = {
         "bin/node_exporter": virtual_machine.program(exporter),
@@ -82,7 +83,7 @@ def running(root: Path, exporter: Path, folder: Path) -> Iterator[MonitoredMachi
     with (
         httpx2.Client(trust_env=False) as client,
         virtual_machine.running(
-            root,
+            packages,
             folder,
             files,
             hardware,

@@ -238,6 +238,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     karpenter_folder,
     containers_folder,
     debian_packages.MACHINE.get,
+    debian_packages.KERNEL.get,
     debian_packages.IMAGE_TOOLS.get,
     image_folder,
 )

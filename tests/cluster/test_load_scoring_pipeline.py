@@ -23,6 +23,7 @@ from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.extender_process import NODEWISE
 from tests.cluster.monitored_machine import MonitoredMachine
 from tests.cluster.namespace_sandboxes import Sandbox, node_of, wait
@@ -43,14 +44,14 @@ class MeasuredMachines(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def machine_packages(request: pytest.FixtureRequest) -> Path:
-    """The folder of the packages for virtual machines."""
-    return get_or_skip(request, debian_packages.MACHINE.get)
+def machine_packages(request: pytest.FixtureRequest) -> MachinePackages:
+    """The packages for virtual machines."""
+    return get_or_skip(request, debian_packages.machine)
 
 
 @pytest.fixture(scope="module")
 def measured(
-    machine_packages: Path,
+    machine_packages: MachinePackages,
     prometheus_programs: debian_packages.PrometheusPrograms,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[MeasuredMachines]:

@@ -5,23 +5,16 @@ The machine boots in about three seconds of CPU time and needs little while idle
 
 import contextlib
 import functools
+import lzma
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from tests.cluster.child_processes import NotReadyError, Process
+from tests.cluster.debian_packages import MachinePackages
 
-NETWORK = (
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "failover",
-    "net_failover",
-    "virtio_net",
-)
+NETWORK = ("failover", "net_failover", "virtio_net")
 """The kernel modules in load order: each after its dependencies."""
 UP: Final = "the network is up"
 """What a machine prints on its console when it can receive connections."""
@@ -94,19 +87,20 @@ def tree(folder: Path, at: str) -> dict[str, FileEntry]:
 
 @contextlib.contextmanager
 def running(
-    root: Path,
+    packages: MachinePackages,
     folder: Path,
     files: Mapping[str, FileEntry],
     hardware: EmulatedHardware,
     forwards: Sequence[tuple[int, int]],
     is_ready: Callable[[], bool],
 ) -> Iterator[Process]:
-    """Boots a machine from the packages below `root` with these files, which include `init`, and yields it once it is
-    ready. `forwards` are pairs of a local port and a port of the machine. Raises NotReadyError.
+    """Boots a machine from the packages with these files, which include `init`, and yields it once it is ready.
+
+    `forwards` are pairs of a local port and a port of the machine. Raises NotReadyError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    initrd = folder / "initrd"
-    initrd.write_bytes(_file_system(root, files))
+    root, initrd = packages.emulator, folder / "initrd"
+    initrd.write_bytes(_file_system(packages, files))
     forwarded = ",".join(f"hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in forwards)
     command = [
         root / "usr/bin/qemu-system-x86_64",
@@ -116,7 +110,7 @@ def running(
         *("-accel", "tcg,thread=single"),
         *("-smp", hardware.smp, "-m", hardware.memory, *hardware.options),
         *("-L", root / "usr/share/qemu", "-L", root / "usr/share/seabios"),
-        *("-kernel", next((root / "boot").glob("vmlinuz-*")), "-initrd", initrd),
+        *("-kernel", next((packages.kernel / "boot").glob("vmlinuz-*")), "-initrd", initrd),
         *("-append", f"{KERNEL} {hardware.kernel}".strip()),
         *("-netdev", f"user,id=net,restrict=on,{forwarded}"),
         *("-device", "virtio-net-pci,netdev=net,romfile="),
@@ -157,12 +151,11 @@ def _is_up(process: Process, is_ready: Callable[[], bool]) -> bool:
     return UP in console and is_ready()
 
 
-def _file_system(root: Path, files: Mapping[str, FileEntry]) -> bytes:
+def _file_system(packages: MachinePackages, files: Mapping[str, FileEntry]) -> bytes:
     """The initial file system in cpio's format `newc`. Folders come before their content."""
-    modules = root / "lib/modules"
     whole = {
-        "bin/busybox": program(root / "bin/busybox"),
-        **{f"modules/{name}.ko": program(next(modules.rglob(f"{name}.ko"))) for name in NETWORK},
+        "bin/busybox": program(packages.emulator / "bin/busybox"),
+        **{f"modules/{name}.ko": _kernel_module(packages.kernel, name) for name in NETWORK},
         **files,
     }
     parents = {str(parent) for name in whole for parent in PurePosixPath(name).parents} - {"."}
@@ -170,6 +163,12 @@ def _file_system(root: Path, files: Mapping[str, FileEntry]) -> bytes:
     ordered = sorted((folders | whole).items())
     entries = [*ordered, ("TRAILER!!!", FileEntry(0, b""))]
     return b"".join(_entry(number, name, entry) for number, (name, entry) in enumerate(entries, 1))
+
+
+def _kernel_module(kernel: Path, name: str) -> FileEntry:
+    """A module of the kernel, which Debian compresses."""
+    path = next((kernel / "usr/lib/modules").rglob(f"{name}.ko.xz"))
+    return FileEntry(_PROGRAM, lzma.decompress(path.read_bytes()))
 
 
 def _entry(number: int, name: str, entry: FileEntry) -> bytes:

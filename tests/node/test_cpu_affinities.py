@@ -10,6 +10,7 @@ from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.pool_allocations import Task
 from tests.cluster import debian_packages
 from tests.cluster.conftest import get_or_skip
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import CMK, VirtualCpuMachine
@@ -26,8 +27,8 @@ COUNTS = ("--num-exclusive-cores=2", "--num-shared-cores=1")
 
 
 @pytest.fixture(scope="module")
-def machine_packages(request: pytest.FixtureRequest) -> Path:
-    return get_or_skip(request, debian_packages.MACHINE.get)
+def machine_packages(request: pytest.FixtureRequest) -> MachinePackages:
+    return get_or_skip(request, debian_packages.machine)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,9 @@ def files(program: Path) -> Mapping[str, FileEntry]:
 
 @pytest.fixture(scope="module")
 def booted(
-    machine_packages: Path, files: Mapping[str, FileEntry], tmp_path_factory: pytest.TempPathFactory
+    machine_packages: MachinePackages,
+    files: Mapping[str, FileEntry],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VirtualCpuMachine]:
     with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
         yield machine
@@ -169,7 +172,7 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
 
 
 def test_no_task_outlives_a_boot(
-    machine_packages: Path, files: Mapping[str, FileEntry], tmp_path: Path
+    machine_packages: MachinePackages, files: Mapping[str, FileEntry], tmp_path: Path
 ) -> None:
     """Neither a task nor a reconfiguration that the power ended; on the second boot some cores are isolated."""
     place = f"--conf-dir={virtual_cpu_machine.STATE}/pools"

@@ -22,6 +22,7 @@ from nodewise.cpu import cmk_names, cpu_set_formats, sysfs
 from nodewise.cpu.install import installation
 from nodewise.cpu.topology import CPUS, NODES
 from tests.cluster import child_processes, virtual_machine
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
 
 STATE = "/state"
@@ -36,7 +37,10 @@ HARDWARE = EmulatedHardware(
         *("-numa", "node,cpus=0-3,memdev=m0", "-numa", "node,cpus=4-7,memdev=m1"),
     ),
 )
-_FILES = "/(present|online|isolated|cpulist|physical_package_id|core_id|die_id|thread_siblings_list|cmdline)$"
+_FILES = (
+    "/(present|online|isolated|cpulist|has_memory|physical_package_id|core_id|die_id|thread_siblings_list|cmdline"
+    r"|cpuset\.cpus\..*)$"
+)
 _PORT = 9101
 READY_S = 110
 """The deadline of a start in seconds. It suits a loaded machine and is shorter than that of `run`."""
@@ -187,7 +191,7 @@ class VirtualCpuMachine:
     def sysfs(self) -> Mapping[str, str]:
         """The files of the machine, as `sysfs.read` gives them."""
         with tempfile.TemporaryDirectory() as folder:
-            paths = f"{CPUS}/ {NODES}/node*/cpu* proc/cmdline"
+            paths = f"{CPUS}/ {NODES}/ proc/cmdline"
             files = self.run(
                 f"cd /; find {paths} -type f -perm -400 2>/dev/null | grep -E '{_FILES}'"
             ).split()
@@ -255,15 +259,20 @@ def _marked(base: Path) -> Mapping[str, FileEntry]:
 
 @contextlib.contextmanager
 def running(
-    root: Path, entries: Mapping[str, FileEntry], folder: Path, state: bytes = b"", kernel: str = ""
+    packages: MachinePackages,
+    entries: Mapping[str, FileEntry],
+    folder: Path,
+    state: bytes = b"",
+    kernel: str = "",
+    hardware: EmulatedHardware = HARDWARE,
 ) -> Iterator[VirtualCpuMachine]:
-    """A machine of the packages below `root` with `files`, and the state of an earlier boot. Raises NotReadyError."""
+    """A machine of the packages with `files`, and the state of an earlier boot. Raises NotReadyError."""
     port = child_processes.free_port()
     kube_host = {**entries, "state.tar": FileEntry(0o100644, state or _nothing())}
-    hardware = HARDWARE._replace(kernel=kernel)
+    hardware = hardware._replace(kernel=kernel)
     machine = VirtualCpuMachine(port)
     with virtual_machine.running(
-        root, folder, kube_host, hardware, ((port, _PORT),), lambda: _answers(machine)
+        packages, folder, kube_host, hardware, ((port, _PORT),), lambda: _answers(machine)
     ):
         yield machine
 
