@@ -12,6 +12,7 @@ from tests.cluster.api_client import ApiError
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
 
+pytestmark = pytest.mark.kubernetes_versions
 LABEL = f"{VERDICT_LABEL_PREFIX}6f1c"
 PLUGIN = {
     "without the plugin": ({}, False),

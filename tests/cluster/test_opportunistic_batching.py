@@ -13,6 +13,7 @@ from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.cluster.scheduler_batching import BATCHING
 
+pytestmark = pytest.mark.kubernetes_versions(oldest=36)
 PODS = 24
 
 
