@@ -416,6 +416,23 @@ def test_the_document_says_the_same() -> None:
     ]
 
 
+def test_the_document_lists_nodes_where_evictions_do_not_help() -> None:
+    """Reasons with equal texts are one group."""
+    reasons = (
+        StaticReason("gpu: full"),
+        StaticReason("gpu: full", unresolvable=True),
+        StaticReason("gpu: other"),
+    )
+    verdict = Verdict(np.array([1, 2, 3], np.int16), reasons)
+    attempt = explanations.explanation_document(create_explanation(of(("gpu", verdict), nodes="a b c")))[
+        "attempt"
+    ]
+    assert {group["reason"]: (group["nodes"], group["unresolvable"]) for group in attempt["groups"]} == {
+        "gpu: full": (["a", "b"], ["b"]),
+        "gpu: other": (["c"], []),
+    }
+
+
 def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = of(
         (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise import clock, quantity
+from nodewise.agent import is_unresolvable
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_state import PodReadResult
@@ -241,6 +242,9 @@ def _node_group_document(group: RejectionGroup) -> dict[str, Any]:
         "failure": group.reason.is_failure,
         "remedy": group.reason.remedy(),
         "nodes": [node.node for node in group.nodes],
+        "unresolvable": [
+            node.node for node in group.nodes if any(is_unresolvable(reason) for _, reason in node.reasons)
+        ],
     }
 
 
