@@ -116,5 +116,5 @@ def test_nodes_as_gpu_feature_discovery_hami_and_gke_describe_them() -> None:
 def test_a_reason_names_the_profile_of_the_vendor_whose_gpus_a_node_has() -> None:
     pods = decide("one_gpu_sick", "one_intel_gpu_sick").pods
     assert pods["enc"]["dgx-b"] == (
-        f"{MISSING}found nvidia.com/gpu, expected gpu.intel.com/xe or gpu.intel.com/i915; use --gpu-profile generic"
+        f"{MISSING}found nvidia.com/gpu, expected gpu.intel.com/xe or gpu.intel.com/i915; use --gpu-profile nvidia"
     )

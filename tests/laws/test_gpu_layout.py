@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu import node_gpus
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode, NodeGpus
-from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import AMD, GENERIC, INTEL, NVIDIA, ResourceProfile
 
 TELEMETRY = "telemetry.aware.scheduling."
 KEYS = [
@@ -35,7 +35,21 @@ NEAR = st.from_regex(r"Z?[0-3_.-]{0,12}", fullmatch=True) | st.sampled_from(
     ["PCI_GROUP", "card0", "gt1", "0.1.2.3", "0-0.1_1-2.3"]
 )
 VALUES = NEAR | st.text(max_size=20)
-GOOD_LABELS = st.sampled_from(KEYS).map(INTEL.prefix.__add__) | st.just("nvidia.com/gpu.count")
+GOOD_LABELS = st.sampled_from(KEYS).map(INTEL.prefix.__add__) | st.sampled_from(
+    [
+        *(
+            f"nvidia.com/gpu.{name}"
+            for name in ("count", "replicas", "product", "memory", "sharing-strategy")
+        ),
+        *(
+            f"amd.com/gpu.{name}"
+            for name in ("device-id", "vram", "product-name.a", "compute-memory-partition")
+        ),
+        "cloud.google.com/gke-max-shared-clients-per-gpu",
+        "gpu.intel.com/device.count",
+        "gpu.intel.com/device-id.0380-56c0.count",
+    ]
+)
 WISH_LABELS = st.builds(
     lambda policy, wish: f"{TELEMETRY}{policy}/{wish}",
     st.sampled_from(["a", "b", ""]),
@@ -44,7 +58,7 @@ WISH_LABELS = st.builds(
 LABELS = st.dictionaries(GOOD_LABELS | WISH_LABELS | st.text(max_size=10), VALUES, max_size=14)
 RESOURCES = st.sampled_from(
     [f"{INTEL.prefix}{name}" for name in ("i915", "xe", "tiles", "millicores", "x")]
-    + ["nvidia.com/gpu", "nvidia.com/gpu-milli", "cpu"]
+    + ["nvidia.com/gpu", "nvidia.com/gpu-milli", "amd.com/gpu", "cpu"]
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 QUANTITIES = st.from_regex(
@@ -62,7 +76,7 @@ ANNOTATIONS = (
     | st.lists(ENTRIES | SCALARS, max_size=70).map(json.dumps)
     | AMOUNTS.map(json.dumps)
 )
-PROFILES = st.sampled_from([INTEL, GENERIC])
+PROFILES = st.sampled_from([INTEL, NVIDIA, AMD, GENERIC])
 
 
 def node(labels: Any, allocatable: Any, annotation: str | None) -> GpuNode:

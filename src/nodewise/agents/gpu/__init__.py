@@ -9,6 +9,7 @@
 | `telemetry_policy_gpu_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
 | `gpu_topology_labels.py` | NUMA nodes, links and buses of a node's GPUs |
 | `gpu_sharing.py` | how many units one physical GPU has |
+| `gpu_model_labels.py` | models, memory and number of GPUs by the labels of vendors |
 | `counting_resource_units.py` | the number of GPUs, and the units of each |
 | `allocatable_gpu_shares.py` | the share of each GPU in the node's allocatable amounts |
 | `missing_gpus.py` | why a node has no GPUs |

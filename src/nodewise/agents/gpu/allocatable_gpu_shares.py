@@ -7,7 +7,12 @@ the node describes (`gpu_sharing.py`). All other amounts are divided evenly.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nodewise.agents.gpu import counting_resource_units, extended_resource_amounts, gpu_sharing
+from nodewise.agents.gpu import (
+    counting_resource_units,
+    extended_resource_amounts,
+    gpu_model_labels,
+    gpu_sharing,
+)
 from nodewise.agents.gpu.counting_resource_units import Units
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
 from nodewise.agents.gpu.gpu_sharing import GpuSharing, RegisteredGpu
@@ -135,3 +140,31 @@ def _distribute_counting_resources(
     for resource in sorted(amounts.counting.keys() - distribution.units.keys()):
         add(f"allocatable {resource} is {amounts.counting[resource]} for {len(names)} GPUs, so each has 0")
     return distribution
+
+
+def add_labelled_models(
+    shares: GpuShares,
+    amounts: AllocatableAmounts,
+    tags: Mapping[str, str],
+    profile: ResourceProfile,
+    add: AddProblem,
+) -> GpuShares:
+    """Add models and memory of the vendor's labels. They are not known if the labels describe only some of the GPUs."""
+    if not shares.by_name or not profile.labeller:
+        return shares
+    labelled = gpu_model_labels.parse_models(tags, profile)
+    add(labelled.problem)
+    is_counted = profile.labeller == "nvidia" and profile.count_label in tags
+    if is_counted and gpu_model_labels.labelled_count(tags, profile) != len(shares.by_name):
+        return shares
+    # the labels of AMD describe a partition, whose memory is not that of a GPU
+    is_partitioned = profile.labeller == "amd" and any(
+        sharing.is_shared for sharing in amounts.sharing.values()
+    )
+    memory = {profile.memory: labelled.memory_mib} if labelled.memory_mib and not is_partitioned else {}
+    return shares._replace(
+        by_name={
+            name: GpuShare({**memory, **share.capacity}, share.model or labelled.model)
+            for name, share in shares.by_name.items()
+        }
+    )

@@ -16,6 +16,7 @@ from nodewise.agents.gpu import (
     allocatable_gpu_shares,
     counting_resource_units,
     extended_resource_amounts,
+    gpu_model_labels,
     gpu_node_label_parsers,
     gpu_sharing,
     gpu_topology_labels,
@@ -247,6 +248,7 @@ def _find_gpus(
         shares = allocatable_gpu_shares.divide_among_gpus(
             counting_resource_units.natural_order(names), amounts, profile, notes.add
         )
+        shares = allocatable_gpu_shares.add_labelled_models(shares, amounts, tags, profile, notes.add)
     return GpuShares({name: shares.by_name[name] for name in sorted(shares.by_name)}, shares.unplaced)
 
 
@@ -259,12 +261,11 @@ def _gpu_names(
         if names or not tags.keys().isdisjoint(profile.name_labels):
             notes.unclear = "" if names else f"label {profile.name_labels[0]}"
             return names
-    text = tags.get(profile.count_label)
     try:
-        labelled = None if text is None else extended_resource_amounts.parse_amount(text)
+        labelled = gpu_model_labels.labelled_count(tags, profile)
     except ValueError as error:
-        notes.unclear = f"label {profile.count_label}"
-        notes.add(f"{notes.unclear}: {error}")
+        notes.add(str(error))
+        notes.unclear = str(error).partition(": ")[0]
         return set()
     if amounts.counting and (labelled is not None or not profile.labelled):
         return _counted_names(labelled, amounts, profile, notes)
@@ -282,7 +283,7 @@ def _counted_names(
     """The names of counted GPUs, from the number in the label (None without it) and allocatable amounts."""
     count = allocatable_gpu_shares.count_gpus(amounts, labelled, notes.add)
     if not count:
-        notes.unclear = amounts.unclear_source or f"label {profile.count_label}"
+        notes.unclear = amounts.unclear_source or f"label {' or '.join(profile.gpu_labels)}"
     if count > MOST_GPUS:
         notes.limit = f"at most {MOST_GPUS}"
         notes.add(f"{count} GPUs; {notes.limit} can be kept, so there are none")

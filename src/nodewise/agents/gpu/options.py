@@ -22,11 +22,12 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     nodewise.io/gpu-placement overrides it."""
 
     gpu_profile: Annotated[str, Option(metavar="NAME|FILE")] = "intel"
-    """Names of resources, and the source of a node's GPUs. `intel`: gpu.intel.com/, by labels. `generic`:
-    nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores; the number of GPUs is the node label
-    nvidia.com/gpu.count or, without it, the allocatable nvidia.com/gpu. Anything else is a YAML file with prefix,
-    counts, shares, monitoring, tiles, cards and count_label. The node annotation nodewise.io/gpu-cards overrides
-    labels and counts."""
+    """Names of resources, and the source of a node's GPUs. `intel`: gpu.intel.com/, by labels. `nvidia`:
+    nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores, with the number, model and memory of GPUs by the labels
+    of GPU feature discovery. `amd`: amd.com/gpu, shared by gpumem, by the labels of AMD's node labeller. `generic`:
+    as nvidia, without models and memory. Without labels the allocatable resource counts the GPUs. Anything else is a
+    YAML file with prefix, counts, shares, monitoring, tiles, cards and count_label. The node annotation
+    nodewise.io/gpu-cards overrides labels and counts."""
 
     gpu_typical_pods: Annotated[str, Option(metavar="FILE")] = ""
     """YAML, JSON or CSV file of typical pods, for the placement `fragmentation`. Empty: the pods of the last seven

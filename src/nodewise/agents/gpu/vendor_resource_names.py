@@ -1,7 +1,11 @@
 """Resource profiles: the resource names of a GPU vendor, and how a node describes its GPUs.
 
 `intel`    `gpu.intel.com/`: `xe` or `i915` is the number of distinct GPUs of a container, and every other resource with
-           the prefix is an amount that is divided among them. Labels of the node name its GPUs.
+           the prefix is an amount that is divided among them. Labels of the node name its GPUs, or count them.
+`nvidia`   `nvidia.com/`: as `generic`, and the labels of NVIDIA's GPU feature discovery give the model of the GPUs and
+           their `gpumem` in MiB.
+`amd`      `amd.com/`: `gpu` is the number of GPUs; the labels of AMD's node labeller give the model of the GPUs and
+           their `gpumem` in MiB.
 `generic`  `nvidia.com/`: `gpu` is the number of GPUs; `gpu-milli`, `gpumem` and `gpucores` share them. Other resources
            with the prefix (MIG slices) are ignored.
 FILE       YAML with the fields of `FIELDS`; resource names omit the prefix:
@@ -24,7 +28,7 @@ both, for every profile.
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -49,6 +53,10 @@ class ResourceProfile(msgspec.Struct, frozen=True):
     """Whether the node's labels name its GPUs; otherwise they are counted."""
     count_label: str = ""
     """The node label with the number of GPUs, if they are counted; empty: none."""
+    labeller: Literal["", "intel", "nvidia", "amd"] = ""
+    """The vendor's labeller, whose labels describe models and memory; empty: none."""
+    memory: str = ""
+    """The amount of memory of a GPU in MiB, if it comes from a label."""
 
     @property
     def name_labels(self) -> tuple[str, ...]:
@@ -80,6 +88,22 @@ INTEL: Final = ResourceProfile(
     subdevices="gpu.intel.com/tiles",
     labelled=True,
     count_label="gpu.intel.com/device.count",
+    labeller="intel",
+)
+NVIDIA: Final = ResourceProfile(
+    prefix="nvidia.com/",
+    counts=("nvidia.com/gpu",),
+    shares=frozenset(("nvidia.com/gpu-milli", "nvidia.com/gpumem", "nvidia.com/gpucores")),
+    count_label="nvidia.com/gpu.count",
+    labeller="nvidia",
+    memory="nvidia.com/gpumem",
+)
+AMD: Final = ResourceProfile(
+    prefix="amd.com/",
+    counts=("amd.com/gpu",),
+    shares=frozenset(("amd.com/gpumem",)),
+    labeller="amd",
+    memory="amd.com/gpumem",
 )
 GENERIC: Final = ResourceProfile(
     prefix="nvidia.com/",
@@ -87,7 +111,12 @@ GENERIC: Final = ResourceProfile(
     shares=frozenset(("nvidia.com/gpu-milli", "nvidia.com/gpumem", "nvidia.com/gpucores")),
     count_label="nvidia.com/gpu.count",
 )
-PROFILES: Final[Mapping[str, ResourceProfile]] = {"intel": INTEL, "generic": GENERIC}
+PROFILES: Final[Mapping[str, ResourceProfile]] = {
+    "intel": INTEL,
+    "nvidia": NVIDIA,
+    "amd": AMD,
+    "generic": GENERIC,
+}
 
 _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -141,7 +170,7 @@ FIELDS: Final[Mapping[str, ProfileField]] = {
 
 
 def load_profile(name: str) -> ResourceProfile:
-    """Load the profile `intel` or `generic`, or that of a file. `BadSettings` names all its problems."""
+    """Load a profile by its name, or that of a file. `BadSettings` names all its problems."""
     return PROFILES[name] if name in PROFILES else parse_profile(_read_profile_document(name), name)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode, NodeGpus
-from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
+from nodewise.agents.gpu.vendor_resource_names import AMD, GENERIC, INTEL, NVIDIA, ResourceProfile
 
 GPU = "nvidia.com/gpu"
 HAMI = "hami.io/node-nvidia-register"
@@ -212,8 +212,8 @@ MISSING: dict[str, tuple[ResourceProfile, dict[str, Any], dict[str, str], str, s
         INTEL,
         {GPU: 2},
         {},
-        "found nvidia.com/gpu, expected gpu.intel.com/xe or gpu.intel.com/i915; use --gpu-profile generic",
-        "use --gpu-profile generic",
+        "found nvidia.com/gpu, expected gpu.intel.com/xe or gpu.intel.com/i915; use --gpu-profile nvidia",
+        "use --gpu-profile nvidia",
     ),
     "intel instead of NVIDIA": (
         GENERIC,
@@ -285,3 +285,162 @@ def test_resources_of_unknown_vendors_are_not_named_in_reasons() -> None:
     missing = parse(INTEL, {"tenant.example/gpu": 3, "nvidia.com/gpu.custom": 2}, {}).missing
     assert "tenant" not in missing.words
     assert "custom" not in missing.words
+
+
+MEMORY = "nvidia.com/gpumem"
+MODELS: dict[
+    str, tuple[ResourceProfile, dict[str, Any], dict[str, str], tuple[str, ...], dict[str, tuple[int, ...]]]
+] = {
+    "NVIDIA": (
+        NVIDIA,
+        {GPU: 2},
+        {f"{GPU}.count": "2", f"{GPU}.product": "NVIDIA-L40S", f"{GPU}.memory": "46068"},
+        ("NVIDIA-L40S",) * 2,
+        {GPU: (1, 1), MEMORY: (46068, 46068)},
+    ),
+    "NVIDIA, time slicing": (
+        NVIDIA,
+        {GPU: 6},
+        {
+            f"{GPU}.count": "2",
+            f"{GPU}.product": "Tesla-T4-SHARED",
+            f"{GPU}.memory": "15360",
+            f"{GPU}.replicas": "3",
+        },
+        ("Tesla-T4",) * 2,
+        {GPU: (3, 3), MEMORY: (15360, 15360)},
+    ),
+    "NVIDIA, MIG slices": (
+        NVIDIA,
+        {GPU: 3},
+        {
+            f"{GPU}.count": "3",
+            f"{GPU}.product": "NVIDIA-A30-MIG-1g.6gb",
+            f"{GPU}.memory": "5952",
+            f"{GPU}.replicas": "0",
+        },
+        ("NVIDIA-A30-MIG-1g.6gb",) * 3,
+        {GPU: (1, 1, 1), MEMORY: (5952,) * 3},
+    ),
+    "NVIDIA, two models": (
+        NVIDIA,
+        {GPU: 3},
+        {f"{GPU}.count": "1", f"{GPU}.product": "NVIDIA-A2", f"{GPU}.memory": "15356"},
+        ("",) * 3,
+        {GPU: (1, 1, 1)},
+    ),
+    "no models in the profile generic": (
+        GENERIC,
+        {GPU: 1},
+        {f"{GPU}.count": "1", f"{GPU}.product": "NVIDIA-A2", f"{GPU}.memory": "15356"},
+        ("",),
+        {GPU: (1,)},
+    ),
+    "AMD": (
+        AMD,
+        {"amd.com/gpu": 2},
+        {
+            "amd.com/gpu.product-name": "AMD_Instinct_MI210",
+            "amd.com/gpu.vram": "64G",
+            "amd.com/gpu.family": "AI",
+        },
+        ("AMD_Instinct_MI210",) * 2,
+        {"amd.com/gpu": (1, 1), "amd.com/gpumem": (65536, 65536)},
+    ),
+    "AMD, older labels, and a sick GPU": (
+        AMD,
+        {"amd.com/gpu": 2},
+        {"beta.amd.com/gpu.device-id.6860": "3", "beta.amd.com/gpu.vram.16G": "3"},
+        ("",) * 3,
+        {"amd.com/gpu": (1, 1, 0), "amd.com/gpumem": (16384,) * 3},
+    ),
+    "AMD, partitions": (
+        AMD,
+        {"amd.com/gpu": 16},
+        {
+            "amd.com/compute-memory-partition": "cpx_nps4",
+            "amd.com/gpu.device-id": "74a1",
+            "amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM",
+            "amd.com/gpu.vram": "48G",
+        },
+        ("AMD_Instinct_MI300X_OAM",) * 2,
+        {"amd.com/gpu": (8, 8)},
+    ),
+    "Intel": (
+        INTEL,
+        {"gpu.intel.com/i915": 2},
+        {
+            "gpu.intel.com/device.count": "2",
+            "gpu.intel.com/product": "Max_1100",
+            "gpu.intel.com/family": "Max_Series",
+        },
+        ("Max_1100",) * 2,
+        {"gpu.intel.com/i915": (1, 1)},
+    ),
+    "Intel, an integrated GPU": (
+        INTEL,
+        {"gpu.intel.com/xe": 1},
+        {"gpu.intel.com/device-id.0300-7d51.count": "1", "gpu.intel.com/device-id.0300-7d51.present": "true"},
+        ("",),
+        {"gpu.intel.com/xe": (1,)},
+    ),
+    "Intel, two devices": (
+        INTEL,
+        {"gpu.intel.com/i915": 2},
+        {
+            "gpu.intel.com/device.count": "1",
+            "gpu.intel.com/product": "Flex_140",
+            "gpu.intel.com/device-id.0380-56c1.count": "1",
+            "gpu.intel.com/device-id.0300-4680.count": "1",
+        },
+        ("",) * 2,
+        {"gpu.intel.com/i915": (1, 1)},
+    ),
+    "Intel, numbers and a family": (
+        INTEL,
+        {"gpu.intel.com/xe": 2},
+        {
+            "gpu.intel.com/gpu-numbers": "1.4",
+            "gpu.intel.com/family": "Flex_Series",
+            "gpu.intel.com/device.count": "x",
+        },
+        ("Flex_Series",) * 2,
+        {"gpu.intel.com/xe": (1, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("profile", "allocatable", "tags", "models", "units"), MODELS.values(), ids=MODELS)
+def test_models_and_memory_are_those_of_the_vendors_labels(
+    profile: ResourceProfile,
+    allocatable: dict[str, Any],
+    tags: dict[str, str],
+    models: tuple[str, ...],
+    units: dict[str, tuple[int, ...]],
+) -> None:
+    gpus = parse(profile, allocatable, tags)
+    assert (gpus.models, gpus.capacity) == (models, units)
+
+
+def test_gpus_of_amd_that_differ_have_no_model_and_a_problem() -> None:
+    tags = {
+        "amd.com/gpu.product-name.MI100": "2",
+        "amd.com/gpu.product-name.MI210": "1",
+        "amd.com/gpu.vram": "big",
+    }
+    gpus = parse(AMD, {"amd.com/gpu": 3}, tags)
+    assert (gpus.models, gpus.capacity) == (("",) * 3, {"amd.com/gpu": (1, 1, 1)})
+    (problem,) = gpus.problems
+    assert (
+        "the GPUs differ, 'MI100', 'MI210'; annotate each of them; label amd.com/gpu.vram: 'big'" in problem
+    )
+
+
+def test_labels_that_cannot_be_read_are_problems() -> None:
+    invalid = parse(NVIDIA, {GPU: 1}, {f"{GPU}.memory": "much", f"{GPU}.product": "x" * 80})
+    assert invalid.problems == (f"label {GPU}.memory: 'much' is not a whole number from 0 to {2**63 - 1}",)
+    assert len(invalid.models[0]) == 63
+    devices = {"gpu.intel.com/device-id.0380-56c0.count": "-1"}
+    assert (
+        "device-id.0380-56c0.count: '-1' is not" in parse(INTEL, {"gpu.intel.com/xe": 1}, devices).problems[0]
+    )

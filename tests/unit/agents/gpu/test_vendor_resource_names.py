@@ -122,6 +122,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(
-        BadSettings, match=r"--gpu-profile: /nowhere/x: .*expected intel, generic or a readable YAML"
+        BadSettings,
+        match=r"--gpu-profile: /nowhere/x: .*expected intel, nvidia, amd, generic or a readable YAML",
     ):
         vendor_resource_names.load_profile("/nowhere/x")
