@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from nodewise.cpu import cmk_names, cpu_set_formats, sysfs
 from nodewise.cpu.install import installation
-from nodewise.cpu.topology import CPUS, NODES
+from nodewise.cpu.topology import CPUS, NODES, ROOT_CGROUP
 from tests.cluster import child_processes, virtual_machine
 from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry
@@ -191,7 +191,7 @@ class VirtualCpuMachine:
     def sysfs(self) -> Mapping[str, str]:
         """The files of the machine, as `sysfs.read` gives them."""
         with tempfile.TemporaryDirectory() as folder:
-            paths = f"{CPUS}/ {NODES}/ proc/cmdline"
+            paths = f"{CPUS}/ {NODES}/ {ROOT_CGROUP}/cpuset.cpus.* proc/cmdline"
             files = self.run(
                 f"cd /; find {paths} -type f -perm -400 2>/dev/null | grep -E '{_FILES}'"
             ).split()

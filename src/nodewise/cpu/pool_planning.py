@@ -3,8 +3,9 @@
 Standard library only.
 
 Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
-isolates cores, exclusive and shared cores are chosen from these, and infra from the others. A core is never divided:
-all its CPUs are in one list. Of a socket, cores that share a cache of level 3 are chosen one after the other.
+isolates cores, exclusive and shared cores are chosen from these, and infra from the others. Cores in a cgroup partition
+are in no pool. A core is never divided: all its CPUs are in one list. Of a socket, cores that share a cache of level 3
+are chosen one after the other.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -75,6 +76,42 @@ def plan(
     preference of each CPU, if SST-CP is on; it takes precedence over SST-BF. The same arguments always give the same
     lists. BadInput has the reason if the machine cannot be divided like that.
     """
+    partitions = partition_warnings(topology)
+    usable = topology._replace(
+        cores=tuple(core for core in topology.cores if topology.partitions.isdisjoint(core.cpus))
+    )
+    try:
+        planned = _plan_usable_cores(usable, options, fast, preferences, topology)
+    except BadInput as error:
+        raise BadInput(error.what, [*error.problems, *partitions], remedy=error.remedy) from error
+    pools = {
+        # a socket without usable cores has no lists
+        pool: {socket: lists.get(socket, ()) for socket in topology.sockets}
+        for pool, lists in planned.pools.items()
+    }
+    return PoolPlan(pools, (*partitions, *planned.warnings))
+
+
+def partition_warnings(topology: Topology) -> Sequence[Problem]:
+    """A warning about cores that are in no pool because CPUs of theirs are in cgroup partitions."""
+    if not topology.partitions:
+        return ()
+    seen = f"CPUs {format_cpu_ranges(topology.partitions)}, on which no process of another cgroup may run"
+    cpus = chain.from_iterable(
+        core.cpus for core in topology.cores if not topology.partitions.isdisjoint(core.cpus)
+    )
+    expected = f"none: their cores (CPUs {format_cpu_ranges(cpus)}) are in no pool"
+    return [Problem("cgroup partitions", seen, expected)]
+
+
+def _plan_usable_cores(
+    topology: Topology,
+    options: PoolOptions,
+    fast: Collection[int],
+    preferences: Mapping[int, str] | None,
+    whole: Topology,
+) -> PoolPlan:
+    """The pools of a machine without its cores in cgroup partitions; `whole` is the machine with them."""
     _check_counts(options)
     _check_kind(topology, options.exclusive_kind)
     warnings = [*topology.unread]
@@ -96,7 +133,7 @@ def plan(
     if options.non_isolcpus != core_list_option.OFF:
         taken.update(
             dict.fromkeys(
-                _exclusive_non_isolated_cores(topology, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
+                _exclusive_non_isolated_cores(whole, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
             )
         )
     take(INFRA, candidates.infra, None)
@@ -286,6 +323,11 @@ def _exclusive_non_isolated_cores(
         Problem(core_list_option.FIELD, f"core {core.core} is isolated", "cores that are not")
         for core in cores
         if core in isolated and core not in taken
+    ]
+    problems += [
+        Problem(core_list_option.FIELD, f"core {core.core} is in a cgroup partition", "cores that are not")
+        for core in cores
+        if not topology.partitions.isdisjoint(core.cpus)
     ]
     if problems:
         raise BadInput("cannot divide the cores into pools", problems)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu.topology import COMMAND_LINE, CPUS, NODES
+from nodewise.cpu.topology import COMMAND_LINE, CPUS, NODES, PARTITION_CPUS, ROOT_CGROUP, ROOT_CPUS
 
 _FILES: Final = (
     COMMAND_LINE,
@@ -34,6 +34,9 @@ _FILES: Final = (
     *(f"{NODES}/{name}" for name in ("has_memory", "has_normal_memory")),
     "sys/devices/cpu_*/cpus",
 )
+_ROOT_CGROUPS: Final = (ROOT_CGROUP, f"proc/1/root/{ROOT_CGROUP}")
+"""Where the root cgroup (version 2) of the machine may be: a container that sees the host's processes finds it there,
+and at the first place its own cgroup."""
 _LONGEST_BYTES: Final = 65_536
 _PLATFORM_INFO: Final = 0xCE
 """The register whose second byte is the base frequency in units of 100 MHz (MSR_PLATFORM_INFO)."""
@@ -50,7 +53,18 @@ def read(root: Path) -> Mapping[str, str]:
             text = _read_sysfs_file(path)
             if text is not None:
                 texts[str(path.relative_to(root))] = text
-    return texts
+    return texts | _read_root_cgroup(root)
+
+
+def _read_root_cgroup(root: Path) -> dict[str, str]:
+    """The files of the root cgroup. Only a cgroup below it has the file `cpuset.cpus`, and is not read."""
+    for folder in (root / place for place in _ROOT_CGROUPS):
+        if _read_sysfs_file(folder / "cpuset.cpus") is not None:
+            continue
+        texts = {name: _read_sysfs_file(folder / Path(name).name) for name in (ROOT_CPUS, PARTITION_CPUS)}
+        if existing := {name: text for name, text in texts.items() if text is not None}:
+            return existing
+    return {}
 
 
 def _read_sysfs_file(path: Path) -> str | None:

@@ -21,6 +21,11 @@ from nodewise.errors import BadInput, Problem, shown
 CPUS: Final = "sys/devices/system/cpu"
 NODES: Final = "sys/devices/system/node"
 COMMAND_LINE: Final = "proc/cmdline"
+ROOT_CGROUP: Final = "sys/fs/cgroup"
+ROOT_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.effective"
+"""The online CPUs that are in no partition, in the root cgroup of version 2."""
+PARTITION_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.isolated"
+"""The CPUs of isolated partitions, since Linux 6.7; newer kernels also list those of `isolcpus=`."""
 
 FASTEST_KIND: Final = "performance"
 """The kind of the fastest cores of a machine that has several kinds."""
@@ -54,6 +59,8 @@ class Cpu(NamedTuple):
     """The online CPUs of its core including itself, ascending."""
     l3: int | None = None
     """The lowest CPU that shares its cache of level 3."""
+    partition: bool = False
+    """Whether it is in a cgroup partition: only the processes of that cgroup may run on it."""
 
 
 class Core(NamedTuple):
@@ -98,6 +105,11 @@ class Topology(NamedTuple):
     @property
     def isolated(self) -> frozenset[int]:
         return frozenset(cpu.cpu for cpu in self.cpus if cpu.isolated)
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        """The CPUs in cgroup partitions."""
+        return frozenset(cpu.cpu for cpu in self.cpus if cpu.partition)
 
     @property
     def caches(self) -> Mapping[int, int]:
@@ -165,7 +177,7 @@ class _MachineFiles:
 
 
 def _parse_cpus(path: str, text: str) -> Iterable[int]:
-    is_mask = not path.endswith(("list", "present", "online", "isolated", "_memory", "/cpus"))
+    is_mask = not path.endswith(("list", "present", "online", "isolated", "effective", "_memory", "/cpus"))
     return (
         cpu_set_formats.parse_cpu_mask(text, path)
         if is_mask
@@ -188,6 +200,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
     caches = _l3_by_cpu(files)
     kinds = _core_kinds(files, online)
     isolated, unread = _isolated(files, max(present, default=None))
+    partitions = _cpus_of_partitions(files, online)
     if not online:
         files.problems.append(
             Problem(CPUS, "no CPU that is online", "the folders `sys` and `proc` of a machine")
@@ -205,6 +218,7 @@ def parse(texts: Mapping[str, str]) -> Topology:
             kind=kinds.get(cpu.cpu),
             isolated=cpu.cpu in isolated,
             l3=caches.get(cpu.cpu) if cpu.online else None,
+            partition=cpu.cpu in partitions,
         )
         for cpu in cpus
     )
@@ -318,6 +332,18 @@ def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], S
     if isolated is not None:
         return isolated, ()
     return cpu_set_formats.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
+
+
+def _cpus_of_partitions(files: _MachineFiles, online: frozenset[int]) -> frozenset[int]:
+    """The online CPUs in cgroup partitions (version 2), isolated or not.
+
+    The root cgroup loses them, so that every other process that asks for one in its affinity gets EINVAL. A kernel that
+    lists CPUs of `isolcpus=` as those of partitions leaves them to the root cgroup. (Documentation/admin-guide/
+    cgroup-v2.rst, cpuset.cpus.partition.)
+    """
+    rest = files.cpus(ROOT_CPUS)
+    isolated = (files.cpus(PARTITION_CPUS) or frozenset()) - (files.cpus(f"{CPUS}/isolated") or frozenset())
+    return (isolated if rest is None else isolated | (online - rest)) & online
 
 
 def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:

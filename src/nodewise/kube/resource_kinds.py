@@ -73,4 +73,7 @@ CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+RESOURCE_SLICES: Final = Resource(
+    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False
+)
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")

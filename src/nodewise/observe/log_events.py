@@ -344,6 +344,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "cpu_kubelet_instead": LogEvent(
         "info", "The kubelet settings that could replace this pool, if the kubelet and the pools conflict."
     ),
+    "cpu_manager_conflict": LogEvent(
+        "warning",
+        "Another CPU manager (the DRA driver for CPUs, an NRI resource policy, systemd) or a cgroup partition conflicts"
+        " with the pools: `seen` is the value of `what`, and `wanted` is the expected value.",
+    ),
     "cpu_chore_failed": LogEvent(
         "warning",
         "A garbage collection of the node agent failed, or a task after it; `what` names it. It is tried again, and"

@@ -135,3 +135,45 @@ def test_packed_cores_fill_one_cache_before_the_next() -> None:
     }
     plan = pool_planning.plan(synthetic(6, **caches), PoolOptions(3, 1))
     assert (plan.pools["exclusive"], plan.pools["shared"]) == ({0: ("0", "2", "4")}, {0: ("1",)})
+
+
+def partitioned(name: str, cpus: str, isolated: str = "") -> Topology:
+    return topology.parse(texts(name, isolated=isolated) | {topology.PARTITION_CPUS: f"{cpus}\n"})
+
+
+def test_cores_in_a_cgroup_partition_are_in_no_pool() -> None:
+    """A core of which one CPU is in a partition is not divided."""
+    plan = pool_planning.plan(partitioned("T8", "0-1,10"), PoolOptions(2, 1))
+    assert plan.pools == {
+        "exclusive": {0: ("3,11", "4,12")}, "shared": {0: ("5,13",)}, "infra": {0: ("6,14,7,15",)},
+    }  # fmt: skip
+    assert [str(problem) for problem in plan.warnings] == [
+        (
+            "cgroup partitions: CPUs 0-1,10, on which no process of another cgroup may run; expected none: their cores"
+            " (CPUs 0-2,8-10) are in no pool"
+        )
+    ]
+
+
+def test_socket_whose_cores_are_all_in_a_partition_has_no_lists() -> None:
+    machine = recorded_machine_files.machine("x86_64-64cpu")
+    first = {cpu for core in machine.cores if core.socket == 0 for cpu in core.cpus}
+    cpus = tuple(cpu._replace(partition=cpu.cpu in first) for cpu in machine.cpus)
+    plan = pool_planning.plan(machine._replace(cpus=cpus), PoolOptions(3, 1))
+    assert {pool: len(sockets[0]) for pool, sockets in plan.pools.items()} == {
+        "exclusive": 0, "shared": 0, "infra": 0,
+    }  # fmt: skip
+    assert len(plan.pools["exclusive"][1]) == 3
+
+
+def test_isolated_cores_in_a_partition_are_not_counted() -> None:
+    with pytest.raises(BadInput) as caught:
+        pool_planning.plan(partitioned("T8", "3,11", isolated="2-3,10-11"), PoolOptions(1, 1))
+    problems = [str(problem) for problem in caught.value.problems]
+    assert problems[0] == "isolated cores: 1; expected 2 cores for the pools exclusive and shared"
+    assert problems[1].startswith("cgroup partitions: CPUs 3,11")
+
+
+def test_listed_core_in_a_partition_is_refused_with_the_reason() -> None:
+    with pytest.raises(BadInput, match="core 5 is in a cgroup partition"):
+        pool_planning.plan(partitioned("T8", "5"), PoolOptions(1, 1, non_isolcpus="5"))

@@ -301,3 +301,42 @@ def test_the_cache_of_level_3_is_named_by_its_lowest_cpu() -> None:
     assert machine.caches == {0: 0, 1: 1, 2: 0, 3: 1}
     assert [core.l3 for core in machine.cores] == [0, 1, 0, 1]
     assert topology.parse(files(4)).caches == {}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "more", "partitions"),
+    [
+        ({topology.PARTITION_CPUS: "1-2\n"}, {}, {1, 2}),
+        ({topology.PARTITION_CPUS: "\n", topology.ROOT_CPUS: "0-4\n"}, {}, set()),
+        ({topology.ROOT_CPUS: "0,3-4\n"}, {}, {1, 2}),
+        ({topology.ROOT_CPUS: "0-4\n", topology.PARTITION_CPUS: "3-4\n"}, {"isolated": "3-4"}, set()),
+        ({topology.ROOT_CPUS: "0-2,4\n", topology.PARTITION_CPUS: "3-4\n"}, {"isolated": "3-4"}, {3}),
+        ({topology.ROOT_CPUS: "0-3\n"}, {"online": "0-3"}, set()),
+        ({topology.PARTITION_CPUS: "4,70\n"}, {}, {4}),
+    ],
+    ids=["isolated", "none", "before 6.7", "isolcpus", "isolcpus and partition", "offline", "unknown CPU"],
+)
+def test_cpus_of_cgroup_partitions(
+    cgroup: dict[str, str], more: dict[str, str], partitions: set[int]
+) -> None:
+    """Newer kernels list CPUs of `isolcpus=` as those of partitions, but leave them to the root cgroup."""
+    assert topology.parse(files(5, **more) | cgroup).partitions == partitions
+
+
+def test_list_of_partition_cpus_that_cannot_be_read_is_an_error() -> None:
+    with pytest.raises(BadInput, match=r"cpuset\.cpus\.isolated: 'x'"):
+        topology.parse(files(2) | {topology.PARTITION_CPUS: "x\n"})
+
+
+@pytest.mark.parametrize("place", ["", "proc/1/root/"])
+def test_root_cgroup_is_read_where_it_is_the_root(place: str, tmp_path: Path) -> None:
+    """In a container `/sys/fs/cgroup` may be the container's own cgroup, which has the file `cpuset.cpus`."""
+    root = tmp_path / f"{place}sys/fs/cgroup"
+    root.mkdir(parents=True)
+    (root / "cpuset.cpus.isolated").write_text("2-3\n")
+    own = tmp_path / "sys/fs/cgroup"
+    if place:
+        own.mkdir(parents=True)
+        (own / "cpuset.cpus").write_text("\n")
+        (own / "cpuset.cpus.effective").write_text("0\n")
+    assert sysfs.read(tmp_path) == {topology.PARTITION_CPUS: "2-3\n"}

@@ -26,7 +26,13 @@ from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.cpusets import container_runtime_client
 from nodewise.cpu.cpusets.enforcer import CpusetEnforcer
-from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, nfd_feature_file, thread_affinity
+from nodewise.cpu.node import (
+    kubelet_cpu_manager_state,
+    machine_features,
+    nfd_feature_file,
+    other_cpu_managers,
+    thread_affinity,
+)
 from nodewise.cpu.node.machine_features import PoolInputs
 from nodewise.cpu.reconfiguration import execution
 from nodewise.errors import BadSettings, Problem
@@ -193,6 +199,8 @@ def _create_report_publishers(
     # the root of the first process is the host's, so no mount is needed
     checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
     active.append(node_state_publishers.KubeletConflictPublisher(checkpoints))
+    host = other_cpu_managers.host_root(Path(options.sysfs), proc)
+    active.append(node_state_publishers.ManagerConflictPublisher(Path(options.sysfs), host, cluster))
     active.append(node_state_publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
     if cluster is None:
         return active
@@ -200,7 +208,7 @@ def _create_report_publishers(
     if options.publish:
         active += [
             node_state_publishers.ReconcileReportPublisher(cluster),
-            node_state_publishers.NodeReportPublisher(cluster, store, Path(options.sysfs)),
+            node_state_publishers.NodeReportPublisher(cluster, store, Path(options.sysfs), host),
         ]
     return active
 

@@ -1,5 +1,6 @@
 """`nodewise cpu describe`: the pools of a node, and the tasks on their CPU lists."""
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,14 +8,16 @@ from typing import Any
 
 import click
 
-from nodewise.cli import tables
+from nodewise.cli import tables, terminal_output
 from nodewise.cli.cpu import common_options
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import StoredAllocations
+from nodewise.cpu.node import node_report
+from nodewise.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribeOptions(common_options.StoreOptions):
+class DescribeOptions(common_options.StoreOptions, common_options.MachineOptions):
     """Options of `describe`."""
 
     output: str | None
@@ -23,7 +26,8 @@ class DescribeOptions(common_options.StoreOptions):
 def run(options: DescribeOptions) -> None:
     """Print a node's pools, and the tasks on each of their CPU lists.
 
-    Nothing is locked or changed.
+    Nothing is locked or changed. With `--conf-dir`, lists with CPUs in a cgroup partition of this machine are
+    reported.
 
     \b
     Examples:
@@ -38,6 +42,8 @@ def run(options: DescribeOptions) -> None:
     """
     common_options.start_cmk_logging()
     stored = common_options.open_allocation_store(options).read()
+    if options.conf_dir:
+        _print_partition_conflicts(stored, options)
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         path = {"path": options.conf_dir} if options.conf_dir else {}
         common_options.print_json({**path, **_node_pools_document(stored)})
@@ -48,6 +54,14 @@ def run(options: DescribeOptions) -> None:
         click.echo(
             f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}", err=True
         )
+
+
+def _print_partition_conflicts(stored: StoredAllocations, options: DescribeOptions) -> None:
+    """Warn of lists with CPUs that no task can use; nothing if the machine cannot be read."""
+    with contextlib.suppress(BadInput):
+        topology = common_options.read_machine(options)
+        for problem in node_report.find_partition_conflicts(stored.allocations, topology):
+            terminal_output.print_message(str(problem))
 
 
 def _node_pools_document(stored: StoredAllocations) -> dict[str, Any]:
@@ -70,5 +84,5 @@ command = common_options.create_click_command(
     run,
     DescribeOptions,
     "Print a node's pools and their tasks.",
-    common_options.click_parameters(*common_options.STORE, "output"),
+    common_options.click_parameters(*common_options.STORE, "sysfs", "output"),
 )

@@ -7,7 +7,10 @@ import click
 
 from nodewise.cli.cpu import common_options
 from nodewise.cpu.cluster import report_custom_resources
-from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, node_report
+from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, node_report, other_cpu_managers
+from nodewise.cpu.node.machine_features import PoolInputs
+from nodewise.cpu.node.other_cpu_managers import CpuManagers
+from nodewise.errors import NodewiseError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,8 @@ def run(options: NodeReportOptions) -> None:
     """Print a node's cores and pools, and problems with them.
 
     Nothing is locked. If the pools cannot be read, `checks` has the reason. The kubelet's own CPU manager is checked if
-    its state file can be read.
+    its state file can be read, and so are other CPU managers (the DRA driver for CPUs, NRI resource policies, systemd)
+    and cgroup partitions.
 
     \b
     Examples:
@@ -39,9 +43,24 @@ def run(options: NodeReportOptions) -> None:
     common_options.start_cmk_logging()
     store = common_options.open_allocation_store(options)
 
+    def read_managers(machine: PoolInputs) -> CpuManagers:
+        try:
+            allocations = store.read().allocations
+        except NodewiseError:
+            # the report has the reason
+            return node_report.NO_MANAGERS
+        root = other_cpu_managers.host_root(Path(options.sysfs))
+        if not options.is_in_cluster:
+            return other_cpu_managers.read_all(root, allocations, machine.topology)
+        api = common_options.open_api_client(options)
+        node = common_options.resolve_node_name(options, api)
+        return other_cpu_managers.read_all(root, allocations, machine.topology, api, node)
+
     def once() -> None:
         node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
-        report = node_report.build_node_report(store, node_machine, Path(options.kubelet_dir))
+        report = node_report.build_node_report(
+            store, node_machine, Path(options.kubelet_dir), read_managers(node_machine)
+        )
         common_options.print_json(report)
         if options.publish:
             common_options.publish_report(options, report_custom_resources.NODE_REPORT, report)

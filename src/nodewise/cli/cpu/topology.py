@@ -9,6 +9,7 @@ from nodewise.cli import tables, terminal_output
 from nodewise.cli.cpu import common_options, machine_svg
 from nodewise.cli.cpu.common_options import MachineOptions
 from nodewise.cli.options_from_settings import output_option
+from nodewise.cpu import pool_planning
 from nodewise.cpu.topology import Cpu, Topology
 
 OUTPUT: Final = output_option(["table", "json", "svg"])
@@ -34,7 +35,7 @@ def command(output: str, sysfs: str) -> None:
     """
     common_options.start_cmk_logging()
     machine = common_options.read_machine(MachineOptions(sysfs=sysfs))
-    for problem in machine.unread:
+    for problem in (*machine.unread, *pool_planning.partition_warnings(machine)):
         terminal_output.print_message(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict(), separators=(",", ":")))
@@ -45,8 +46,10 @@ def command(output: str, sysfs: str) -> None:
 
 
 def _cpu_table(machine: Topology) -> tables.TableData:
-    head = ["CPU", "CORE", "SOCKET", "NUMA", "L3", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
-    return tables.drop_empty_columns(("L3", "KIND"), head, [_cpu_table_row(cpu) for cpu in machine.cpus])
+    head = ["CPU", "CORE", "SOCKET", "NUMA", "L3", "KIND", "ONLINE", "ISOLATED", "PARTITION", "SIBLINGS"]
+    return tables.drop_empty_columns(
+        ("L3", "KIND", "PARTITION"), head, [_cpu_table_row(cpu) for cpu in machine.cpus]
+    )
 
 
 def _cpu_table_row(cpu: Cpu) -> list[str]:
@@ -54,7 +57,8 @@ def _cpu_table_row(cpu: Cpu) -> list[str]:
     places = [
         _format_table_cell(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.l3, cpu.kind)
     ]
-    return [*places, _format_table_cell(cpu.online), _format_table_cell(cpu.isolated), siblings]
+    states = [_format_table_cell(value) for value in (cpu.online, cpu.isolated, cpu.partition or None)]
+    return [*places, *states, siblings]
 
 
 def _format_table_cell(value: int | str | bool | None) -> str:

@@ -13,7 +13,13 @@ from nodewise.cpu.cluster import exclusive_core_advertisement, report_custom_res
 from nodewise.cpu.cluster.report_custom_resources import ReportKind
 from nodewise.cpu.cpusets.enforcer import EnforcementResult, StoreReader
 from nodewise.cpu.ended_tasks import KnownProcesses
-from nodewise.cpu.node import kubelet_cpu_manager_state, machine_features, nfd_feature_file, node_report
+from nodewise.cpu.node import (
+    kubelet_cpu_manager_state,
+    machine_features,
+    nfd_feature_file,
+    node_report,
+    other_cpu_managers,
+)
 from nodewise.cpu.node.task_garbage_collection import CollectionRound
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.errors import Problem, Unavailable
@@ -98,11 +104,12 @@ class NodeReportPublisher:
 
     name = "node report"
 
-    def __init__(self, cluster: ClusterNode, store: AllocationStore, root: Path) -> None:
+    def __init__(self, cluster: ClusterNode, store: AllocationStore, root: Path, host: Path) -> None:
         self._cluster = cluster
         self._writer = _ReportWriter(cluster, report_custom_resources.NODE_REPORT)
         self._store = store
         self._root = root
+        self._host = host
         self._schedule = PublishSchedule(_CHECK_EVERY_S)
         self._allocations: Allocations | None = None
 
@@ -110,10 +117,12 @@ class NodeReportPublisher:
         if collection.stored.allocations == self._allocations and not self._schedule.is_due():
             return
         labels = machine_features.fetch_labels(self._cluster.api, self._cluster.node)
-        self._writer.write(
-            node_report.build_node_report(self._store, machine_features.read(self._root, labels))
+        machine, allocations = machine_features.read(self._root, labels), collection.stored.allocations
+        managers = other_cpu_managers.read_all(
+            self._host, allocations, machine.topology, self._cluster.api, self._cluster.node
         )
-        self._allocations = collection.stored.allocations
+        self._writer.write(node_report.build_node_report(self._store, machine, managers=managers))
+        self._allocations = allocations
         self._schedule.reset()
 
 
@@ -200,5 +209,43 @@ class KubeletConflictPublisher:
                 allocations
             ).items():
                 logs.emit("cpu_kubelet_instead", pool=pool, instead=alternative)
+        self._logged = problems
+        self._schedule.reset()
+
+
+class ManagerConflictPublisher:
+    """Logs conflicts of other CPU managers and of cgroup partitions with the pools, and again when they change."""
+
+    name = "CPU managers"
+
+    def __init__(self, root: Path, host: Path, cluster: ClusterNode | None) -> None:
+        self._root = root
+        self._host = host
+        self._cluster = cluster
+        self._schedule = PublishSchedule(_CHECK_EVERY_S)
+        self._logged: Sequence[Problem] = ()
+
+    def publish(self, collection: CollectionRound) -> None:
+        if not self._schedule.is_due():
+            return
+        allocations = collection.stored.allocations
+        topology = machine_features.read(self._root).topology
+        cluster = self._cluster
+        managers = other_cpu_managers.read_all(
+            self._host,
+            allocations,
+            topology,
+            cluster.api if cluster else None,
+            cluster.node if cluster else "",
+        )
+        problems = [
+            *node_report.find_partition_conflicts(allocations, topology),
+            *other_cpu_managers.conflicts(managers, allocations),
+        ]
+        if problems != self._logged:
+            for problem in problems:
+                logs.emit(
+                    "cpu_manager_conflict", what=problem.field, seen=problem.found, wanted=problem.expected
+                )
         self._logged = problems
         self._schedule.reset()

@@ -2,26 +2,33 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise.cpu.node import kubelet_cpu_manager_state
+from nodewise.cpu.cpu_set_formats import format_cpu_ranges
+from nodewise.cpu.node import kubelet_cpu_manager_state, other_cpu_managers
 from nodewise.cpu.node.machine_features import PoolInputs
+from nodewise.cpu.node.other_cpu_managers import CpuManagers
 from nodewise.cpu.pool_allocations import Allocations
 from nodewise.cpu.topology import Cpu, Topology
-from nodewise.errors import NodewiseError
+from nodewise.errors import NodewiseError, Problem
 
 Check = Mapping[str, Any]
 """The result of a check: `ok`, and `errors` as texts."""
+NO_MANAGERS: Final = CpuManagers()
 
 
 def build_node_report(
-    store: AllocationStore, machine: PoolInputs, kubelet_dir: Path = kubelet_cpu_manager_state.DEFAULT_FOLDER
+    store: AllocationStore,
+    machine: PoolInputs,
+    kubelet_dir: Path = kubelet_cpu_manager_state.DEFAULT_FOLDER,
+    managers: CpuManagers = NO_MANAGERS,
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.
 
-    It includes the kubelet's own CPU manager if `kubelet_dir` has its checkpoint.
+    It includes the kubelet's own CPU manager if `kubelet_dir` has its checkpoint, and the other `managers` if they
+    conflict with the pools.
     """
     try:
         stored: StoredAllocations | None = store.read()
@@ -34,9 +41,13 @@ def build_node_report(
         errors = [
             *pool_allocations.overlaps(stored.allocations),
             *find_offline_cpu_lists(stored.allocations, machine.topology),
+            *map(str, find_partition_conflicts(stored.allocations, machine.topology)),
         ]
     checks = {"configDirectory": check(errors)}
-    checks |= check_kubelet_conflicts(kubelet_dir, stored.allocations if stored else Allocations({}))
+    allocations = stored.allocations if stored else Allocations({})
+    checks |= check_kubelet_conflicts(kubelet_dir, allocations)
+    if conflicts := other_cpu_managers.conflicts(managers, allocations):
+        checks["cpuManagers"] = check([str(problem) for problem in conflicts])
     return {"checks": checks, "description": description, "topology": as_cmk_topology(machine)}
 
 
@@ -71,6 +82,19 @@ def find_offline_cpu_lists(allocations: Allocations, topology: Topology) -> list
         f"{pool.name}:{cpu_list.text} (not online: {sorted(set(cpu_list.cpus) - online)})"
         for pool, cpu_list in allocations.cpu_lists
         if not online.issuperset(cpu_list.cpus)
+    ]
+
+
+def find_partition_conflicts(allocations: Allocations, topology: Topology) -> list[Problem]:
+    """The CPU lists with CPUs in cgroup partitions of other programs: no task can use them."""
+    return [
+        Problem(
+            f"{pool.name}:{cpu_list.text}",
+            f"CPUs {format_cpu_ranges(topology.partitions.intersection(cpu_list.cpus))} are in a cgroup partition",
+            "CPUs in no partition: remove it (cpuset.cpus.partition), or change the pools with `reconfigure`",
+        )
+        for pool, cpu_list in allocations.cpu_lists
+        if not topology.partitions.isdisjoint(cpu_list.cpus)
     ]
 
 
