@@ -68,13 +68,13 @@ def blocks(draw: st.DrawFn) -> list[dict[str, list[list[int]]]]:
     ]
 
 
-def matrix(rows: list[list[int]]) -> NodeMatrix:
+def matrix(rows: list[list[int]], sample_distance_s: float | None) -> NodeMatrix:
     values = np.array(rows)
     states = np.full(values.shape, np.uint8(ValueState.FRESH), np.uint8)
     states[values == 4] = ValueState.MISSING
     states[values == 5] = ValueState.INVALID
     values[values > 3] = 0
-    return NodeMatrix(values * quantity.NANO, states)
+    return NodeMatrix(values * quantity.NANO, states, sample_distance_s=sample_distance_s)
 
 
 def timeline(avoid: list[dict[str, Any]]) -> PolicyTimeline:
@@ -89,9 +89,15 @@ def timeline(avoid: list[dict[str, Any]]) -> PolicyTimeline:
     return PolicyTimeline(policy_timeline.objects_of_files(files, settings.options), settings)
 
 
-@given(st.lists(rules(), min_size=1, max_size=3), blocks())
+@given(
+    st.lists(rules(), min_size=1, max_size=3),
+    blocks(),
+    st.fixed_dictionaries(dict.fromkeys(METRICS, st.sampled_from([None, 15.0, 60.0, 120.0, 300.0]))),
+)
 def test_rules_as_arrays_agree_with_the_state_builder(
-    avoid: list[dict[str, Any]], history: list[dict[str, list[list[int]]]]
+    avoid: list[dict[str, Any]],
+    history: list[dict[str, list[list[int]]]],
+    distances: dict[str, float | None],
 ) -> None:
     def itself(policy: Policy) -> list[Variant]:
         assert not policy.problems
@@ -102,7 +108,9 @@ def test_rules_as_arrays_agree_with_the_state_builder(
     for block in history:
         steps = len(block["temp"])
         matrices = {
-            key: matrix(block[request.query or request.metric]) for key, request in backtest.requests.items()
+            key: matrix(block[name], distances[name])
+            for key, request in backtest.requests.items()
+            for name in [request.query or request.metric]
         }
         backtest.add(TimeGrid(at, 60.0, steps), matrices)
         at += 60.0 * steps

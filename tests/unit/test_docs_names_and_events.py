@@ -145,7 +145,7 @@ def test_the_page_of_events_has_every_reason() -> None:
     assert len(of_taspolicies) == len(taspolicy_status.GOOD) - 1, "that of MetricsFetched is a cause"
     text = (telemetry / "placement_policy_status.py").read_text()
     of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
-    assert len(set(of_others)) == 16
+    assert len(set(of_others)) == 18
     reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons

@@ -90,8 +90,10 @@ async def compare(
             for backtest in backtests:
                 backtest.add(block, {key: matrices[key] for key in backtest.requests})
 
-        requests = _merge_requests([backtest.requests for backtest in backtests])
-        await history_reading.for_each_block(history, requests, grid, add)
+        def requests_for(distances: Mapping[str, float | None]) -> Mapping[str, MetricRequest]:
+            return _merge_requests([backtest.requests_for(distances) for backtest in backtests])
+
+        await history_reading.for_each_block(history, requests_for, grid, add)
         notes.extend(history_reading.incomplete_notes(history))
     finally:
         await history.close()
@@ -118,15 +120,15 @@ async def compare(
     )
 
 
-def _merge_requests(listed: Sequence[Mapping[str, MetricRequest]]) -> list[MetricRequest]:
-    """All requests, each with the shortest maximum age."""
+def _merge_requests(listed: Sequence[Mapping[str, MetricRequest]]) -> dict[str, MetricRequest]:
+    """All requests by key, each with the shortest maximum age."""
     requests: dict[str, MetricRequest] = {}
     for own in listed:
         for key, request in own.items():
             known = requests.get(key, request)
             age_s = min(request.max_age_s, known.max_age_s)
             requests[key] = request._replace(max_age_s=age_s)
-    return list(requests.values())
+    return requests
 
 
 def _rejected(backtest: Backtest, keys: Sequence[PolicyKey], steps: int, node_count: int) -> Mask:

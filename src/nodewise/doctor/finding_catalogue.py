@@ -201,8 +201,9 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "warning",
         "The status of a policy reports a problem",
         "A rule is suspended because its metric was lost on most nodes at once, the policy has stepped back by its"
-        " guard, node labels belong to another owner, or (a note) a rule rejects the same nodes again and again. Other"
-        " problems in the status have findings of their own.",
+        " guard, node labels belong to another owner, the samples of a metric are too far apart for maxAge, or (a"
+        " note) a rule rejects the same nodes again and again. Other problems in the status have findings of their"
+        " own.",
         "kubectl describe the policy: the message of the condition names the cause",
     ),
     "pod-admission-missing": FindingKind(

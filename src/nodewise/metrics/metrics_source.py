@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodewise.errors import Problem, Unavailable
+from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
 
@@ -24,6 +25,9 @@ class MetricRequest(NamedTuple):
     """The namespaces whose objects request the metric; empty for a request of an agent's own. Requests are scheduled
     fairly by namespace. They do not affect the result: requests that differ only in them are one request.
     """
+    lookback_s: float = 0.0
+    """How far back a source with several samples of a node looks for their distance, if that is more than `max_age_s`.
+    Series without a sample of the maximum age do not count (`sample_distance`)."""
 
     @property
     def name(self) -> str:
@@ -87,6 +91,18 @@ class SeriesCatalog(MetricCatalog, Protocol):
     async def existing_metrics(self, names: Sequence[str]) -> Sequence[str]:
         """Those of these names that have series now, in the same order."""
         ...
+
+
+def with_lookback(request: MetricRequest, before: Series | None, default_max_age_s: float) -> MetricRequest:
+    """The request as it is sent, given the last response: it sees at least two samples of a node if there are any.
+
+    `default_max_age_s` applies to a request without a maximum age. A request whose empty result means healthy sees no
+    samples that are older than its maximum age.
+    """
+    distance_s = before.sample_distance_s if before is not None else None
+    looks_back = not request.empty_is_healthy and not (before is not None and before.is_distance_measured)
+    max_age_s = sample_distance.derived_max_age_s(request.max_age_s or default_max_age_s, distance_s)
+    return request._replace(max_age_s=max_age_s, lookback_s=sample_distance.LOOKBACK_S if looks_back else 0.0)
 
 
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:

@@ -11,7 +11,8 @@ from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
 from nodewise.metrics.exported_metric_names import select_exported_names
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests
+from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests, with_lookback
+from nodewise.metrics.missing_values import CauseReason
 from nodewise.metrics.series import Series, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs, traces
@@ -24,6 +25,10 @@ _METRICS_BY_NAME: Final = (
     "metric_incomplete",
 )
 """Metrics of `/metrics` with a label for the requested metric."""
+_TOO_LARGE: Final[frozenset[CauseReason]] = frozenset(
+    {"InvalidQuery", "RequestsPaused", "ResponseUnreadable", "SourceFails", "SourceTimesOut"}
+)
+"""The causes of failures that a response with fewer samples may not have."""
 
 
 class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +47,7 @@ class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_max_age_s(self) -> float:
-        """The age at which a value counts as missing, unless a setting says otherwise."""
+        """The age at which a value counts as missing, unless a setting or the distance of samples says otherwise."""
         return default_max_age_s(self.sync_period_s)
 
 
@@ -163,7 +168,7 @@ class MetricsRefresher:
 
     async def _fetch_metric(self, request: MetricRequest) -> None:
         with traces.span("refresh metric", **{"nodewise.metric": request.key}) as span:
-            outcome = await self._selector.fetch(request)
+            outcome = await self._selector.fetch(self._with_lookback(request))
             if not isinstance(outcome, Series):
                 span.fail(outcome.why)
         before = self.snapshot.series.get(request.key)
@@ -176,6 +181,12 @@ class MetricsRefresher:
             await self._selector.log_unused_sources(request)
         else:
             self._store_fetch_failure(request, outcome)
+
+    def _with_lookback(self, request: MetricRequest) -> MetricRequest:
+        before = self.snapshot.series.get(request.key)
+        sent = with_lookback(request, before, self._options.default_max_age_s)
+        cause = self.snapshot.causes.get(request.key)
+        return sent._replace(lookback_s=0.0) if cause is not None and cause.reason in _TOO_LARGE else sent
 
     def _store_fetched_series(self, request: MetricRequest, before: Series | None, series: Series) -> None:
         if request.key in self.snapshot.failures:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.metrics import sample_distance
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.node_name_json_rows import Numbers
 
@@ -160,6 +161,12 @@ class Series(msgspec.Struct, frozen=True):
     """Some names of hosts in series of no node."""
     incomplete: str = ""
     """Why nodes may lack samples that exist, escaped and bounded; empty if the response is complete."""
+    sample_distance_s: float | None = None
+    """How far apart the samples of a node are; None if it is not known (`sample_distance`)."""
+    is_distance_measured: bool = False
+    """Whether the distance follows from this response alone."""
+    last_observed_s: float | None = None
+    """The distance between the newest samples and those before, in the last response with new samples."""
 
 
 _AHEAD_S = 60.0
@@ -201,13 +208,13 @@ def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series
     a value forever.
     """
     samples = yield from pack_samples(new.samples)
-    if old is None or old.source != new.source or not len(old.samples):
+    if old is None or old.source != new.source:
         return msgspec.structs.replace(new, samples=samples)
     before = yield from pack_samples(old.samples)
     positions = yield from _positions(samples.names, before.names)
     # an unknown time counts as just measured in the new series, and as never in the old one
     times = np.where(np.isnan(samples.times), np.inf, samples.times)
-    old_times = np.where(np.isnan(before.times), -np.inf, before.times)[positions]
+    old_times = np.append(np.where(np.isnan(before.times), -np.inf, before.times), -np.inf)[positions]
     late = (positions >= 0) & (times < old_times) & (old_times <= old.fetched_at + _AHEAD_S)
     if late.any():
         samples = Samples(
@@ -216,7 +223,21 @@ def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series
             np.where(late, before.times[positions], samples.times),
             np.where(late, before.windows_s[positions], samples.windows_s),
         )
-    return msgspec.structs.replace(new, samples=samples)
+    return _with_sample_distance(
+        msgspec.structs.replace(new, samples=samples), old, samples.times - old_times
+    )
+
+
+def _with_sample_distance(new: Series, old: Series, steps_s: Floats) -> Series:
+    """The series with the distance of its samples. `steps_s` are the times between the samples of both series."""
+    observed_s = sample_distance.typical_distance_s(steps_s[(steps_s > 0) & np.isfinite(steps_s)].tolist())
+    distance_s = new.sample_distance_s
+    if not new.is_distance_measured:
+        distance_s = sample_distance.successive_distance_s(
+            observed_s, old.last_observed_s, old.sample_distance_s
+        )
+    last_observed_s = old.last_observed_s if observed_s is None else observed_s
+    return msgspec.structs.replace(new, sample_distance_s=distance_s, last_observed_s=last_observed_s)
 
 
 def _positions(names: NodeNames, among: NodeNames) -> Generator[None, None, Numbers]:

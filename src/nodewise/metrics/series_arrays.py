@@ -41,6 +41,8 @@ class Column(NamedTuple):
     """Of nodes that are INVALID; None if there are none."""
     is_incomplete: bool = False
     """Whether MISSING nodes may have a value: the source responded with a part of the series."""
+    sample_distance_s: float | None = None
+    """How far apart the samples of a node are; None if it is not known."""
 
     def states(self, now: float, max_age_s: float) -> States:
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
@@ -96,7 +98,11 @@ def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Colu
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.initial_states[bad] = ValueState.INVALID
     yield
-    return column._replace(differing=_differing_column(series, index), is_incomplete=bool(series.incomplete))
+    return column._replace(
+        differing=_differing_column(series, index),
+        is_incomplete=bool(series.incomplete),
+        sample_distance_s=series.sample_distance_s,
+    )
 
 
 def _differing_column(series: Series, index: NodeIndex) -> DifferingColumn | None:

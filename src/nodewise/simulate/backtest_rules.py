@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nodewise.agents.telemetry import hysteresis, rule_operators
 from nodewise.agents.telemetry.hysteresis import NodeStates, RulePart
+from nodewise.agents.telemetry.options import MaxAges
 from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, Policy
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix
 from nodewise.metrics.series import Floats, Values, ValueState
@@ -49,12 +50,10 @@ class _PartMasks(NamedTuple):
 class RuleArrays:
     """Evaluates comparisons block by block, and remembers the last known result of each node for suspended rules."""
 
-    def __init__(self, node_count: int, max_age_s: float, *, reject_missing: bool) -> None:
-        """`max_age_s` and `reject_missing` apply to comparisons that do not say how old a value may be, and what a
-        missing value means.
-        """
+    def __init__(self, node_count: int, max_ages: MaxAges, *, reject_missing: bool) -> None:
+        """`reject_missing` applies to comparisons that do not say what a missing value means."""
         self._node_count = node_count
-        self._max_age_s = max_age_s
+        self._max_ages = max_ages
         self._reject_missing = reject_missing
         self._begun_at = np.inf
         self._last_at: dict[Comparison, Floats] = {}
@@ -127,20 +126,29 @@ class RuleArrays:
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
         is_suspended = np.zeros(len(fresh), bool) if suspended is None else suspended
         is_absent = ~known & (matrix.states != ValueState.INVALID)
-        releases = ~self._gaps(part, known, is_absent, context.times) & ~is_suspended[:, np.newaxis]
+        releases = (
+            ~self._gaps(part, matrix.sample_distance_s, (known, is_absent), context.times)
+            & ~is_suspended[:, np.newaxis]
+        )
         releases &= part.when_missing != "reject"
         level = RulePart(known, broken, held, releases)
         with_last, is_held = self._hold_last_results(part, known, broken, is_suspended)
         lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
         return _PartMasks(with_last, lacking, level)
 
-    def _gaps(self, part: Comparison, known: Mask, is_absent: Mask, times: Floats) -> Mask:
-        """Where nodes are in a gap between their values (`rule_suspension.find_gaps`)."""
+    def _gaps(
+        self, part: Comparison, distance_s: float | None, masks: tuple[Mask, Mask], times: Floats
+    ) -> Mask:
+        """Where nodes are in a gap between their values (`rule_suspension.find_gaps`).
+
+        `masks` are where there is a result, and where there is neither a result nor an invalid value.
+        """
+        known, is_absent = masks
         before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
         known_at = np.where(known, times[:, np.newaxis], before)
         last_at = np.maximum.accumulate(known_at, axis=0)
         self._last_at[part] = last_at[-1]
-        max_age_s = self._max_age_s if part.max_age_s is None else part.max_age_s
+        max_age_s = self._max_ages.of_rule(part, distance_s)
         return is_absent & (times[:, np.newaxis] - last_at <= max_age_s)
 
     def _hold_last_results(

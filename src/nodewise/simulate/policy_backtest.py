@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.options import max_age_s
+from nodewise.agents.telemetry.options import MaxAges, max_age_s
 from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
 from nodewise.agents.telemetry.policy_rejection_reasons import NeverFetched, RuleUnusable
 from nodewise.agents.telemetry.state import PolicyState
@@ -104,7 +104,10 @@ class Backtest:
     ) -> None:
         """The names of `nodes` are sorted."""
         reject_missing = settings.options.when_missing == "reject"
-        self._default_max_age_s = max_age_s(settings.options, settings.sync_period_s)
+        self._max_ages = MaxAges(
+            max_age_s(settings.options, settings.sync_period_s),
+            follows_samples=not settings.options.max_age_s,
+        )
         self._timeline = timeline
         self._nodes = nodes
         self._names = NodeNames(tuple(nodes.known))
@@ -113,7 +116,7 @@ class Backtest:
             key: PolicyRecord(
                 policy,
                 variants(policy),
-                RuleArrays(len(nodes), self._default_max_age_s, reject_missing=reject_missing),
+                RuleArrays(len(nodes), self._max_ages, reject_missing=reject_missing),
                 len(nodes),
             )
             for key, policy in timeline.policies.items()
@@ -122,7 +125,7 @@ class Backtest:
         self._times: list[Floats] = []
         self.first_value_at = np.full(len(nodes), np.inf)
         """When each node first had a value of any metric; inf for never."""
-        self.requests: Final = self._needed_requests()
+        self.requests: Final = self.requests_for({})
         """The metrics that `avoid` needs, by key."""
         self.steps_without_values: Final[dict[str, int]] = dict.fromkeys(self.requests, 0)
         """By metric key, the number of times at which no node had a value."""
@@ -148,23 +151,27 @@ class Backtest:
             return
         self._times.append(grid.times)
         self._note_values(grid, matrices)
+        requests = self.requests_for({key: matrix.sample_distance_s for key, matrix in matrices.items()})
         by_policy: dict[PolicyKey, list[PolicyState]] = {key: [] for key in self.records}
         for step, at in enumerate(grid.times.tolist()):
-            moment = self._advance(step, at, matrices)
+            moment = self._advance(step, at, matrices, requests)
             for key, states in by_policy.items():
                 states.append(moment.state.policies[key])
         for key, states in by_policy.items():
             self.records[key].add(grid.times, states, matrices, len(self._nodes))
 
-    def _needed_requests(self) -> dict[str, MetricRequest]:
-        """The requests, each with the shortest maximum age of its rules: an array has one state for each value."""
+    def requests_for(self, distances: Mapping[str, float | None]) -> dict[str, MetricRequest]:
+        """The requests for metrics with samples at these distances, by key, each with the shortest maximum age of its
+        rules: an array has one state for each value.
+        """
         requests: dict[str, MetricRequest] = {}
         for record in self.records.values():
             for part in record.policy.avoided():
                 if not part.unusable:
-                    request = part.metric_request(self._default_max_age_s)
-                    known = requests.get(request.key, request)
-                    age_s = min(request.max_age_s, known.max_age_s)
+                    request = part.metric_request()
+                    age_s = self._max_ages.of_rule(part, distances.get(request.key))
+                    known = requests.get(request.key)
+                    age_s = age_s if known is None else min(age_s, known.max_age_s)
                     requests[request.key] = request._replace(max_age_s=age_s)
         return requests
 
@@ -183,9 +190,11 @@ class Backtest:
             first = np.where(present.any(axis=0), grid.times[np.argmax(present, axis=0)], np.inf)
             self.first_value_at = np.minimum(self.first_value_at, first)
 
-    def _advance(self, step: int, at: float, matrices: Mapping[str, NodeMatrix]) -> Moment:
+    def _advance(
+        self, step: int, at: float, matrices: Mapping[str, NodeMatrix], requests: Mapping[str, MetricRequest]
+    ) -> Moment:
         responses = {
-            key: self._response(request, at, matrices[key], step) for key, request in self.requests.items()
+            key: self._response(request, at, matrices[key], step) for key, request in requests.items()
         }
         return self._timeline.advance(at, responses, self._nodes)
 
@@ -205,7 +214,18 @@ class Backtest:
         # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
         measured = np.broadcast_to(at - request.max_age_s, len(values))
         samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
-        return Series(request.key, SOURCE, at, samples, invalid, incomplete=matrix.incomplete)
+        distance_s = matrix.sample_distance_s
+        # also if it is not known: the times of samples show no other one
+        return Series(
+            request.key,
+            SOURCE,
+            at,
+            samples,
+            invalid,
+            incomplete=matrix.incomplete,
+            sample_distance_s=distance_s,
+            is_distance_measured=True,
+        )
 
     def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
         key = is_fresh.tobytes()

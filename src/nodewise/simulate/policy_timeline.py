@@ -8,7 +8,7 @@ with the extender. How to use it:
     timeline = PolicyTimeline(objects, settings)
     nodes = NodeIndex(["a", "b"])               # the same object while the nodes are the same
     for at in times:                            # in ascending order, seconds since 1970
-        responses = {key: series_or_reason(request, at) for key, request in timeline.requests.items()}
+        responses = {key: series_or_reason(request, at) for key, request in timeline.next_requests().items()}
         moment = timeline.advance(at, responses, nodes)
         moment.state.policies[key].verdict.codes[:-1] != 0      # by node number: rejected
         moment.filter(pod).feasible()                           # by node number: what the extender answers
@@ -42,9 +42,9 @@ from nodewise.extender.decision import Decision
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest, merge_requests
+from nodewise.metrics.metrics_source import MetricRequest, merge_requests, with_lookback
 from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.refresher import RefreshOptions
+from nodewise.metrics.refresher import RefreshOptions, default_max_age_s
 from nodewise.metrics.series import Series, merge_newer
 
 POD_TYPE: Final = merge("Pod", KIND.pod_fields)
@@ -121,6 +121,7 @@ class PolicyTimeline:
         self._objects = objects
         self._builder = KIND.state(settings.options, settings.sync_period_s)
         self._chain = AgentChain([KIND.agent(settings.options)])
+        self._default_max_age_s = default_max_age_s(settings.sync_period_s)
         self._metrics = MetricsSnapshot()
         self._snapshot = Snapshot(NodeIndex(), {}, float("-inf"))
         self.policies: Final[Mapping[PolicyKey, Policy]] = self._builder.policies(objects)
@@ -129,6 +130,13 @@ class PolicyTimeline:
             request.key: request for request in merge_requests(self._builder.metric_requests(objects))
         }
         """The metrics that the policies need, by key."""
+
+    def next_requests(self) -> dict[str, MetricRequest]:
+        """The requests as the refresher of metrics would send them now, by key."""
+        return {
+            key: with_lookback(request, self._metrics.series.get(key), self._default_max_age_s)
+            for key, request in self.requests.items()
+        }
 
     def advance(self, at: float, responses: Mapping[str, Response], nodes: NodeIndex) -> Moment:
         """Evaluate all policies at a time later than the one before. `responses` are those since then, by key.

@@ -653,6 +653,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
         "Flapping",
         "NodesWithoutValues",
         "IncompleteAnswers",
+        "SamplesTooSparse",
     }
 
 

@@ -1,9 +1,11 @@
 """Settings of the telemetry agent."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from nodewise.agents.telemetry.placement_policy import Comparison
+from nodewise.metrics import sample_distance
 from nodewise.metrics.refresher import default_max_age_s
 from nodewise.option import Option
 
@@ -12,8 +14,9 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for stale and missing values, trust, and writes to the cluster."""
 
     max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Age at which a value counts as missing. 0: five refresh periods, at least 60 s, so that a node keeps
-    its verdict if one or two scrapes fail. A rule of a policy can override it."""
+    """Age at which a value counts as missing. 0: the largest of five refresh periods, 60 s, and 2.5 times the distance
+    of the metric's samples, at most 10 minutes, so that a node keeps its verdict if a scrape fails. A rule of a policy
+    can override it."""
 
     when_missing: Literal["pass", "reject"] = "pass"
     """Treatment of a node without a fresh value. `pass`, as in the older system: the node passes, so that the failure
@@ -55,6 +58,23 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     and the autoscaler assume that pods that request the resource fit no node. Empty: none."""
 
 
+class MaxAges(NamedTuple):
+    """How old the values of rules may be."""
+
+    default_s: float
+    """For a rule without `maxAge`: that of the settings, or the default for a refresh period."""
+    follows_samples: bool
+    """Whether the default is longer for metrics with samples at a larger distance: if no setting says otherwise."""
+
+    def of_rule(self, rule: Comparison, distance_s: float | None) -> float:
+        """The maximum age of a rule, whose metric has samples at this distance; None if it is not known."""
+        if rule.max_age_s is not None:
+            return rule.max_age_s
+        if not self.follows_samples:
+            return self.default_s
+        return sample_distance.derived_max_age_s(self.default_s, distance_s)
+
+
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:
-    """The maximum age in effect, for a refresh period."""
+    """The default of the maximum age for a refresh period, before the distance of samples is known."""
     return options.max_age_s or default_max_age_s(sync_period_s)

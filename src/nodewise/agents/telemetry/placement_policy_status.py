@@ -89,6 +89,7 @@ _FLAPPING: Final = ConditionKind("Flapping", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
 _INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
+_SPARSE_SAMPLES: Final = ConditionKind("SamplesTooSparse", "False")
 _KINDS: Final = (
     _READY,
     _METRICS,
@@ -104,6 +105,7 @@ _KINDS: Final = (
     _LABEL_REFUSED,
     _WITHOUT_VALUES,
     _INCOMPLETE,
+    _SPARSE_SAMPLES,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -152,6 +154,9 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     )
     text = policy_conditions.incomplete_answers_text(state.incomplete)
     yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
+    text = policy_conditions.sparse_samples_text(state.sparse_samples)
+    good = "values count for longer than the distance of samples"
+    yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
     refusal = facts.label_refusal
     yield _LABEL_REFUSED.create(bool(refusal), "NodeRefusesLabel", refusal, "no node refuses the node label")
 

@@ -5,6 +5,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from nodewise import clock
+from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
 
 MAX_LENGTH: Final = 1024
@@ -121,6 +123,20 @@ def nodes_without_values_text(texts: Iterable[str], exception: str = "whenMissin
     """Which nodes pass rules because they have no value, unless `exception` applies; empty for none."""
     text = "; ".join(texts)
     return f"{text}; a node without a value passes these rules, unless {exception}" if text else ""
+
+
+def sparse_samples_text(sparse: Iterable[tuple[str, float, float]], field: str = "maxAge") -> str:
+    """Which metrics have samples too far apart, given the distance and the maximum age of each, in seconds; empty for
+    none. `field` is that of a rule.
+    """
+    texts = (
+        f"samples of {metric} are {clock.format_duration(distance_s)} apart, and a value counts for"
+        f" {clock.format_duration(max_age_s)}: set {field} to at least"
+        f" {clock.format_duration(sample_distance.sufficient_max_age_s(distance_s))}, or scrape the metric more often"
+        for metric, distance_s, max_age_s in sparse
+    )
+    text = "; ".join(texts)
+    return f"{text}. Nodes have no value between two samples, or after one failed scrape" if text else ""
 
 
 def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:

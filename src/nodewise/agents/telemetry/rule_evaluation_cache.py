@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 from nodewise.agent import ClusterState
 from nodewise.agents.telemetry import rule_evaluation, rule_suspension
+from nodewise.agents.telemetry.options import MaxAges
 from nodewise.agents.telemetry.placement_policy import Comparison
 from nodewise.agents.telemetry.rule_evaluation import Mask, RuleEvaluation, RuleInputs
 from nodewise.agents.telemetry.rule_suspension import RuleHistory, ValueHistory
 from nodewise.metrics.series_arrays import Column
 
-_ValuesKey = tuple[str, float]
-"""The key of a metric, and the maximum age of its values."""
+_ValuesKey = tuple[str, float | None]
+"""The key of a metric, and the maximum age of its values; None for the default, which follows from the values."""
 
 
 class _RuleValues(NamedTuple):
@@ -19,6 +20,7 @@ class _RuleValues(NamedTuple):
 
     inputs: RuleInputs
     history: ValueHistory
+    max_age_s: float
 
 
 class RuleEvaluationCache:
@@ -27,8 +29,8 @@ class RuleEvaluationCache:
     Each build calls `begin`, then `evaluate` for each rule, then `finish`.
     """
 
-    def __init__(self, max_age_s: float, *, reject_missing: bool) -> None:
-        self._max_age_s = max_age_s
+    def __init__(self, max_ages: MaxAges, *, reject_missing: bool) -> None:
+        self._max_ages = max_ages
         self._reject_missing = reject_missing
         self.evaluated: dict[Comparison, RuleEvaluation] = {}
         """The rules that were evaluated since `begin`; empty after `finish`."""
@@ -47,12 +49,11 @@ class RuleEvaluationCache:
     ) -> Generator[None, None, RuleEvaluation]:
         """Evaluate a rule over all nodes, given the column of its metric; equal rules are computed once."""
         if rule not in self.evaluated:
-            key = self._values_key(rule)
-            _, max_age_s = key
+            key = _values_key(rule)
             if key not in self._new_values:
                 self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
                 yield
-            inputs, history = self._new_values[key]
+            inputs, history, max_age_s = self._new_values[key]
             evaluation = rule_evaluation.evaluate_rule(
                 rule, inputs, reject_missing=self._reject_missing, max_age_s=max_age_s
             )
@@ -90,19 +91,21 @@ class RuleEvaluationCache:
 
     def gaps(self, rule: Comparison) -> Mask:
         """The nodes in a gap between their values, of a rule that is evaluated (`rule_suspension.find_gaps`)."""
-        key = self._values_key(rule)
-        _, max_age_s = key
-        history = self._new_values[key].history
-        return rule_suspension.find_gaps(self.evaluated[rule], self._histories[rule], history, max_age_s)
+        values = self._new_values[_values_key(rule)]
+        return rule_suspension.find_gaps(
+            self.evaluated[rule], self._histories[rule], values.history, values.max_age_s
+        )
 
-    def _values_key(self, rule: Comparison) -> _ValuesKey:
-        return rule.metric_request().key, self._max_age_s if rule.max_age_s is None else rule.max_age_s
+    def max_age_s(self, rule: Comparison) -> float:
+        """The maximum age in effect, of a rule that is evaluated."""
+        return self._new_values[_values_key(rule)].max_age_s
 
     def _rule_values(
         self, rule: Comparison, key: _ValuesKey, column: Column, cluster_state: ClusterState
     ) -> _RuleValues:
         """The values of a rule. Arrays that equal those before, or for another maximum age, are shared."""
-        metric, max_age_s = key
+        metric, _ = key
+        max_age_s = self._max_ages.of_rule(rule, column.sample_distance_s)
         inputs = rule_evaluation.rule_inputs(rule, column, cluster_state.now, max_age_s)
         before = self._values.get(key)
         others = [
@@ -115,4 +118,8 @@ class RuleEvaluationCache:
         history = rule_suspension.update_value_history(
             before.history if before else None, inputs, cluster_state.nodes
         )
-        return _RuleValues(inputs, history)
+        return _RuleValues(inputs, history, max_age_s)
+
+
+def _values_key(rule: Comparison) -> _ValuesKey:
+    return rule.metric_request().key, rule.max_age_s

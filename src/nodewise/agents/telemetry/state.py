@@ -16,7 +16,7 @@ from nodewise.agents.telemetry import (
 from nodewise.agents.telemetry.metric_columns import MetricColumns
 from nodewise.agents.telemetry.namespace_budgets import NamespaceBudgets
 from nodewise.agents.telemetry.node_labels import LabelColumn
-from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.options import MaxAges, TelemetryOptions
 from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES, NamespaceTrust
 from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
@@ -24,6 +24,7 @@ from nodewise.agents.telemetry.policy_selection import SelectionIndex
 from nodewise.agents.telemetry.rule_evaluation import AvoidVerdict, RuleEvaluation
 from nodewise.agents.telemetry.rule_evaluation_cache import RuleEvaluationCache
 from nodewise.agents.telemetry.rule_states import RuleStates, RuleVerdict
+from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
 
 POLICIES = "taspolicies"
@@ -41,6 +42,14 @@ class EvaluatedPreference(NamedTuple):
     ranks: rank_scores.Ranks
     """Dense ranks by node number."""
     weight: int
+
+
+class SparseSamples(NamedTuple):
+    """A metric whose samples are too far apart for the maximum age of its values."""
+
+    metric: str
+    distance_s: float
+    max_age_s: float
 
 
 class PolicyState(NamedTuple):
@@ -70,6 +79,8 @@ class PolicyState(NamedTuple):
     """Which nodes pass rules of `avoid` because they have no value, by metric, where other nodes have one."""
     incomplete: tuple[str, ...] = ()
     """Metrics of its rules whose last response lacks a part of the series, as messages name them."""
+    sparse_samples: tuple[SparseSamples, ...] = ()
+    """The metrics of its rules whose values count for less than the distance of samples, or hardly longer."""
 
 
 class TelemetryState(NamedTuple):
@@ -96,7 +107,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """What `_selection` was computed from."""
         self._selection = SelectionIndex((), {})
         self._columns = MetricColumns()
-        self._rules = RuleEvaluationCache(max_age_s, reject_missing=options.when_missing == "reject")
+        max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
+        self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
         self._rule_states = RuleStates()
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[PolicyKey, Policy]:
@@ -212,6 +224,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             rule_verdicts,
             self._nodes_without_values(policy),
             self._incomplete_metrics(policy, cluster_state),
+            self._sparse_samples(policy),
         )
 
     def _evaluate_node_labels(
@@ -354,6 +367,18 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             if is_incomplete if failure is None else failure.reason == "IncompleteAnswer":
                 names[rule.metric_request().name] = None
         return tuple(names)
+
+    def _sparse_samples(self, policy: Policy) -> tuple[SparseSamples, ...]:
+        """The metrics of evaluated rules with samples near or beyond the maximum age, each with its shortest one."""
+        by_metric: dict[str, SparseSamples] = {}
+        for rule in policy.usable_comparisons():
+            evaluation = self._rules.evaluated.get(rule)
+            distance_s = evaluation.inputs.column.sample_distance_s if evaluation is not None else None
+            if distance_s is None or not sample_distance.is_near(self._rules.max_age_s(rule), distance_s):
+                continue
+            sparse = SparseSamples(rule.metric_request().name, distance_s, self._rules.max_age_s(rule))
+            by_metric[sparse.metric] = min(by_metric.get(sparse.metric, sparse), sparse)
+        return tuple(by_metric.values())
 
     def _causes_on_some_nodes(
         self, rules: Iterable[Comparison], cluster_state: ClusterState

@@ -61,6 +61,7 @@ _NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
 _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
 _INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
+_SPARSE_SAMPLES: Final = ConditionKind("SamplesTooSparse", "False")
 _KINDS: Final = (
     _VALID,
     _FETCHED,
@@ -72,6 +73,7 @@ _KINDS: Final = (
     _LABEL_REFUSED,
     _WITHOUT_VALUES,
     _INCOMPLETE,
+    _SPARSE_SAMPLES,
 )
 GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
@@ -96,6 +98,9 @@ def _policy_conditions(
     )
     text = policy_conditions.incomplete_answers_text(state.incomplete)
     yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
+    text = policy_conditions.sparse_samples_text(state.sparse_samples, "max_age")
+    good = "values count for longer than the distance of samples"
+    yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
     not_trusted = state.policy.not_trusted
     text = "the policy needs no trust that its namespace lacks"

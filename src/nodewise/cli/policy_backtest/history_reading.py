@@ -47,6 +47,8 @@ _SAMPLE_STEPS: Final = 200
 """Times at which all metrics are read first: for thresholds to propose, and to find empty metrics early."""
 _MAX_SKEW_S: Final = 30.0
 _MAX_NAMED: Final = 3
+_DISTANCE_TIMES: Final = 16
+"""How often the distance of samples is measured in the range: scrape intervals change rarely."""
 
 
 class HistoryRange(NamedTuple):
@@ -162,10 +164,10 @@ async def _evaluate(
             *backtest_variants.alternatives(policy, samples),
         ]
 
-    requests = list(Backtest(timeline, setup.nodes, lambda _: (), settings=settings).requests.values())
-    samples.update(await _read_samples(setup, requests, grid))
+    needed = Backtest(timeline, setup.nodes, lambda _: (), settings=settings)
+    samples.update(await _read_samples(setup, needed, grid))
     evaluation = Backtest(timeline, setup.nodes, variants, settings=settings)
-    await for_each_block(setup.history, requests, grid, evaluation.add)
+    await for_each_block(setup.history, evaluation.requests_for, grid, evaluation.add)
     if not len(evaluation.times):
         raise BadInput(_WHAT, [no_usable_time(grid)])
     _note_gaps(setup, evaluation, grid)
@@ -173,22 +175,57 @@ async def _evaluate(
     return reports.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
 
 
+RequestsFor = Callable[[Mapping[str, float | None]], Mapping[str, MetricRequest]]
+"""The requests by key, with the maximum ages that follow from the distances of samples, by key."""
+
+
 async def for_each_block(
     history: PrometheusHistory,
-    requests: Sequence[MetricRequest],
+    requests_for: RequestsFor,
     grid: TimeGrid,
     add: Callable[[TimeGrid, Mapping[str, NodeMatrix]], None],
 ) -> None:
     """Call `add`, in another thread, with each block of times in order. The next block is read meanwhile."""
     blocks = _blocks(grid, history.steps_per_part)
+    reader = _BlockReader(history, requests_for, grid)
     with _progress(grid.steps) as progress:
-        reading = asyncio.create_task(history.read(requests, blocks[0]))
+        reading = asyncio.create_task(reader.read(blocks[0]))
         for number, block in enumerate(blocks):
             matrices = await reading
             if number + 1 < len(blocks):
-                reading = asyncio.create_task(history.read(requests, blocks[number + 1]))
+                reading = asyncio.create_task(reader.read(blocks[number + 1]))
             await asyncio.to_thread(add, block, matrices)
             progress(block.steps)
+
+
+class _BlockReader:
+    """Reads blocks in order, each with the distances of samples at that time, which are measured a few times."""
+
+    def __init__(self, history: PrometheusHistory, requests_for: RequestsFor, grid: TimeGrid) -> None:
+        self._history = history
+        self._requests_for = requests_for
+        self._every_s = (grid.end - grid.start) / _DISTANCE_TIMES
+        self._measured_at = -np.inf
+        self._distances: dict[str, float | None] = {}
+
+    async def read(self, block: TimeGrid) -> Mapping[str, NodeMatrix]:
+        if block.end - self._measured_at >= self._every_s:
+            self._measured_at = block.end
+            await self._measure(block)
+        matrices = await self._history.read(list(self._requests_for(self._distances).values()), block)
+        return {
+            key: matrix._replace(sample_distance_s=self._distances.get(key))
+            for key, matrix in matrices.items()
+        }
+
+    async def _measure(self, block: TimeGrid) -> None:
+        """Measure at the end of the block, and where no samples are then, at its beginning. Others stay."""
+        for at in dict.fromkeys((block.end, block.start)):
+            requests = self._requests_for({}).values()
+            distances = await self._history.sample_distances(list(requests), at)
+            self._distances |= {key: each for key, each in distances.items() if each is not None}
+            if None not in distances.values():
+                return
 
 
 @contextlib.contextmanager
@@ -203,16 +240,15 @@ def _blocks(grid: TimeGrid, steps: int) -> list[TimeGrid]:
     return [grid.part(first, steps) for first in range(0, grid.steps, steps)]
 
 
-async def _read_samples(
-    setup: _Setup, requests: Sequence[MetricRequest], grid: TimeGrid
-) -> Mapping[str, NodeMatrix]:
+async def _read_samples(setup: _Setup, needed: Backtest, grid: TimeGrid) -> Mapping[str, NodeMatrix]:
     """The metrics at a few times of the range. `BadInput` for a metric that has no value of any node."""
     every = max(grid.steps // _SAMPLE_STEPS, 1)
     steps = -(-grid.steps // every)
     # aligned to the end: the start of a range may be older than the history
     step_s = grid.step_s * every
     coarse = TimeGrid(grid.end - (steps - 1) * step_s, step_s, steps)
-    samples = await setup.history.read(requests, coarse)
+    samples = await _BlockReader(setup.history, needed.requests_for, grid).read(coarse)
+    requests = needed.requests.values()
     problems = [
         _no_values_problem(setup, request, samples[request.key], grid)
         for request in requests

@@ -45,6 +45,8 @@ _CONDITION_REMEDIES: Final = {
     " nodes, relabel them, or set --prometheus-node-label",
     "IncompleteAnswers": "check the stores of Thanos, or the storage nodes of VictoriaMetrics: the log event"
     " metric_warning of nodewise has the warnings. Absent nodes are evaluated again with the next complete response",
+    "SamplesTooSparse": "set maxAge of the rule (max_age in a TASPolicy) to the time in the message, or remove it: the"
+    " default follows from the distance of samples, up to 10 minutes. Or scrape the metric more often",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""
 _NOTED_CONDITIONS: Final = ("Flapping", "NodesWithoutValues")

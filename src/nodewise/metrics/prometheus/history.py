@@ -8,11 +8,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from nodewise import cooperative_scheduling
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import queries, query_responses, range_matrix, series_labels
+from nodewise.metrics.prometheus import (
+    node_matching,
+    queries,
+    query_responses,
+    range_matrix,
+    series_labels,
+)
 from nodewise.metrics.prometheus.client import PrometheusClient
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
@@ -78,6 +86,27 @@ class PrometheusHistory:
         """
         matrices = await asyncio.gather(*(self._read_metric(request, grid) for request in requests))
         return {request.key: matrix for request, matrix in zip(requests, matrices, strict=True)}
+
+    async def sample_distances(
+        self, requests: Sequence[MetricRequest], at: float
+    ) -> Mapping[str, float | None]:
+        """How far apart the samples of metrics were at a time, by `MetricRequest.key`; None if it is not known.
+
+        Errors as in `read`.
+        """
+        distances = await asyncio.gather(*(self._sample_distance(request, at) for request in requests))
+        return {request.key: distance for request, distance in zip(requests, distances, strict=True)}
+
+    async def _sample_distance(self, request: MetricRequest, at: float) -> float | None:
+        query = queries.past_range_query(request, max(request.max_age_s, sample_distance.LOOKBACK_S), at)
+        if not query:
+            return None
+        async with self._parts:
+            answer = await self._query(query)
+        series = query_responses.newest_values(answer)
+        run = cooperative_scheduling.run_without_pauses
+        grouped = run(node_matching.group_by_node(series, self._labels, self._attributes))
+        return run(node_matching.sample_distance_s(grouped))
 
     async def series(self, query: str) -> list[SeriesValue]:
         """The series of an instant query."""

@@ -3,12 +3,13 @@
 Series that differ only in labels of replicas are one series, scraped several times: the newest sample counts.
 """
 
+import math
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from nodewise.metrics import aggregation
+from nodewise.metrics import aggregation, sample_distance
 from nodewise.metrics.node_attributes import NodeAttributes, host_of
 from nodewise.metrics.prometheus import query_responses, series_owners
 from nodewise.metrics.prometheus.query_responses import SeriesValue
@@ -107,6 +108,52 @@ def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[
         if not number % _STRIDE:
             yield
     return False
+
+
+def sample_distance_s(grouped: SeriesByNode) -> Generator[None, None, float | None]:
+    """The distance of the samples of nodes, of at least half of which it is known; else None. Yields between parts.
+
+    If the series of a node have different ones, the largest counts: the value of the node is as old as the oldest.
+    """
+    distances: list[float] = []
+    for number, own in enumerate(grouped.by_node.values()):
+        known = [item.distance_s for item in own if item.distance_s is not None]
+        if known:
+            distances.append(max(known))
+        if not number % _STRIDE:
+            yield
+    is_measured = sample_distance.is_measured(len(distances), len(grouped.by_node))
+    return sample_distance.typical_distance_s(distances) if is_measured else None
+
+
+def without_old_series(grouped: SeriesByNode, max_age_s: float) -> Generator[None, None, SeriesByNode]:
+    """The series without those whose newest sample is more than `max_age_s` older than the newest one of all series.
+
+    A response with samples of the maximum age only would not have them. Yields between parts of the work.
+    """
+    newest = -math.inf
+    for number, item in enumerate(chain(grouped.unmatched, *grouped.by_node.values())):
+        newest = max(newest, item.at or -math.inf)
+        if not number % _STRIDE:
+            yield
+    since = newest - max_age_s
+    by_node: dict[str, list[SeriesValue]] = {}
+    for number, (node, own) in enumerate(grouped.by_node.items()):
+        if kept := _series_since(own, since):
+            by_node[node] = kept
+        if not number % _STRIDE:
+            yield
+    unmatched: list[SeriesValue] = []
+    for start in range(0, len(grouped.unmatched), _STRIDE):
+        unmatched += _series_since(grouped.unmatched[start : start + _STRIDE], since)
+        yield
+    conflicts = {node: why for node, why in grouped.conflicts.items() if node in by_node}
+    return SeriesByNode(by_node, unmatched, conflicts)
+
+
+def _series_since(own: list[SeriesValue], since: float) -> list[SeriesValue]:
+    """The series with a sample since a time, or without times."""
+    return [item for item in own if item.at is None or item.at >= since]
 
 
 def identities(

@@ -22,10 +22,19 @@ _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
 
-def range_query(request: MetricRequest, max_age_s: float) -> str:
-    """The query of a request: the rule's query, else a selector of the metric; samples no older than `max_age_s`."""
+def range_query(request: MetricRequest, lookback_s: float) -> str:
+    """The query of a request: the rule's query, else a selector of the metric; samples no older than `lookback_s`."""
     expression = instant_query(request)
-    return f"{expression}[{promql_duration(max_age_s)}]" if is_selector(expression) else expression
+    return f"{expression}[{promql_duration(lookback_s)}]" if is_selector(expression) else expression
+
+
+def past_range_query(request: MetricRequest, lookback_s: float, at: float) -> str:
+    """The query of the samples of a selector in the time before `at`; empty for any other expression.
+
+    Source of the modifier `@`: Prometheus 2.33 and newer, VictoriaMetrics.
+    """
+    expression = instant_query(request)
+    return f"{expression}[{promql_duration(lookback_s)}] @ {at:.3f}" if is_selector(expression) else ""
 
 
 def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: bool) -> str:

@@ -17,7 +17,7 @@ from nodewise.errors import (
     shown,
     truncate,
 )
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, sample_distance
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.terminal_escaping import short
 
@@ -37,6 +37,8 @@ class SeriesValue(NamedTuple):
     has_ended: bool = False
     """Whether NaN follows the value: the series has ended, or its last scrape failed. VictoriaMetrics returns its
     marker of that as NaN, which Prometheus leaves out."""
+    distance_s: float | None = None
+    """How far apart its newest samples are; None for a single one."""
 
 
 class QueryResponse(NamedTuple):
@@ -229,11 +231,25 @@ def _newest_value(series: _EncodedSeries, kind: str) -> SeriesValue:
         return SeriesValue(series.metric, "a histogram", None)
     # only the last pair is decoded: a value's text has no bracket, so the last one opens that pair
     at, value = _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
+    distance_s = _sample_distance_s(pairs)
     if value == NAN:
         for earlier_at, earlier in reversed(_decode_pairs(pairs)):
             if earlier != NAN:
-                return SeriesValue(series.metric, earlier, earlier_at, has_ended=True)
-    return SeriesValue(series.metric, value, at)
+                return SeriesValue(series.metric, earlier, earlier_at, True, distance_s)
+    return SeriesValue(series.metric, value, at, distance_s=distance_s)
+
+
+def _sample_distance_s(pairs: bytes) -> float | None:
+    """The distance of the newest samples of a range; None for an instant value and a single sample."""
+    times = []
+    end = len(pairs)
+    for _ in range(sample_distance.COUNTED):
+        begin = pairs.rfind(b"[", 1, end)
+        if begin < 0:
+            break
+        times.append(float(pairs[begin + 1 : pairs.index(b",", begin)]))
+        end = begin
+    return sample_distance.newest_distance_s(times)
 
 
 def parse_sample_value(value: str) -> int:

@@ -68,6 +68,8 @@ class NodeMatrix(NamedTuple):
     """Series of none of the nodes, by the first label that should name one."""
     incomplete: str = ""
     """Why series or samples may be missing; empty if none are."""
+    sample_distance_s: float | None = None
+    """How far apart the samples of a node are; None if it is not known."""
 
 
 class _RangeSeries(msgspec.Struct, frozen=True, gc=False):

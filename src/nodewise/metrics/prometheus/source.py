@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from nodewise import cooperative_scheduling
 from nodewise.errors import Problem
-from nodewise.metrics import missing_values, nodes_without_values
+from nodewise.metrics import missing_values, nodes_without_values, sample_distance
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
@@ -67,7 +67,8 @@ class PrometheusSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `PrometheusClient`."""
-        query = queries.range_query(request, request.max_age_s or self._max_age_s)
+        max_age_s = request.max_age_s or self._max_age_s
+        query = queries.range_query(request, max(max_age_s, request.lookback_s))
         nodes = await self._nodes()
         async with contextlib.AsyncExitStack() as stack:
             slot = self._decoding.slot(request.namespaces)
@@ -75,6 +76,12 @@ class PrometheusSource:
             grouped = await cooperative_scheduling.run(
                 node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
             )
+        distance_s = await cooperative_scheduling.run(node_matching.sample_distance_s(grouped))
+        grouped = await cooperative_scheduling.run(
+            node_matching.without_old_series(
+                grouped, sample_distance.derived_max_age_s(max_age_s, distance_s)
+            )
+        )
         unmatched = len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings))
@@ -104,6 +111,8 @@ class PrometheusSource:
             node_values.differing,
             hosts,
             answer.incomplete,
+            sample_distance_s=distance_s,
+            is_distance_measured=distance_s is not None,
         )
 
     async def _log_unmatched_series(

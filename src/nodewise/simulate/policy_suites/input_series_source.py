@@ -1,13 +1,15 @@
 """Answers requests for metrics from the series of a test, with the semantics of Prometheus as a source.
 
-A metric is a range query, so a node has the newest sample that is not older than the maximum age of the request, also
-if the series has ended since. A query is evaluated at once, so a node has the sample of this interval or none.
+A metric is a range query, so a node has the newest sample that is not older than the maximum age of the request, or
+than 2.5 distances of samples, also if the series has ended since. A query is evaluated at once, so a node has the
+sample of this interval or none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nodewise import cooperative_scheduling
+from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
@@ -41,6 +43,9 @@ class InputSeriesSource:
         own = [series for series in self._series if _answers(series, request)]
         values = list(self._values(own, request, at_s))
         grouped = run(node_matching.group_by_node(values, LABELS, self._nodes))
+        distance_s = run(node_matching.sample_distance_s(grouped))
+        max_age_s = sample_distance.derived_max_age_s(request.max_age_s, distance_s)
+        grouped = run(node_matching.without_old_series(grouped, max_age_s))
         if not grouped.by_node and not request.empty_is_healthy:
             return "no series of the test has a value"
         current = None
@@ -51,7 +56,16 @@ class InputSeriesSource:
         node_values = run(node_matching.reduce(grouped, request.aggregate, LABELS, current))
         samples = run(pack_samples(node_values.samples))
         invalid, differing = node_values.invalid, node_values.differing
-        return Series(request.key, _SOURCE, START + at_s, samples, invalid, differing)
+        return Series(
+            request.key,
+            _SOURCE,
+            START + at_s,
+            samples,
+            invalid,
+            differing,
+            sample_distance_s=distance_s,
+            is_distance_measured=distance_s is not None,
+        )
 
     def _values(
         self, own: Sequence[InputSeries], request: MetricRequest, at_s: float
@@ -64,12 +78,16 @@ class InputSeriesSource:
                 if value is not None and value != STALE:
                     yield SeriesValue(series.labels, value, None)
                 continue
-            samples = list(self._samples(series, last, at_s - request.max_age_s))
+            lookback_s = max(request.max_age_s, request.lookback_s)
+            samples = list(self._samples(series, last, at_s - lookback_s))
+            times = [at for at, _ in samples[: sample_distance.COUNTED]]
+            distance_s = sample_distance.newest_distance_s(times)
             number = next((sample for sample in samples if sample[1] != NAN), None)
             if number is not None:
-                yield SeriesValue(series.labels, number[1], number[0], has_ended=number is not samples[0])
+                has_ended = number is not samples[0]
+                yield SeriesValue(series.labels, number[1], number[0], has_ended, distance_s)
             elif samples:
-                yield SeriesValue(series.labels, NAN, samples[0][0])
+                yield SeriesValue(series.labels, NAN, samples[0][0], distance_s=distance_s)
 
     def _samples(self, series: InputSeries, last: int, since_s: float) -> Iterator[tuple[float, str]]:
         """Time and value of each sample since a time of the test, newest first."""

@@ -84,7 +84,7 @@ class SuiteRunner:
         history = _TestHistory(test, objects, self._settings)
         nodes, source = NodeIndex(test.nodes), InputSeriesSource(test)
         for at_s in _evaluation_times(test, self._suite.evaluation_interval_s):
-            responses = source.respond(history.timeline.requests, at_s)
+            responses = source.respond(history.timeline.next_requests(), at_s)
             moment = history.timeline.advance(START + at_s, responses, nodes)
             history.record(moment)
             expectations = [

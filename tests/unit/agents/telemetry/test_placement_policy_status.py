@@ -131,6 +131,48 @@ def test_nodes_that_are_rejected_for_lack_of_a_value_are_not_named() -> None:
     assert "NodesWithoutValues" not in conditions(status(state, selected_pods=1))
 
 
+def with_distance(distance_s: float | None) -> MetricsSnapshot:
+    heat = msgspec.structs.replace(METRICS.series["heat"], sample_distance_s=distance_s)
+    return metrics_snapshot(heat, METRICS.series["load"])
+
+
+@pytest.mark.parametrize(
+    ("distance_s", "max_age", "message"),
+    [
+        (
+            60.0,
+            "60s",
+            "samples of heat are 1m apart, and a value counts for 1m: set maxAge to at least 2m30s",
+        ),
+        (
+            30.0,
+            "20s",
+            "samples of heat are 30s apart, and a value counts for 20s: set maxAge to at least 1m15s",
+        ),
+        (480.0, None, "samples of heat are 8m apart, and a value counts for 10m: set maxAge to at least 20m"),
+    ],
+)
+def test_samples_that_are_too_far_apart_are_reported(
+    distance_s: float, max_age: str | None, message: str
+) -> None:
+    rule = HOT | ({"maxAge": max_age} if max_age else {})
+    state = only_state(policy(avoid=[rule, BUSY]), metrics=with_distance(distance_s))
+    condition = status(state, selected_pods=1).conditions_by_type()["SamplesTooSparse"]
+    assert (condition.status, condition.reason) == ("True", "DistanceNearMaxAge")
+    assert condition.message.startswith(message)
+    again = status(only_state(policy(avoid=[HOT])), status(state), selected_pods=1)
+    assert conditions(again)["SamplesTooSparse"] == ("False", "AllWell")
+
+
+@pytest.mark.parametrize(("distance_s", "max_age"), [(60.0, None), (60.0, "3m"), (300.0, None), (None, "5s")])
+def test_samples_that_are_close_enough_are_not_reported(
+    distance_s: float | None, max_age: str | None
+) -> None:
+    rule = HOT | ({"maxAge": max_age} if max_age else {})
+    state = only_state(policy(avoid=[rule]), metrics=with_distance(distance_s))
+    assert "SamplesTooSparse" not in conditions(status(state, selected_pods=1))
+
+
 def test_a_policy_that_only_labels_nodes_counts_no_pods() -> None:
     rule = HOT | {"labels": {"gpu.nodewise.io/suspect": "true"}}
     state = only_state(policy("ClusterPlacementPolicy", podSelector=None, nodeLabels=[rule]))

@@ -57,6 +57,19 @@ def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
     assert "NodesWithoutValues" not in status(evaluated(policy_object)).conditions_by_type()
 
 
+def test_samples_that_are_too_far_apart_are_reported() -> None:
+    policy_object = policy(dontschedule=[rule("m", target=80, max_age="90s")])
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    values = msgspec.structs.replace(series("m", n1=90, n2=5), sample_distance_s=120.0)
+    cluster = cluster_state([policy_object], metrics_snapshot(values))
+    evaluated_state = cooperative_scheduling.run_without_pauses(state.build(cluster)).policies[tas_key()]
+    condition = status(evaluated_state).conditions_by_type()["SamplesTooSparse"]
+    assert condition.message == (
+        "samples of m are 2m apart, and a value counts for 1m30s: set max_age to at least 5m, or scrape the metric more"
+        " often. Nodes have no value between two samples, or after one failed scrape"
+    )
+
+
 def test_the_mode_says_whether_the_policy_has_an_effect() -> None:
     state = evaluated(policy(dontschedule=[rule("m", target=80)]))
     assert status(state).mode == "Enforce"
