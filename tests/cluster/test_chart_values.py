@@ -12,7 +12,7 @@ import yaml
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.test_chart import CHART, Helm
+from tests.cluster.test_chart import CHART, TLS, Helm
 
 pytestmark = pytest.mark.cluster
 
@@ -278,3 +278,33 @@ def test_notes_show_no_settings(helm_program: Path, plane: ControlPlane, tmp_pat
     file.write_text(yaml.safe_dump({"settings": secret, "extender": {"extraEnv": extra}}))
     output = helm.said("install", "nodewise", CHART, "--values", file, "--dry-run=client")
     assert "hunter2" not in output.partition("\nNOTES:\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("component", "values"),
+    [
+        ("nodewise", {}),
+        ("nodewise-controller", {"nativeMode": {"enabled": True}}),
+        ("nodewise-annotator", {"annotator": {"enabled": True}}),
+    ],
+)
+def test_header_of_a_tenant_comes_from_a_secret(
+    helm: Helm, tmp_path: Path, component: str, values: dict[str, Any]
+) -> None:
+    """Each program that reads Prometheus has the setting, and the Secret with the file that it names."""
+    volume = {"name": "tenant", "secret": {"secretName": "mimir-tenant"}}
+    mount = {"name": "tenant", "mountPath": "/etc/nodewise/tenant", "readOnly": True}
+    volumes = {"extraVolumes": [volume], "extraVolumeMounts": [mount]}
+    header = ["X-Scope-OrgID=/etc/nodewise/tenant/id"]
+    settings = {"prometheus_url": ["http://mimir/prometheus"], "prometheus_header_file": header}
+    chart_values = values | {"settings": settings, "extender": volumes}
+    chart_values["annotator"] = values.get("annotator", {}) | volumes
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(chart_values))
+    rendered = yaml.safe_load_all(helm.said("template", "nodewise", CHART, "--values", file, "--set", TLS))
+    by_kind = {(item["kind"], item["metadata"]["name"]): item for item in rendered if item}
+    pod = by_kind["Deployment", component]["spec"]["template"]["spec"]
+    assert volume in pod["volumes"]
+    assert mount in pod["containers"][0]["volumeMounts"]
+    [config] = by_kind["ConfigMap", component]["data"].values()
+    assert yaml.safe_load(config)["prometheus_header_file"] == header

@@ -89,6 +89,18 @@ class TestSuite(PrometheusSuite):
             fetch(prometheus({}), query="1")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "metric_back_end", metric_back_ends.parameters(metric_back_ends.PROMETHEUS)[1:], indirect=True
+)
+class TestSuiteOfNewerVersions(PrometheusSuite):
+    """The suite with the newer versions of Prometheus."""
+
+    @pytest.fixture
+    def prometheus(self, metric_back_end: MetricBackEnd) -> Holding:
+        return lambda series: metric_back_end.start(series=series).url
+
+
 def points(series: str, ages_and_values: Iterable[tuple[float, float]]) -> list[str]:
     """Samples of a series, by ages in seconds in descending order."""
     now = time.time()

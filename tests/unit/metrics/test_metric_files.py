@@ -109,3 +109,37 @@ def test_usage_of_no_node_says_so(tmp_path: Path) -> None:
     other = ONE | {"metadata": {"name": "gone-7"}}
     series = metric_files.read_snapshot(object_files.read([write_objects(tmp_path, other, NODE)])).series
     assert series["cpu_usage_share"].invalid == {"gone-7": "no Node has this name"}
+
+
+def test_list_of_metrics_server_with_a_deleted_node(tmp_path: Path) -> None:
+    """A list as metrics-server writes it: worker-9 was deleted, and worker-3 is new."""
+    items = [
+        {
+            "metadata": {"name": name, "creationTimestamp": None},
+            "timestamp": "2026-11-28T20:31:32Z",
+            "window": window,
+            "usage": {"cpu": cpu, "memory": memory},
+        }
+        for name, window, cpu, memory in (
+            ("worker-1", "20.041s", "7719234567n", "34983820Ki"),
+            ("worker-2", "15s", "0", "0"),
+            ("worker-9", "15s", "100m", "1Gi"),
+        )
+    ]
+    used = {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetricsList", "items": items}
+    nodes = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": f"worker-{number}"},
+            "status": {"allocatable": {"cpu": "8", "memory": "32Gi"}},
+        }
+        for number in (1, 2, 3)
+    ]
+    series = metric_files.read_snapshot(object_files.read([write_objects(tmp_path, used, *nodes)])).series
+    assert {node: sample.value for node, sample in series["cpu_usage_share"].samples.items()} == {
+        "worker-1": 964_904_321,
+        "worker-2": 0,
+    }
+    assert series["memory_usage_share"].samples["worker-1"].value == 1_042_599_082
+    assert [metric.invalid for metric in series.values()] == [{}] * 4
