@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise import quantity
@@ -89,29 +89,46 @@ def timeline(avoid: list[dict[str, Any]]) -> PolicyTimeline:
     return PolicyTimeline(policy_timeline.objects_of_files(files, settings.options), settings)
 
 
+_ABSENT = {"query": "load", "above": 0, "emptyMeans": "Healthy", "whenMissing": "Reject"}
+
+
+@example(
+    avoid=[_ABSENT],
+    history=[
+        {"temp": [[4] * 4], "load": [[0, 0, 4, 4]]},
+        {"temp": [[4] * 4], "load": [[4] * 4]},
+        {"temp": [[4] * 4] * 2, "load": [[0] * 4, [4] * 4]},
+    ],
+    distances={"temp": None, "load": None},
+    incomplete={(1, "load")},
+)
 @given(
     st.lists(rules(), min_size=1, max_size=3),
     blocks(),
     st.fixed_dictionaries(dict.fromkeys(METRICS, st.sampled_from([None, 15.0, 60.0, 120.0, 300.0]))),
+    st.sets(st.tuples(st.integers(0, 2), st.sampled_from(METRICS))),
 )
 def test_rules_as_arrays_agree_with_the_state_builder(
     avoid: list[dict[str, Any]],
     history: list[dict[str, list[list[int]]]],
     distances: dict[str, float | None],
+    incomplete: set[tuple[int, str]],
 ) -> None:
+    """`incomplete` are the numbers and metrics of blocks in which series may be missing."""
+
     def itself(policy: Policy) -> list[Variant]:
         assert not policy.problems
         return [Variant(0, "", policy)]
 
     backtest = Backtest(timeline(avoid), NODES, itself, TimelineSettings())
     at = 1_700_000_000.0
-    for block in history:
+    for number, block in enumerate(history):
         steps = len(block["temp"])
-        matrices = {
-            key: matrix(block[name], distances[name])
-            for key, request in backtest.requests.items()
-            for name in [request.query or request.metric]
-        }
+        matrices = {}
+        for key, request in backtest.requests.items():
+            name = request.query or request.metric
+            text = "a store is down" if (number, name) in incomplete else ""
+            matrices[key] = matrix(block[name], distances[name])._replace(incomplete=text)
         backtest.add(TimeGrid(at, 60.0, steps), matrices)
         at += 60.0 * steps
     [record] = backtest.records.values()

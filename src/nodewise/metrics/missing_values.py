@@ -241,6 +241,10 @@ def cause_of_series(series: Series, nodes: NodeIndex, column: Column) -> Cause |
         return None
     if (invalid := cause_of_invalid_values(series, nodes)) is not None:
         return invalid
+    if series.incomplete:
+        return cause(
+            "IncompleteAnswer", series.source, "gave an incomplete response, without a value of a node"
+        )
     if series.samples or series.invalid:
         return cause("NoSeriesOfNodes", series.source, "has values, and none of them is of a node")
     return cause("NoSeries", series.source, "has no value of a node")

@@ -40,7 +40,7 @@ class _PartMasks(NamedTuple):
     """One comparison in a block, by step and node."""
 
     broken: Mask
-    """Where it is met, with the last known results in suspended steps."""
+    """Where it is met, with the last known results in suspended steps, and where the history is incomplete."""
     lacking: Mask
     """Where a missing value rejects the node."""
     level: RulePart
@@ -117,14 +117,16 @@ class RuleArrays:
 
     def _part_masks(self, part: Comparison, matrix: NodeMatrix, context: RuleContext) -> _PartMasks:
         suspended = context.suspended.get(part.metric_request().key)
+        is_incomplete = bool(matrix.incomplete)
         fresh = matrix.states == ValueState.FRESH
-        known = fresh | (matrix.states == ValueState.MISSING) if part.empty_means else fresh
+        is_empty_known = part.empty_means and not is_incomplete
+        known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
         broken = fresh & _meets(part, matrix.values, part.target)
         held = broken
         if part.release is not None:
             held = fresh & _meets(part, matrix.values, part.release)
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
-        is_suspended = np.zeros(len(fresh), bool) if suspended is None else suspended
+        is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
         is_absent = ~known & (matrix.states != ValueState.INVALID)
         releases = (
             ~self._gaps(part, matrix.sample_distance_s, (known, is_absent), context.times)

@@ -206,7 +206,7 @@ class Backtest:
             self._names.names[node]: _INVALID
             for node in np.flatnonzero(states == ValueState.INVALID).tolist()
         }
-        if not invalid and not is_fresh.any() and (matrix.incomplete or not request.empty_is_healthy):
+        if not (invalid or is_fresh.any() or request.empty_is_healthy or matrix.incomplete):
             return "no series in the history"
         names = self._names
         if not is_fresh.all():

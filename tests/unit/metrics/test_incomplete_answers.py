@@ -6,16 +6,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import msgspec
 import numpy as np
 import pytest
 
+from nodewise.annotator.node_usage import UsageMeasurement
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.prometheus_usage import PrometheusUsageSource
+from nodewise.cli import policy_text
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.clock import SystemClock
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.range_matrix import TimeGrid
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source_selection import FetchLimits, SourceSelector
+from nodewise.metrics.value_distribution import distribution_of
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.statistics.prometheus_load_queries import WindowOptions
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, run_prometheus
 from tests.unit.metrics.fake_prometheus_history import FakeHistory, history_of, request_of
 from tests.unit.metrics.prometheus_suite import fetch, source, values
@@ -160,3 +169,41 @@ def test_complete_history_has_no_note() -> None:
     history = history_of(FakeHistory({}), ("a",))
     asyncio.run(history.series("kube_pod_info"))
     assert list(history_reading.incomplete_notes(history)) == []
+
+
+def test_proposed_policy_warns_about_an_incomplete_response() -> None:
+    series = Series("fan", "prometheus", 1.0, {"a": Sample(7 * 10**9, 1.0)}, incomplete=STORE)
+    distribution = distribution_of({"a": 7 * 10**9}, ["b"])
+    lines = list(policy_text.distribution_lines(distribution, series))
+    assert f"Warning: the response is incomplete, so values may be missing: {STORE}" in lines
+    complete = msgspec.structs.replace(series, incomplete="")
+    assert list(policy_text.distribution_lines(distribution, complete)) == [lines[0], *lines[2:]]
+
+
+def test_annotator_reports_incomplete_responses(server: PrometheusDouble) -> None:
+    statistic = 'fan{instance="a"} * 1'
+    options = WindowOptions(
+        cpu_mean_query=statistic,
+        cpu_deviation_query=statistic,
+        memory_mean_query="absent * 1",
+        memory_deviation_query="absent * 1",
+    )
+
+    async def measure() -> UsageMeasurement:
+        made = source(server.url)
+        clock, limits = SystemClock(), FetchLimits(60.0, 4)
+        usage = PrometheusUsageSource(
+            SourceSelector([made], limits, clock, MetricsRegistry()),
+            options,
+            AnnotatorConfig(usage=True, allocation=False),
+            [made],
+            clock,
+        )
+        try:
+            return await usage.measure({})
+        finally:
+            await made.close()
+
+    measured = asyncio.run(measure())
+    assert measured.usage["a"].cpu.mean == 7000.0
+    assert [STORE in failure for failure in measured.failures] == [True] * 4

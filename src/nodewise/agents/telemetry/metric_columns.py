@@ -46,7 +46,8 @@ class MetricColumns:
             self._columns.pop(metric, None)
         elif known is None or known.series is not series or known.nodes is not nodes:
             column = yield from series_arrays.build_column(series, nodes)
-            is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
+            is_empty = not (series.samples or series.invalid or series.incomplete)
+            is_healthy = metric_request.empty_is_healthy and is_empty
             cause = None if is_healthy else missing_values.cause_of_series(series, nodes, column)
             cause_on_some_nodes = missing_values.cause_on_some_nodes(series, nodes)
             yield

@@ -111,6 +111,16 @@ def test_an_incomplete_response_without_series_is_no_first_response() -> None:
     assert refreshes.respond(1005) == set()
 
 
+def test_incomplete_series_without_samples_are_not_healthy() -> None:
+    """A recording or a backtest may have such a series."""
+    refreshes = Refreshes(ERRORS)
+    assert refreshes.respond(1000, WARNING) == set(NAMES)
+    assert refreshes.state.unfetched[refreshes.key].reason == "IncompleteAnswer"
+    assert refreshes.respond(1005, r1=3) == {"r1"}
+    assert refreshes.respond(1010, WARNING) == {"r1"}
+    assert refreshes.respond(1015) == set()
+
+
 def test_rule_with_times_keeps_the_states_of_absent_nodes() -> None:
     refreshes = Refreshes(HOT | {"for": "30s", "keepFor": "1m"})
     values = {"r3": 60, "r4": 60, "r5": 60}
