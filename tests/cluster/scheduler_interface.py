@@ -4,13 +4,16 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from tests.cluster import namespace_sandboxes
+from tests.cluster import namespace_sandboxes, program_cache
 from tests.cluster.api_client import Object
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
+
+CLAIMS: Final = "no new claims to deallocate, " if program_cache.MINOR < 37 else ""
+"""The message of the plugin DynamicResources in every preemption, before that of the preemption plugin, up to 1.36."""
 
 
 class SchedulingOutcome(NamedTuple):

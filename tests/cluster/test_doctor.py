@@ -132,7 +132,9 @@ def by_service(cluster: HealthyCluster) -> contextlib.AbstractContextManager[Non
 
 
 def test_each_finding_is_planted() -> None:
-    assert {case.finding for case in DOCTOR_CASES} == CATALOGUE.keys() - {"not-looked-at"}
+    # the control plane of these tests has a version that the tests run on
+    not_planted = {"not-looked-at", "kubernetes-version-untested"}
+    assert {case.finding for case in DOCTOR_CASES} == CATALOGUE.keys() - not_planted
 
 
 @pytest.mark.parametrize("case", DOCTOR_CASES, ids=_case_name)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from nodewise.cli.demo import extender_process
-from tests.cluster import fake_scheduler_extender, kubernetes_objects, program_cache
+from tests.cluster import fake_scheduler_extender, kubernetes_objects
 from tests.cluster.api_client import Object
-from tests.cluster.scheduler_interface import SchedulerUnderTest
+from tests.cluster.scheduler_interface import CLAIMS, SchedulerUnderTest
 
 pytestmark = pytest.mark.kubernetes_versions
-CLAIMS = "no new claims to deallocate, " if program_cache.MINOR < 37 else ""
+
 PRIORITY = 1000
 MARK = {"telemetry/scheduling": "1"}
 MANAGED = [{"name": name, "ignoredByScheduler": True} for name in MARK]

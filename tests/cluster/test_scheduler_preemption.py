@@ -9,14 +9,12 @@ import pytest
 
 from tests.cluster import fake_scheduler_extender, kubernetes_objects, program_cache
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer, RecordedCall
-from tests.cluster.scheduler_interface import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
+from tests.cluster.scheduler_interface import CLAIMS, ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 pytestmark = pytest.mark.kubernetes_versions
 
 LARGE = kubernetes_objects.pod("large", cpu="3", priority=100)
 ONE_FULL = "0/1 nodes are available: 1 Insufficient cpu."
-CLAIMS = "no new claims to deallocate, " if program_cache.MINOR < 37 else ""
-"""The message of the plugin DynamicResources in every preemption, up to 1.36."""
 FOUND = " preemption: found a potential placement for pod on node a, preempting 1 victims"
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
