@@ -591,12 +591,8 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         SOUND._replace(cluster_version=SchedulerVersion(scheduler_versions.NEWEST + 1)),
         {"kubernetes-version-untested"},
     ),
-    (
-        "an older Kubernetes",
-        SOUND._replace(cluster_version=SchedulerVersion(29)),
-        {"kubernetes-version-untested"},
-    ),
-    ("the oldest tested Kubernetes", SOUND._replace(cluster_version=SchedulerVersion(34)), set()),
+    ("an older Kubernetes is a note", SOUND._replace(cluster_version=SchedulerVersion(29)), set()),
+    ("the oldest tested Kubernetes", SOUND._replace(cluster_version=SchedulerVersion(36)), set()),
     ("default scheduler away", waiting(), {"scheduler-not-running"}),
     ("a scheduler that crashes", pod(ready=0), {"scheduler-not-running"}),
     (
