@@ -13,6 +13,7 @@ from nodewise import trusted_files
 from nodewise.cpu import pool_allocations
 from nodewise.cpu.agent import socket_file
 from nodewise.cpu.cpusets import container_cpusets, container_runtime_client
+from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
 from nodewise.cpu.install import installation
 from nodewise.cpu.node import nfd_feature_file
 from nodewise.cpu.store.directory import DirectoryStore
@@ -163,6 +164,9 @@ USERS: dict[str, Callable[[Path], object]] = {
         folder / "cpusets.json"
     ),
     "where that is kept": lambda folder: container_cpusets.save_original_cpusets(folder / "cpusets.json", {}),
+    "partitions of containers": lambda folder: CgroupPartitions(
+        Path("/nonexistent"), folder / "partitions.json"
+    ).release(),
     "features of the node": lambda folder: nfd_feature_file.write(folder, ["power", "performance"]),
     "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None

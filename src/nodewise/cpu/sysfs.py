@@ -10,10 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu.topology import COMMAND_LINE, CPUS, NODES, PARTITION_CPUS, ROOT_CGROUP, ROOT_CPUS
+from nodewise.cpu.topology import (
+    COMMAND_LINE,
+    CPUS,
+    NODES,
+    OWN_PARTITIONS,
+    PARTITION_CPUS,
+    ROOT_CGROUP,
+    ROOT_CPUS,
+)
 
 _FILES: Final = (
     COMMAND_LINE,
+    OWN_PARTITIONS,
     *(f"{CPUS}/{name}" for name in ("present", "online", "isolated")),
     f"{CPUS}/cpu[0-9]*/online",
     *(f"{CPUS}/cpu[0-9]*/topology/{name}" for name in ("physical_package_id", "die_id", "core_id")),

@@ -9,9 +9,10 @@ firmware does not provide it: then a socket is a set of CPUs that the kernel lis
 there is one socket.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import cpu_set_formats
@@ -26,6 +27,8 @@ ROOT_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.effective"
 """The online CPUs that are in no partition, in the root cgroup of version 2."""
 PARTITION_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.isolated"
 """The CPUs of isolated partitions, since Linux 6.7; newer kernels also list those of `isolcpus=`."""
+OWN_PARTITIONS: Final = "run/nodewise/partitions.json"
+"""The partitions that the node agent created for containers (`cpusets.cgroup_partitions`)."""
 
 FASTEST_KIND: Final = "performance"
 """The kind of the fastest cores of a machine that has several kinds."""
@@ -339,11 +342,22 @@ def _cpus_of_partitions(files: _MachineFiles, online: frozenset[int]) -> frozens
 
     The root cgroup loses them, so that every other process that asks for one in its affinity gets EINVAL. A kernel that
     lists CPUs of `isolcpus=` as those of partitions leaves them to the root cgroup. (Documentation/admin-guide/
-    cgroup-v2.rst, cpuset.cpus.partition.)
+    cgroup-v2.rst, cpuset.cpus.partition.) The node agent's own partitions hold CPUs of the pools and are left out.
     """
     rest = files.cpus(ROOT_CPUS)
     isolated = (files.cpus(PARTITION_CPUS) or frozenset()) - (files.cpus(f"{CPUS}/isolated") or frozenset())
-    return (isolated if rest is None else isolated | (online - rest)) & online
+    taken = isolated if rest is None else isolated | (online - rest)
+    return (taken & online) - _cpus_of_own_partitions(files)
+
+
+def _cpus_of_own_partitions(files: _MachineFiles) -> frozenset[int]:
+    """The CPUs of the node agent's partitions; none if its file cannot be read, so that they count as foreign ones."""
+    try:
+        document = json.loads(files.texts.get(OWN_PARTITIONS) or "{}")
+        lists = [str(entry["cpus"]) for entry in document.values()]
+        return frozenset(chain.from_iterable(map(cpu_set_formats.parse_cpu_numbers, lists)))
+    except (AttributeError, BadInput, KeyError, RecursionError, TypeError, ValueError):
+        return frozenset()
 
 
 def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:

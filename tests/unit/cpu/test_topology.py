@@ -340,3 +340,19 @@ def test_root_cgroup_is_read_where_it_is_the_root(place: str, tmp_path: Path) ->
         (own / "cpuset.cpus").write_text("\n")
         (own / "cpuset.cpus.effective").write_text("0\n")
     assert sysfs.read(tmp_path) == {topology.PARTITION_CPUS: "2-3\n"}
+
+
+@pytest.mark.parametrize(
+    ("record", "partitions"),
+    [
+        ('{"c1": {"cpus": "1-2", "cgroup": "kubepods/pod1/c1"}, "c2": {"cpus": "4", "cgroup": "x"}}', {3}),
+        ("{}", {1, 2, 3, 4}),
+        ("[", {1, 2, 3, 4}),
+        ('{"c1": {"cgroup": "x"}}', {1, 2, 3, 4}),
+        ('{"c1": {"cpus": "1-"}}', {1, 2, 3, 4}),
+    ],
+    ids=["own and foreign", "no own", "no JSON", "no CPUs", "no list"],
+)
+def test_partitions_of_the_node_agent_are_no_foreign_ones(record: str, partitions: set[int]) -> None:
+    texts = files(6) | {topology.PARTITION_CPUS: "1-4\n", topology.OWN_PARTITIONS: record}
+    assert topology.parse(texts).partitions == partitions

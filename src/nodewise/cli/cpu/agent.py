@@ -25,6 +25,8 @@ from nodewise.cpu.agent.socket_server import ConnectionLimits
 from nodewise.cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise.cpu.allocation_store import AllocationStore
 from nodewise.cpu.cpusets import container_runtime_client
+from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise.cpu.cpusets.container_cgroups import ContainerCgroups
 from nodewise.cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise.cpu.node import (
     kubelet_cpu_manager_state,
@@ -35,6 +37,7 @@ from nodewise.cpu.node import (
 )
 from nodewise.cpu.node.machine_features import PoolInputs
 from nodewise.cpu.reconfiguration import execution
+from nodewise.cpu.topology import ROOT_CGROUP
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -52,6 +55,7 @@ class AgentOptions(common_options.StoreOptions, common_options.MachineOptions, c
     socket: str
     interval: float
     enforce: str
+    isolate: str
     runtime_endpoint: str
     kubelet_dir: str
     allow_unrequested: bool
@@ -179,13 +183,28 @@ def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInp
 def _create_cpu_enforcer(
     options: AgentOptions, node_machine: PoolInputs, proc: Path, stack: ExitStack
 ) -> CpusetEnforcer | None:
+    root = other_cpu_managers.host_root(Path("/"), proc) / ROOT_CGROUP
+    partitions = CgroupPartitions(root)
+    if options.isolate == "none":
+        # those of an earlier agent
+        partitions.release()
+    elif options.enforce == "none":
+        raise BadSettings("settings", [Problem("--isolate", options.isolate, "--enforce cgroup")])
+    else:
+        partitions.check_support()
     if options.enforce == "none":
         return None
     runtime = container_runtime_client.ContainerRuntime(
         container_runtime_client.endpoint(options.runtime_endpoint), proc
     )
     stack.callback(runtime.close)
-    return CpusetEnforcer(runtime, node_machine.topology, proc)
+    return CpusetEnforcer(
+        runtime,
+        node_machine.topology,
+        proc,
+        cgroups=ContainerCgroups(root, root / "cpuset"),
+        partitions=partitions if options.isolate != "none" else None,
+    )
 
 
 def _create_report_publishers(
@@ -236,6 +255,14 @@ _OWN: Final[Sequence[click.Parameter]] = (
         default="none",
         show_default=True,
         help="cgroup: limit the cpuset of each container to the CPUs of its tasks.",
+    ),
+    click.Option(
+        ["--isolate"],
+        type=click.Choice(["none", "partition"]),
+        default="none",
+        show_default=True,
+        help="partition: make containers with exclusive CPUs isolated cgroup partitions, with --enforce cgroup, cgroup "
+        "version 2 and Linux 6.7 or newer. none: undo them.",
     ),
     click.Option(
         ["--runtime-endpoint"],

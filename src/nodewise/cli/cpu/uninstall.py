@@ -24,8 +24,10 @@ from nodewise.cpu.cluster.cpu_manager_removal import RemovalStep, RemovedNode
 from nodewise.cpu.cluster.object_writer import Deadline
 from nodewise.cpu.cmk_names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
 from nodewise.cpu.cpusets import enforcer
+from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
 from nodewise.cpu.install import installation
-from nodewise.cpu.node import nfd_feature_file, task_garbage_collection
+from nodewise.cpu.node import nfd_feature_file, other_cpu_managers, task_garbage_collection
+from nodewise.cpu.topology import ROOT_CGROUP
 from nodewise.errors import NodewiseError
 
 TIMEOUT_S: Final = 120.0
@@ -101,6 +103,7 @@ def _uninstall_from_node(
     report_progress(
         RemovalStep(program, _removal_result(was_there=installation.remove(Path(options.install_dir))))
     )
+    _undo_partitions(proc, report_progress)
     socket = Path(DEFAULT_SOCKET)
     report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
     file = nfd_feature_file.FOLDER / nfd_feature_file.FILE
@@ -110,6 +113,17 @@ def _uninstall_from_node(
             _removal_result(was_there=nfd_feature_file.write(nfd_feature_file.FOLDER, ())),
         )
     )
+
+
+def _undo_partitions(proc: Path, report_progress: Callable[[RemovalStep], None]) -> None:
+    """Undo what remains of the partitions of the node agent, and report it if there is something."""
+    root = other_cpu_managers.host_root(Path("/"), proc) / ROOT_CGROUP
+    try:
+        result = "removed" if CgroupPartitions(root).release() else ""
+    except NodewiseError as error:
+        result = f"left: {error}"
+    if result:
+        report_progress(RemovalStep("cgroup partitions", result))
 
 
 def _remove_agent_socket(socket: Path) -> str:

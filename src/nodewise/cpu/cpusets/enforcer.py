@@ -6,6 +6,9 @@ tasks gets back the cpuset that it had before its first task.
 The node agent calls `admit` after it stored an allocation, before it answers the wrapper, and after a release; `widen`
 before it moves tasks to other CPUs; and `check` after each garbage collection, which also repairs cpusets after a
 restart of the kubelet or the agent. During a reconfiguration a container has both the old and the new CPUs.
+
+With partitions, a container whose tasks hold exclusive CPUs only is an isolated partition with these CPUs. It is none
+while its cpuset changes, because a partition limits its processes to its own CPUs.
 """
 
 import threading
@@ -17,6 +20,8 @@ from typing import Final, NamedTuple
 from nodewise.cpu import ended_tasks, procfs
 from nodewise.cpu.allocation_store import StoredAllocations
 from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise.cpu.cpusets.container_cgroups import ContainerCgroups
 from nodewise.cpu.cpusets.container_cpusets import Cpus, Cpuset, CpusetRuntime
 from nodewise.cpu.ended_tasks import KnownProcesses
 from nodewise.cpu.node import thread_affinity
@@ -49,6 +54,25 @@ def cpus_of_tasks(stored: StoredAllocations) -> Mapping[Task, Cpus]:
     for move in stored.intent.moves if stored.intent else ():
         cpus[move.task] = cpus.get(move.task, frozenset()) | move.before | move.after
     return cpus
+
+
+def containers_to_isolate(stored: StoredAllocations, topology: Topology) -> Mapping[str, Cpus]:
+    """The containers whose tasks hold exclusive CPUs only, and these CPUs; none of which tasks are being moved.
+
+    CPUs of `isolcpus=` are isolated already, and the kernel accepts them in no partition.
+    """
+    cpus: dict[str, Cpus] = {}
+    mixed = {move.task.container for move in stored.intent.moves} if stored.intent else set()
+    for pool, cpu_list in stored.allocations.cpu_lists:
+        for task in cpu_list.tasks:
+            if not pool.is_exclusive:
+                mixed.add(task.container)
+            cpus[task.container] = cpus.get(task.container, frozenset()) | frozenset(cpu_list.cpus)
+    return {
+        container: own
+        for container, own in cpus.items()
+        if container and container not in mixed and not own <= topology.isolated
+    }
 
 
 def target_cpusets(
@@ -92,6 +116,8 @@ class _NodeState(NamedTuple):
     """The task's CPUs of each process of a task, by process id."""
     processes: Mapping[str, Sequence[int]]
     """The processes of each container."""
+    isolated: Mapping[str, Cpus]
+    """The CPUs of each container that should be an isolated partition."""
 
 
 class CpusetEnforcer:
@@ -102,12 +128,20 @@ class CpusetEnforcer:
     """
 
     def __init__(
-        self, containers: CpusetRuntime, topology: Topology, proc: Path, originals: Path = DEFAULT_ORIGINALS
+        self,
+        containers: CpusetRuntime,
+        topology: Topology,
+        proc: Path,
+        originals: Path = DEFAULT_ORIGINALS,
+        cgroups: ContainerCgroups | None = None,
+        partitions: CgroupPartitions | None = None,
     ) -> None:
         self._containers = containers
         self._topology = topology
         self._proc = proc
         self._originals = originals
+        self._cgroups = cgroups
+        self._partitions = partitions
         self._lock = threading.Lock()
 
     def admit(self, read: StoreReader, container: str, known: KnownProcesses | None = None) -> bool:
@@ -140,6 +174,8 @@ class CpusetEnforcer:
         changed: dict[str, Cpuset] = {}
         problems = []
         with self._lock:
+            if self._partitions:
+                self._partitions.release_ended()
             stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
             if known is None:
                 known = self._find_processes(stored, None)
@@ -171,7 +207,11 @@ class CpusetEnforcer:
         }
         with_tasks = frozenset(task.container for task in task_cpus)
         return _NodeState(
-            targets, with_tasks, own_cpus, container_cpusets.list_container_processes(self._proc, targets)
+            targets,
+            with_tasks,
+            own_cpus,
+            container_cpusets.list_container_processes(self._proc, targets),
+            containers_to_isolate(stored, self._topology) if self._partitions else {},
         )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
@@ -186,7 +226,12 @@ class CpusetEnforcer:
         current = self._containers.find(container)
         changes = None
         if current is not None:
+            if self._partitions:
+                self._partitions.release_unless(container, node.isolated.get(container))
             changes = self._confine(container, current.effective, node, originals)
+            if self._partitions and container in node.isolated:
+                is_new = self._partitions.isolate(container, node.isolated[container])
+                changes = changes or (node.targets[container] if is_new else None)
         if container in originals and (current is None or container not in node.with_tasks):
             del originals[container]
             container_cpusets.save_original_cpusets(self._originals, originals)
@@ -199,7 +244,7 @@ class CpusetEnforcer:
         masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
-        changes = has_strays or differs
+        changes = has_strays or differs or self._is_undone(container, target, node)
         if changes:
             # saved first: if the agent is killed after the next line, its successor can restore the container
             if container not in originals:
@@ -215,6 +260,15 @@ class CpusetEnforcer:
                 thread_affinity.set_thread_affinity(thread, cpus)
                 changes = True
         return target if changes else None
+
+    def _is_undone(self, container: str, target: Cpuset, node: _NodeState) -> bool:
+        """Whether the cgroup of a container with tasks has another cpuset, which the runtime has not noticed.
+
+        Threads that have chosen their affinities keep them when the cpuset becomes wider, so they do not show it.
+        """
+        if self._cgroups is None or container not in node.with_tasks:
+            return False
+        return self._cgroups.read_cpus(container) not in (None, target.cpus)
 
     def _cpuset_to_set(
         self, container: str, current: Cpuset, node: _NodeState, originals: Mapping[str, Cpuset]

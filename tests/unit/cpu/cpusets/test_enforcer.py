@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import pool_allocations
+from nodewise.cpu import cpu_set_formats, pool_allocations
 from nodewise.cpu.allocation_store import Intent, StoredAllocations
 from nodewise.cpu.cpusets import container_cpusets
+from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise.cpu.cpusets.container_cgroups import ContainerCgroups
 from nodewise.cpu.cpusets.container_cpusets import ContainerCpuset, Cpuset
 from nodewise.cpu.cpusets.enforcer import (
     CpusetEnforcer,
     affinity_after_cpuset_change,
+    containers_to_isolate,
     cpus_of_tasks,
     target_cpusets,
 )
@@ -217,3 +220,75 @@ def test_memory_of_a_confined_container(
     assert confining.check(lambda: held, {}).changed == {}
     confining.check(lambda: stored(("exclusive", str(cpu), [])), {})
     assert runtime.cpusets == {A: Cpuset(cpus(*range(8)), cpus(0, 1, 3))}
+
+
+class FakeCgroupRuntime(FakeCpusetRuntime):
+    """A container runtime that also writes `cpuset.cpus` of the containers' cgroups below `root`."""
+
+    def __init__(self, root: Path, **cpusets: Cpuset) -> None:
+        super().__init__(**cpusets)
+        self.root = root
+
+    def folder(self, container: str) -> Path:
+        return self.root / f"kubepods/pod0f5b2c66-1f1e-4b55-8f6b-0d3c5a9be001/{container}"
+
+    def confine(self, container: str, to: Cpuset) -> None:
+        super().confine(container, to)
+        self.folder(container).mkdir(parents=True, exist_ok=True)
+        for path in (self.folder(container), self.folder(container).parent, self.root / "kubepods"):
+            for name in ("cpuset.cpus.exclusive", "cpuset.cpus.partition"):
+                if not (path / name).exists():
+                    (path / name).write_text("\n")
+        (self.folder(container) / "cpuset.cpus").write_text(f"{cpu_set_formats.format_cpu_ranges(to.cpus)}\n")
+
+
+@pytest.mark.parametrize("undone", ["\n", "0-7\n"])
+def test_cpuset_that_systemd_undid_is_restored_by_the_next_check(
+    undone: str, memory: Path, tmp_path: Path
+) -> None:
+    """systemd replaces the cpuset of the cgroup at the next change of a property; the runtime does not notice it."""
+    runtime = FakeCgroupRuntime(tmp_path / "cgroup", a=Cpuset())
+    cgroups = ContainerCgroups(tmp_path / "none", tmp_path / "cgroup")
+    checking = CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory, cgroups)
+    held = stored(("exclusive", "2,5", [ONE]))
+    checking.check(lambda: held, {})
+    assert checking.check(lambda: held, {}).changed == {}
+    (runtime.folder(A) / "cpuset.cpus").write_text(undone)
+    assert checking.check(lambda: held, {}).changed == {A: Cpuset(cpus(2, 5), cpus(0, 1))}
+    assert (runtime.folder(A) / "cpuset.cpus").read_text() == "2,5\n"
+    assert checking.check(lambda: held, {}).changed == {}
+
+
+def test_containers_with_exclusive_cpus_only_are_isolated() -> None:
+    held = stored(("exclusive", "1,5", [ONE]), ("exclusive", "2", [TWO]), ("shared", "0", [OTHER]))
+    assert containers_to_isolate(held, MACHINE) == {A: cpus(1, 2, 5)}
+    mixed = stored(("exclusive", "1,5", [ONE]), ("shared", "0", [TWO]), ("exclusive", "2", [Task(14)]))
+    assert containers_to_isolate(mixed, MACHINE) == {}
+    move = Move(ONE, cpus(1), cpus(3))
+    moving = held._replace(intent=Intent(held.allocations, ONE, "", (move,)))
+    assert containers_to_isolate(moving, MACHINE) == {}
+    booted = Topology(tuple(Cpu(cpu, isolated=cpu != 0) for cpu in range(8)), ())
+    assert containers_to_isolate(held, booted) == {}
+
+
+def test_partition_follows_the_tasks_of_its_container(memory: Path, tmp_path: Path) -> None:
+    runtime = FakeCgroupRuntime(tmp_path / "cgroup", a=Cpuset())
+    memory.parent.mkdir(mode=0o755)
+    partitions = CgroupPartitions(tmp_path / "cgroup", memory.with_name("partitions.json"))
+    checking = CpusetEnforcer(
+        runtime, MACHINE, Path("/proc"), memory, ContainerCgroups(tmp_path / "cgroup"), partitions
+    )
+
+    def state() -> tuple[str, str]:
+        names = ("cpuset.cpus.partition", "cpuset.cpus.exclusive")
+        partition, exclusive = ((runtime.folder(A) / name).read_text().strip() for name in names)
+        return partition, exclusive
+
+    assert checking.admit(lambda: stored(("exclusive", "2,5", [ONE])), A, {})
+    assert state() == ("isolated", "2,5")
+    assert not checking.admit(lambda: stored(("exclusive", "2,5", [ONE])), A, {})
+    checking.admit(lambda: stored(("exclusive", "2,5", [ONE]), ("exclusive", "3", [TWO])), A, {})
+    assert state() == ("isolated", "2-3,5")
+    checking.check(lambda: stored(("exclusive", "2,5", []), ("exclusive", "3", [])), {})
+    assert state() == ("member", "")
+    assert runtime.cpusets[A].cpus == cpus(*range(8))
