@@ -2,34 +2,23 @@
 depend on how far apart samples are.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
-from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.agent import NodeIndex
 from nodewise.clock import ManualClock
-from nodewise.metrics.metrics_source import merge_requests
-from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse, decode_response
-from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.policy_suites.input_series_source import InputSeriesSource
 from nodewise.simulate.policy_suites.suite import START, InputSeries, PolicyTest
 from nodewise.simulate.policy_timeline import PolicyTimeline, TimelineSettings
+from tests.unit.metrics.refreshed_policy import PERIOD_S, objects_of, rejections
 
-PERIOD_S: Final = 5.0
 NODES: Final = ("a", "b", "c", "d", "e")
 RANGE: Final = re.compile(r"(?P<selector>.*)\[(?P<seconds>\d+)(?P<milli>m?)s\]")
 LOOKBACK_S: Final = 300.0
@@ -66,45 +55,10 @@ class ScrapedPrometheus:
                 yield at, value
 
 
-def objects_of(*avoid: Mapping[str, Any]) -> dict[str, Any]:
-    spec = msgspec.Raw(msgspec.json.encode({"podSelector": {}, "namespaceSelector": {}, "avoid": avoid}))
-    return {"clusterplacementpolicies": {("", "p"): PolicyObject(PolicyMetadata("p", "", "uid", 1), spec)}}
-
-
 def rejected_by_program(values: Values, rule: Mapping[str, Any], steps: int) -> list[set[str]]:
     """What the extender rejects after each refresh."""
-    objects, nodes, settings = objects_of(rule), NodeIndex(values), TimelineSettings()
-    builder = KIND.state(settings.options, settings.sync_period_s)
     clock = ManualClock(START)
-
-    async def lookup() -> NodeAttributes:
-        return NodeAttributes({}, {name: name for name in values})
-
-    async def play() -> list[set[str]]:
-        url = "http://127.0.0.1:9"
-        source = PrometheusSource(
-            url, PrometheusSettings(PrometheusOptions(prometheus_url=(url,)), 60.0), lookup, MetricsRegistry()
-        )
-        source._client = ScrapedPrometheus(values, clock)  # type: ignore[assignment]
-        refresher = MetricsRefresher([source], RefreshOptions(), clock, MetricsRegistry())
-        requests = merge_requests(builder.metric_requests(objects))
-        refresher.set_requests(requests)
-        rejected = []
-        for _ in range(steps):
-            for request in requests:
-                refresher._start_fetch(request)
-            await refresher.settle()
-            cluster = ClusterState(nodes, objects, refresher.snapshot, clock.now())
-            state = cooperative_scheduling.run_without_pauses(builder.build(cluster))
-            [policy] = state.policies.values()
-            rejected.append(
-                {node for node, code in zip(nodes.known, policy.verdict.codes, strict=False) if code}
-            )
-            clock.advance(PERIOD_S)
-        await source.close()
-        return rejected
-
-    return asyncio.run(play())
+    return rejections(ScrapedPrometheus(values, clock), clock, tuple(values), rule, steps)
 
 
 def rejected_by_policy_test(values: Values, rule: Mapping[str, Any], steps: int) -> list[set[str]]:

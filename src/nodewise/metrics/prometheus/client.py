@@ -53,13 +53,17 @@ class PrometheusClient:
         self._own_parameters: Mapping[str, str] = _COMPLETE_AND_CURRENT
         """Empty once the server has refused them, as Google's managed Prometheus does."""
 
-    async def query(self, query: str, before_body: BeforeBody | None = None) -> QueryResponse:
-        """The response to an instant query at the current time. `before_body` is called when it begins, and may wait;
-        until then its body stays in the buffers of the connection.
+    async def query(
+        self, query: str, before_body: BeforeBody | None = None, *, at: float | None = None
+    ) -> QueryResponse:
+        """The response to an instant query at the current time, or at one in seconds since 1970. `before_body` is
+        called when it begins, and may wait; until then its body stays in the buffers of the connection.
 
         Errors as in `_query`.
         """
-        return await self._query(_PATH, {"query": query}, before_body)
+        # not the modifier `@`: VictoriaMetrics ignores it in a query that is a selector with a range
+        times = {} if at is None else {"time": f"{at:.3f}"}
+        return await self._query(_PATH, {"query": query, **times}, before_body)
 
     async def query_range(self, query: str, start: float, end: float, step_s: float) -> QueryResponse:
         """The values of a query at `start`, `start + step_s` and so on until `end`, in seconds since 1970.

@@ -98,11 +98,11 @@ class PrometheusHistory:
         return {request.key: distance for request, distance in zip(requests, distances, strict=True)}
 
     async def _sample_distance(self, request: MetricRequest, at: float) -> float | None:
-        query = queries.past_range_query(request, max(request.max_age_s, sample_distance.LOOKBACK_S), at)
-        if not query:
+        if not queries.is_selector(queries.instant_query(request)):
             return None
+        query = queries.range_query(request, max(request.max_age_s, sample_distance.LOOKBACK_S))
         async with self._parts:
-            answer = await self._query(query)
+            answer = await self._query(query, at)
         series = query_responses.newest_values(answer)
         run = cooperative_scheduling.run_without_pauses
         grouped = run(node_matching.group_by_node(series, self._labels, self._attributes))
@@ -160,9 +160,9 @@ class PrometheusHistory:
                 request.max_age_s if queries.is_selector(queries.instant_query(request)) else 0.0,
             )
 
-    async def _query(self, query: str) -> QueryResponse:
+    async def _query(self, query: str, at: float | None = None) -> QueryResponse:
         self.query_count += 1
-        answer = await self._client.query(query)
+        answer = await self._client.query(query, at=at)
         self.incomplete = self.incomplete or answer.incomplete
         return answer
 

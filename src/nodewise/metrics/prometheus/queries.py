@@ -28,15 +28,6 @@ def range_query(request: MetricRequest, lookback_s: float) -> str:
     return f"{expression}[{promql_duration(lookback_s)}]" if is_selector(expression) else expression
 
 
-def past_range_query(request: MetricRequest, lookback_s: float, at: float) -> str:
-    """The query of the samples of a selector in the time before `at`; empty for any other expression.
-
-    Source of the modifier `@`: Prometheus 2.33 and newer, VictoriaMetrics.
-    """
-    expression = instant_query(request)
-    return f"{expression}[{promql_duration(lookback_s)}] @ {at:.3f}" if is_selector(expression) else ""
-
-
 def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: bool) -> str:
     """The query whose value at any time is that of the newest sample no older than `max_age_s`.
 
