@@ -26,6 +26,7 @@ RESPONSES: Final[Mapping[str, Mapping[str, Any]]] = json.loads(
 COMPLETE: Final = RESPONSES["all stores respond"]
 WITHOUT_PROMETHEUS: Final = RESPONSES["the Prometheus of a sidecar does not respond"]
 WITHOUT_SIDECAR: Final = RESPONSES["a sidecar of --endpoint-strict does not respond"]
+REMOVED_SIDECAR: Final = RESPONSES["a sidecar of --endpoint does not respond for 20 s"]
 
 
 def fetch(responses: Mapping[str, Any], query: str) -> Series:
@@ -75,6 +76,18 @@ def test_response_with_the_warning_of_a_store_is_incomplete(query: str) -> None:
 def test_empty_response_with_the_warning_of_a_store_is_a_failure() -> None:
     with pytest.raises(NoValues, match="an incomplete response: fetch series for"):
         fetch(WITHOUT_SIDECAR, "gpu_temp > 90")
+
+
+def test_store_that_thanos_has_removed_is_not_known() -> None:
+    """A limit: the response does not say that series are missing."""
+    assert (
+        set(fetch(REMOVED_SIDECAR, "gpu_temp").samples),
+        fetch(REMOVED_SIDECAR, "gpu_temp").incomplete,
+    ) == (
+        {"a"},
+        "",
+    )
+    assert fetch(REMOVED_SIDECAR, "gpu_temp > 90").samples == {}
 
 
 _CONNECTION = (
