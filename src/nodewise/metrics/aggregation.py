@@ -7,7 +7,7 @@ result.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodewise.metrics.series import Sample
+from nodewise.metrics.series import DifferingValues, Sample
 
 AGGREGATIONS: Final = ("max", "min", "sum", "avg")
 
@@ -31,6 +31,19 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
     return max(samples, key=lambda sample: sample.at or 0.0)
 
 
+def differing_values(entries: Sequence[SampleOrReason], aggregation: str) -> DifferingValues | None:
+    """The range of several values of one node, for which `reduce` has no result; None if one of them is not a number,
+    or too large, or if a sum is requested, which may be beyond all values.
+    """
+    samples = [entry for entry in entries if isinstance(entry, Sample)]
+    values = [sample.value for sample in samples if abs(sample.value) < _INT64_LIMIT]
+    if aggregation == "sum" or len(entries) == 1 or len(values) < len(entries):
+        return None
+    oldest = min((sample.at for sample in samples if sample.at is not None), default=None)
+    return DifferingValues(min(values), max(values), oldest)
+
+
+_INT64_LIMIT: Final = 2**63
 _CONFLICT: Final = " of one node differ"
 _CONFLICT_REMEDY: Final = "set aggregate: max or "
 _QUERY_REMEDY: Final = "use a query "

@@ -13,7 +13,7 @@ from nodewise import clock, cooperative_scheduling, quantity
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.series import Sample, Series, pack_samples
+from nodewise.metrics.series import DifferingValues, Sample, Series, pack_samples
 
 
 class _DescribedObject(msgspec.Struct, frozen=True, gc=False):
@@ -137,14 +137,19 @@ class SeriesBuilder:
         """The series; yields between parts. Several values of one node are aggregated as the request demands."""
         samples: dict[str, Sample] = {}
         invalid: dict[str, str] = {}
+        differing: dict[str, DifferingValues] = {}
         for number, (node, entry) in enumerate(self._entries.items(), 1):
             try:
                 samples[node] = self._aggregate(node, entry, request.aggregate)
             except ValueError as error:
                 invalid[node] = str(error)
+                values = aggregation.differing_values(self._several.get(node, [entry]), request.aggregate)
+                if values is not None:
+                    differing[node] = values
             if not number % _STRIDE:
                 yield
-        return Series(request.metric, source, fetched_at, (yield from pack_samples(samples)), invalid)
+        packed = yield from pack_samples(samples)
+        return Series(request.metric, source, fetched_at, packed, invalid, differing)
 
     def _aggregate(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
         several = self._several.get(node)

@@ -13,7 +13,7 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_version
 from nodewise.metrics.metric_files import FileSource
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.series import DifferingValues, Sample, Series
 from tests.unit.metrics.custom_metrics_objects import group, item
 
 NANO = 10**9
@@ -135,6 +135,11 @@ class TestCustom:
             "x": "2 values of one node differ: set aggregate: max or give the source one value"
         }
 
+    def test_rule_that_all_differing_values_meet_can_reject_the_node(self) -> None:
+        values = [item("x", "7"), item("x", "900m"), item("y", "3"), item("z", "4"), item("z", "four")]
+        differing = fetch({"items": values})[0].differing
+        assert differing == {"x": DifferingValues(900_000_000, 7 * NANO, None)}
+
     def test_two_values_of_a_node_that_are_equal_are_one(self) -> None:
         assert fetch({"items": [item("x", "1"), item("x", "1000m")]})[0].samples["x"].value == NANO
 
@@ -240,6 +245,7 @@ class TestFiles:
         source = FileSource((str(file),))
         plain = asyncio.run(source.fetch(MetricRequest("m"), 0.0))
         assert (list(plain.samples), list(plain.invalid)) == (["b"], ["a"])
+        assert (plain.differing["a"].lowest, plain.differing["a"].highest) == (NANO, 9 * NANO)
         highest = asyncio.run(source.fetch(MetricRequest("m", aggregate="max"), 0.0))
         assert {node: sample.value // NANO for node, sample in highest.samples.items()} == {"a": 9, "b": 3}
 

@@ -25,7 +25,6 @@ _MAX_HOSTS: Final = 64
 """Names of hosts in series of no node that are kept."""
 _MAX_HOST: Final = 253
 _HOST: Final = re.compile(r"[a-z0-9._-]+")
-_INT64_LIMIT: Final = 2**63
 _STRIDE: Final = 32
 """Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
 
@@ -254,8 +253,8 @@ def _add_value_of_node(
             node_values.invalid[node] = str(error)
         else:
             return
-    # a sum may be beyond all values
-    if aggregate != "sum" and (values := _differing_values(counting)):
+    values = aggregation.differing_values([_sample_or_error_text(item) for item in counting], aggregate)
+    if values is not None:
         node_values.differing[node] = values
 
 
@@ -266,16 +265,6 @@ def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sam
     return aggregation.reduce(
         [_sample_or_error_text(item) for item in own], aggregate, _describe_conflict(own)
     )
-
-
-def _differing_values(own: Sequence[SeriesValue]) -> DifferingValues | None:
-    """The range of the values of several series; None if one of them is not a number, or too large."""
-    samples = [sample for item in own if isinstance(sample := _sample_or_error_text(item), Sample)]
-    values = [sample.value for sample in samples if abs(sample.value) < _INT64_LIMIT]
-    if len(values) < len(own) or len(own) == 1:
-        return None
-    oldest = min((sample.at for sample in samples if sample.at is not None), default=None)
-    return DifferingValues(min(values), max(values), oldest)
 
 
 def _sample_of_series(item: SeriesValue) -> Sample:
