@@ -101,6 +101,8 @@ class Watched(NamedTuple):
     """Whether only objects in nodewise's own namespace count, where tenants cannot write."""
     selectors: Mapping[str, str] = {}
     """`fieldSelector` and `labelSelector`, as in the API. They do not apply to objects of files."""
+    is_optional: bool = False
+    """Whether there are no objects, instead of an error, if the API server does not serve the kind or refuses it."""
 
 
 class Inputs(NamedTuple):

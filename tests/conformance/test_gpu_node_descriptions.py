@@ -118,3 +118,7 @@ def test_a_reason_names_the_profile_of_the_vendor_whose_gpus_a_node_has() -> Non
     assert pods["enc"]["dgx-b"] == (
         f"{MISSING}found nvidia.com/gpu, expected gpu.intel.com/xe or gpu.intel.com/i915; use --gpu-profile nvidia"
     )
+
+
+def test_nodes_of_a_dra_driver_are_left_to_kube_scheduler() -> None:
+    assert decide("dra_driver", flags=GENERIC).pods["ext-res"] == {"dra-node": "", "dra-node-gfd": ""}

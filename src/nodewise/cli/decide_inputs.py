@@ -16,7 +16,7 @@ from nodewise import agents, cooperative_scheduling
 from nodewise.agent import AgentKind, ObjectKey, Watched
 from nodewise.cli import native_coverage, object_and_metric_sources, terminal_output
 from nodewise.cli.progress import Progress
-from nodewise.errors import closest_name, shown
+from nodewise.errors import Refused, closest_name, shown
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects
@@ -198,7 +198,11 @@ def _agent_has_work(
 ) -> bool:
     """Whether an agent has work to do: one of its objects exists, other than namespaces, or the agent says so."""
     options = selection.options[kind.name]
-    own = (watched for watched in kind.watched(options) if watched.resource.kind != "Namespace")
+    own = (
+        watched
+        for watched in kind.watched(options)
+        if watched.resource.kind != "Namespace" and not watched.is_optional
+    )
     if any(objects.get(watched.name) for watched in own):
         return True
     return kind.concerns(options, nodes.values(), pods.values())
@@ -240,7 +244,7 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
             )
         )
     for query, objects in zip(queries, listed, strict=True):
-        if objects is None:
+        if objects is None and not query.watched.is_optional:
             _warn_of_missing_kind(query.watched.resource)
     return [objects or {} for objects in listed]
 
@@ -256,6 +260,13 @@ async def _list_objects_of_query(
     try:
         store = await object_listing.list_objects(api, target, MetricsRegistry(), on_progress)
     except NotFound:
+        return None
+    except Refused as error:
+        if not watched.is_optional:
+            raise
+        terminal_output.print_message(
+            f"{watched.resource.plural} cannot be read and count as absent: {error}"
+        )
         return None
     return store.snapshot()
 

@@ -128,7 +128,14 @@ def watch_cluster(
 
 def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
     inside = namespace if watched.own_namespace else ""
-    return ReflectorTarget(watched.resource, watched.type, inside, watched.selectors, watched.keep)
+    return ReflectorTarget(
+        watched.resource,
+        watched.type,
+        inside,
+        watched.selectors,
+        watched.keep,
+        is_optional=watched.is_optional,
+    )
 
 
 def reflect_waiting_pods(

@@ -7,7 +7,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from nodewise import cooperative_scheduling
 from nodewise.clock import Clock
-from nodewise.errors import NodewiseError, Problem, Unavailable
+from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube import api_discovery, list_watch
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
@@ -59,6 +59,8 @@ class ReflectorTarget(NamedTuple, Generic[T]):
     for an object that is ignored and logged."""
     label: str = ""
     """The kind in metrics and log lines, if several reflectors of a program watch the same kind."""
+    is_optional: bool = False
+    """Whether a kind that the API server refuses or does not serve from the start has no objects at once."""
 
 
 class Reflector(Generic[T]):
@@ -126,11 +128,16 @@ class Reflector(Generic[T]):
         while True:
             try:
                 await self._send_next_request(self._state)
-            except NotFound as error:
-                await self._handle_missing_collection(error)
             except NodewiseError as error:
-                self._state = list_watch.state_after_error(self._state, error)
-                await self._wait_before_retry(error)
+                # once an optional kind was readable, its objects stay while the API server starts and refuses all
+                is_left_out = self._target.is_optional and not (self.synced and self._is_served)
+                if is_left_out and isinstance(error, Refused):
+                    await self._leave_out(error)
+                elif isinstance(error, NotFound):
+                    await self._handle_missing_collection(error)
+                else:
+                    self._state = list_watch.state_after_error(self._state, error)
+                    await self._wait_before_retry(error)
 
     async def _send_next_request(self, state: ListWatchState) -> None:
         """One request: a page, a check of the version, or a watch until it ends."""
@@ -200,6 +207,18 @@ class Reflector(Generic[T]):
         if self._problem:
             self._problem = ""
             logs.emit("kube_back", kind=self._kind)
+
+    async def _leave_out(self, error: Refused) -> None:
+        """Count an optional kind that cannot be read as without objects, and list it again later."""
+        self._record_server_response()
+        self._state = ListState()
+        self._decoder.restart()
+        self._decoder.finish()
+        self._synced.set()
+        if self._is_served:
+            self._is_served = False
+            logs.emit("kube_kind_left_out", kind=self._kind, error=str(error))
+        await self._clock.sleep(NOT_SERVED_S)
 
     async def _handle_missing_collection(self, error: NotFound) -> None:
         """Empty the store once the kind has not been served for the grace period; until then retry.

@@ -205,6 +205,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "The API server has not served a kind for 60 s, or at the start for 3 s, so it has no objects: apply"
         " `deploy/crds`. It is listed again at least every 30 s.",
     ),
+    "kube_kind_left_out": LogEvent(
+        "info",
+        "The API server does not serve an optional kind, or refuses it to this account, so it has no objects: nodes"
+        " with GPUs of a DRA driver count as without GPUs. It is listed again every 30 s.",
+    ),
     "kube_silent": LogEvent(
         "warning",
         "The API server has not responded for ten seconds. Calls of kube-scheduler are answered from the stored nodes"

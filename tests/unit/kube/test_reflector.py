@@ -27,11 +27,11 @@ from tests.unit.serve.raw_http_client import metric_value
 class ReflectorFixture:
     """A reflector with a fake API server, its clock, and its log lines."""
 
-    def __init__(self, resource: Resource = CONFIGMAPS) -> None:
+    def __init__(self, resource: Resource = CONFIGMAPS, *, is_optional: bool = False) -> None:
         self.api = FakeApi()
         self.clock = PatientClock()
         self.metrics_registry = MetricsRegistry()
-        target = ReflectorTarget(resource, CONFIGMAP)
+        target = ReflectorTarget(resource, CONFIGMAP, is_optional=is_optional)
         self.reflector: Reflector[Any] = Reflector(
             self.api, target, self.clock, self.metrics_registry, lambda: 0.0
         )
@@ -383,3 +383,37 @@ async def test_a_404_at_the_start_that_discovery_does_not_confirm_blocks_readine
     async with followed.going():
         await turns(4)
         assert not followed.reflector.synced
+
+
+@pytest.fixture
+def optional(monkeypatch: pytest.MonkeyPatch) -> ReflectorFixture:
+    made = ReflectorFixture(THINGS, is_optional=True)
+    monkeypatch.setattr("nodewise.observe.logs.emit", made.note)
+    return made
+
+
+async def test_an_optional_kind_that_is_not_served_has_no_objects_at_once(optional: ReflectorFixture) -> None:
+    async with optional.going():
+        await turns(20)
+        assert (optional.reflector.synced, len(optional.reflector.store)) == (True, 0)
+        assert optional.events == ["kube_kind_left_out"]
+        assert set(optional.clock.slept) == {NOT_SERVED_S}
+
+
+async def test_an_optional_kind_that_the_api_server_refuses_has_no_objects_until_it_can_be_read(
+    optional: ReflectorFixture,
+) -> None:
+    optional.api.serve(THINGS)
+    optional.api.put(THINGS, THING)
+    optional.api.fail(Refused("no right"), 2)
+    async with optional.going():
+        await turns()
+        assert optional.events == ["kube_kind_left_out", "kube_back"]
+        assert optional.clock.slept == [NOT_SERVED_S] * 2
+        assert len(optional.reflector.store) == 1
+        optional.clock.advance(11.0)
+        optional.api.fail(Refused("starting"))
+        optional.api.cut()
+        await turns()
+        assert len(optional.reflector.store) == 1
+        assert "kube_lost" in optional.events

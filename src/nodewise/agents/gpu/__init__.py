@@ -13,6 +13,7 @@
 | `counting_resource_units.py` | the number of GPUs, and the units of each |
 | `allocatable_gpu_shares.py` | the share of each GPU in the node's allocatable amounts |
 | `missing_gpus.py` | why a node has no GPUs |
+| `dra_nodes.py` | nodes whose GPUs a DRA driver provides |
 | `node_gpus.py` | the GPUs of a node |
 | `gpu_pod_fields.py` | the fields of a pod that are read |
 | `pod_reduction.py` | what is stored of a pod that may hold GPUs, and its largest size |
@@ -53,6 +54,7 @@ from nodewise.agent import Resource, Watched
 from nodewise.agent_controller_interface import ControllerKind, Handle
 from nodewise.agents.gpu import (
     container_gpu_amounts,
+    dra_nodes,
     free_cpu,
     gpu_request_histogram,
     node_gpus,
@@ -70,6 +72,10 @@ from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRe
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+_DEVICE_CLASSES: Final = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False)
+_RESOURCE_SLICES: Final = Resource(
+    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False
+)
 
 
 class GpuKind(ControllerKind):
@@ -84,7 +90,11 @@ class GpuKind(ControllerKind):
     """The placement on GPUs outweighs two of the default plugins."""
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
-        """Nodes, pods and allocation records; pods without GPUs only for their CPU, if the placement needs it."""
+        """Nodes, pods, allocation records and devices of DRA drivers.
+
+        Pods without GPUs only for their CPU, if the placement needs it.
+        """
+        counts = vendor_resource_names.load_profile(options.gpu_profile).counts
         keep = (
             free_cpu.reduce_non_gpu_pod_to_cpu
             if options.placement == "fragmentation"
@@ -108,6 +118,20 @@ class GpuKind(ControllerKind):
                 ),
                 own_namespace=True,
                 selectors={"fieldSelector": f"metadata.name={gpu_request_histogram.NAME}"},
+            ),
+            Watched(
+                dra_nodes.DEVICE_CLASSES,
+                _DEVICE_CLASSES,
+                dra_nodes.DeviceClass,
+                keep=dra_nodes.keep_gpu_classes(counts),
+                is_optional=True,
+            ),
+            Watched(
+                dra_nodes.RESOURCE_SLICES,
+                _RESOURCE_SLICES,
+                dra_nodes.ResourceSlice,
+                keep=dra_nodes.keep_slices_of_nodes,
+                is_optional=True,
             ),
         )
 

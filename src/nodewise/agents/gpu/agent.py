@@ -45,7 +45,7 @@ from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
-from nodewise.agents.gpu.missing_gpus import MissingGpusOfNodes
+from nodewise.agents.gpu.missing_gpus import LEFT_TO_SCHEDULER, MissingGpusOfNodes
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
@@ -107,10 +107,10 @@ class GpuAgent(
         verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
         verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
-        verdict = _explain_missing_gpus(verdict, candidates, agent_state.missing)
+        verdict = _explain_missing_gpus(verdict, candidates, agent_state.missing, demand)
         if not fitted.preferred.any():
             return verdict
-        over = (verdict.codes == 0) & ~fitted.preferred
+        over = (verdict.codes == 0) & (fitted.codes == 0) & ~fitted.preferred
         codes = np.where(over, np.int16(len(verdict.reasons) + 1), verdict.codes)
         return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.PassedOver()))
 
@@ -158,15 +158,14 @@ class GpuAgent(
         order = placements.cheapest_gpu_order(self._placement_inputs, demand)
         verdict, _ = _fit_demand_to_candidates(layout, numbers[:-1], demand, order)
         return _explain_missing_gpus(
-            _reject_unknown_nodes(verdict, candidates), candidates, agent_state.missing
+            _reject_unknown_nodes(verdict, candidates), candidates, agent_state.missing, demand
         )
 
     def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
-        demand = self.demand_of(pod)
-        if not demand.wants_gpus:
+        demand, agent_state = self.demand_of(pod), self.state(snapshot)
+        if not demand.wants_gpus or _is_left_to_scheduler(agent_state, node, snapshot):
             return None
-        agent_state = self.state(snapshot)
         if agent_state is None:
             return _refusal_with_older_text(gpu_rejection_reasons.GpuStateNotReady())
         if node not in snapshot.nodes:
@@ -184,9 +183,7 @@ class GpuAgent(
             )
             if there is None or fitted.codes[0]:
                 reason = fitted.reasons[fitted.codes[0] - 1]
-                if reason == gpu_rejection_reasons.NoGpus():
-                    reason = gpu_rejection_reasons.NoGpus(*agent_state.missing.of(snapshot.nodes, node))
-                return _refusal_with_older_text(reason)
+                return _refusal_with_older_text(_explained_reason(reason, agent_state, node, snapshot))
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
@@ -286,6 +283,17 @@ def _refusal_with_older_text(reason: Reason) -> Refusal:
     return Refusal(kind.value if kind is not None else reason.text(), reason)
 
 
+def _is_left_to_scheduler(agent_state: GpuState | None, node: str, snapshot: Snapshot) -> bool:
+    return agent_state is not None and agent_state.missing.is_left_to_scheduler(snapshot.nodes, node)
+
+
+def _explained_reason(reason: Reason, agent_state: GpuState, node: str, snapshot: Snapshot) -> Reason:
+    """The reason; that of a node without GPUs says what was found there."""
+    if reason != gpu_rejection_reasons.NoGpus():
+        return reason
+    return gpu_rejection_reasons.NoGpus(*agent_state.missing.of(snapshot.nodes, node)[:2])
+
+
 def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
     """The verdict with a separate reason for unknown nodes."""
     strange = candidates.numbers == len(candidates.index)
@@ -295,8 +303,16 @@ def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
     return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.UnknownNode()))
 
 
-def _explain_missing_gpus(verdict: Verdict, candidates: Names, missing: MissingGpusOfNodes) -> Verdict:
-    """The verdict in which the reason of each node without GPUs says what was found there."""
+def _explain_missing_gpus(
+    verdict: Verdict, candidates: Names, missing: MissingGpusOfNodes, demand: Demand
+) -> Verdict:
+    """The verdict in which the reason of each node without GPUs says what was found there.
+
+    Nodes whose GPUs kube-scheduler allocates itself pass, unless the pod is invalid everywhere.
+    """
+    left = missing.codes[candidates.numbers] == LEFT_TO_SCHEDULER
+    if left.any() and (demand.problem is None or not demand.problem.at_once):
+        verdict = replace(verdict, codes=np.where(left, np.int16(0), verdict.codes))
     plain = gpu_rejection_reasons.NoGpus()
     if plain not in verdict.reasons:
         return verdict
@@ -304,7 +320,7 @@ def _explain_missing_gpus(verdict: Verdict, candidates: Names, missing: MissingG
     causes = missing.codes[candidates.numbers[at]]
     codes, reasons = verdict.codes.copy(), list(verdict.reasons)
     for cause in np.unique(causes[causes > 0]).tolist():
-        reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause]))
+        reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause][:2]))
         codes[at[causes == cause]] = len(reasons)
     return replace(verdict, codes=codes, reasons=tuple(reasons))
 

@@ -35,6 +35,8 @@ class MissingGpus(NamedTuple):
     words: str = ""
     """What was found and what was expected; empty if nothing of the node is known."""
     remedy: str = ""
+    is_labelled: bool = False
+    """Whether labels say that the node has GPUs."""
 
 
 def describe_missing_gpus(
@@ -67,11 +69,12 @@ def describe_missing_gpus(
             "set one of them; a --gpu-profile FILE with `cards: count` counts what is allocatable",
         )
     others = ", ".join(sorted(filter(_VENDORS.fullmatch, offered))[:_NAMED])
-    despite = "" if tags.isdisjoint(profile.gpu_labels) else f" despite label {labels}"
+    is_labelled = not tags.isdisjoint(profile.gpu_labels)
+    despite = f" despite label {labels}" if is_labelled else ""
     actual = others or f"no resource of GPUs{despite}"
     wanted = " or ".join(truncate(resource, LONGEST_NAME) for resource in profile.counts[:_NAMED])
     remedy = _remedy_for_resources(offered, others)
-    return MissingGpus(f"found {actual}, expected {wanted}; {remedy}", remedy)
+    return MissingGpus(f"found {actual}, expected {wanted}; {remedy}", remedy, is_labelled)
 
 
 def _remedy_for_resources(offered: frozenset[str], others: str) -> str:
@@ -88,15 +91,21 @@ class MissingGpusOfNodes(NamedTuple):
     """Why nodes have no GPUs."""
 
     codes: NDArray[np.int16]
-    """(N+1), by node number: an index into `reasons`; 0 for nodes with GPUs and for unknown nodes."""
+    """(N+1), by node number: an index into `reasons`, or `LEFT_TO_SCHEDULER`; 0 for unknown nodes and with GPUs."""
     reasons: tuple[MissingGpus, ...]
     """Without words, then the different ones."""
 
     def of(self, index: NodeIndex, node: str) -> MissingGpus:
         """The reason of one node."""
-        return self.reasons[int(self.codes[index.numbers([node])[0]])]
+        return self.reasons[max(int(self.codes[index.numbers([node])[0]]), 0)]
+
+    def is_left_to_scheduler(self, index: NodeIndex, node: str) -> bool:
+        """Whether kube-scheduler allocates the GPUs of a node itself."""
+        return bool(self.codes[index.numbers([node])[0]] == LEFT_TO_SCHEDULER)
 
 
+LEFT_TO_SCHEDULER: Final = -1
+"""The code of nodes whose GPUs kube-scheduler allocates itself."""
 NO_NODES: Final = MissingGpusOfNodes(np.zeros(1, np.int16), (MissingGpus(),))
 
 
@@ -109,6 +118,14 @@ class MissingGpusTable:
         self._index = NodeIndex()
         self._table = NO_NODES
         self._is_changed = False
+        self._without_devices: set[str] = set()
+        self._dra: frozenset[str] | None = None
+
+    def put_without_devices(self, node: str, *, is_without: bool) -> None:
+        """Set whether no resource of a node counts GPUs."""
+        if is_without != (node in self._without_devices):
+            self._is_changed = True
+            (self._without_devices.add if is_without else self._without_devices.discard)(node)
 
     def put(self, node: str, missing: MissingGpus | None) -> None:
         """Add, replace or (with None, or without words) remove a node."""
@@ -118,18 +135,31 @@ class MissingGpusTable:
             self._by_node[node] = self._texts.setdefault(missing, missing)
             self._is_changed = True
 
-    def by_number(self, index: NodeIndex) -> Generator[None, None, MissingGpusOfNodes]:
-        """The reasons by node number."""
-        if index is self._index and not self._is_changed:
+    def by_number(
+        self, index: NodeIndex, dra: frozenset[str] | None
+    ) -> Generator[None, None, MissingGpusOfNodes]:
+        """The reasons by node number; `dra` are the nodes with devices of a DRA driver, None without such a driver.
+
+        With a driver a node that is labelled as having GPUs counts as well: kube-scheduler rejects it if it has none.
+        """
+        if index is self._index and not self._is_changed and dra == self._dra:
             return self._table
         known, codes = list(index.known), np.zeros(len(index.known) + 1, np.int16)
         reasons: dict[MissingGpus, int] = {MissingGpus(): 0}
         for start in range(0, len(known), _STRIDE):
             yield
             for number, name in enumerate(known[start : start + _STRIDE], start):
-                missing = self._by_node.get(name)
-                if missing is not None and (missing in reasons or len(reasons) < _MOST_REASONS):
-                    codes[number] = reasons.setdefault(missing, len(reasons))
+                codes[number] = self._code(name, reasons, dra)
         self._texts = {missing: missing for missing in self._by_node.values()}
         self._table, self._index, self._is_changed = MissingGpusOfNodes(codes, tuple(reasons)), index, False
+        self._dra = dra
         return self._table
+
+    def _code(self, node: str, reasons: dict[MissingGpus, int], dra: frozenset[str] | None) -> int:
+        """The code of a node, whose reason is added to `reasons`."""
+        missing = self._by_node.get(node, MissingGpus())
+        if dra is not None and node in self._without_devices and (missing.is_labelled or node in dra):
+            return LEFT_TO_SCHEDULER
+        if missing in reasons or len(reasons) < _MOST_REASONS:
+            return reasons.setdefault(missing, len(reasons))
+        return 0

@@ -14,6 +14,7 @@ from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agents.gpu import (
     allocation_record,
     allocation_record_limits,
+    dra_nodes,
     fragmentation,
     free_cpu,
     gpu_arrays,
@@ -23,6 +24,7 @@ from nodewise.agents.gpu import (
     typical_pods,
 )
 from nodewise.agents.gpu.allocation_record import AllocationRecord
+from nodewise.agents.gpu.dra_nodes import DEVICE_CLASSES, RESOURCE_SLICES
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.free_cpu import FreeCpu
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
@@ -88,7 +90,11 @@ class GpuState(NamedTuple):
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     """Builds the state, and caches parsed objects and the layout."""
 
-    inputs = Inputs(frozenset({PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP}), node_objects=True, metrics=False)
+    inputs = Inputs(
+        frozenset({PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP, DEVICE_CLASSES, RESOURCE_SLICES}),
+        node_objects=True,
+        metrics=False,
+    )
 
     def __init__(self, profile: ResourceProfile) -> None:
         self._profile = profile
@@ -123,6 +129,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
         self._missing = MissingGpusTable()
+        self._dra: frozenset[str] | None = None
+        """The nodes with devices of a DRA driver; None if no DeviceClass names a counting resource."""
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
@@ -150,7 +158,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
-        missing = yield from self._missing.by_number(cluster_state.nodes)
+        if any(cluster_state.changes_of(name) for name in (DEVICE_CLASSES, RESOURCE_SLICES)):
+            self._dra = yield from dra_nodes.dra_node_names(cluster_state.objects, self._profile.counts)
+        missing = yield from self._missing.by_number(cluster_state.nodes, self._dra)
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload, missing)
 
     def apply_allocation_record(
@@ -184,6 +194,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             gpus = self._gpus.get(name)
             self._resource_cap.put(name, gpus)
             self._missing.put(name, gpus.missing if gpus is not None else None)
+            is_without = gpus is not None and gpus.capacity.keys().isdisjoint(self._profile.counts)
+            self._missing.put_without_devices(name, is_without=is_without)
             self._free_cpu.node(name, change.new)
             self._dirty.add(name)
             yield
