@@ -93,7 +93,7 @@ def _parse_pod(pod: Mapping[str, Any]) -> tuple[RequestingSpec, ResizeStatus | N
         raise BadInput(_UNREADABLE, [problem]) from None
     spec, status = parsed.spec, parsed.status
     _check_quantities(spec, status)
-    return spec, status if spec.nodeName else None, tuple(pod_requests.named_resources(spec, status))
+    return spec, status if spec.nodeName else None, pod_requests.named_resources(spec, status)
 
 
 def _nano_requests(

@@ -288,15 +288,15 @@ def _nano(listed: ResourceList, resource: str) -> int:
     return integer_quantities.nano(listed.get(resource))
 
 
-def named_resources(spec: RequestingSpec, status: ResizeStatus) -> frozenset[str]:
-    """The resources for which the pod may have a request."""
-    lists: list[ResourceList | None] = [spec.overhead, status.allocatedResources]
-    lists += map(_specified_requests, _containers(spec))
+def named_resources(spec: RequestingSpec, status: ResizeStatus) -> tuple[str, ...]:
+    """The resources for which the pod may have a request, in the order in which the containers name them first."""
+    lists: list[ResourceList | None] = [*map(_specified_requests, _containers(spec))]
+    lists += (spec.overhead, status.allocatedResources)
     for container in _container_statuses(status):
         lists += (_allocated_requests(container, _EMPTY), _effective_requests(container, _EMPTY))
     for resources in filter(None, (spec.resources, status.resources)):
         lists += (resources.requests, resources.limits)
-    return frozenset(name for listed in filter(None, lists) for name in listed)
+    return tuple(dict.fromkeys(name for listed in filter(None, lists) for name in listed))
 
 
 def _containers(spec: RequestingSpec) -> tuple[RequestingContainer, ...]:

@@ -94,6 +94,12 @@ def test_a_pod_on_a_node_holds_what_is_allocated_during_a_resize() -> None:
     assert parsed_nodes_and_pods.pod(resized("")).requests == {"cpu": 1000, "memory": 2 * 2**30}
 
 
+def test_resources_keep_the_order_of_the_containers() -> None:
+    names = [f"example.com/{number}" for number in (7, 3, 9, 1, 5)]
+    spec = {"overhead": {"cpu": "1"}, "containers": [container(**{name: "1"}) for name in names]}
+    assert [*resource_requests.requests_that_must_fit({"spec": spec})] == [*names, "cpu"]
+
+
 def test_preemption_finds_no_room_that_is_allocated_to_a_resized_pod() -> None:
     node = parsed_nodes_and_pods.node({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "5"}}})
     info = node_info.node_info_with_pods(node, [parsed_nodes_and_pods.pod(resized("n1"))])
