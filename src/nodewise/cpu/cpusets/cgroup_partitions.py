@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from nodewise import trusted_files
 from nodewise.cpu import cpu_set_formats
-from nodewise.cpu.cpusets.container_cgroups import find_cgroup
+from nodewise.cpu.cpusets.container_cgroups import find_cgroups
 from nodewise.cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise.cpu.topology import OWN_PARTITIONS, PARTITION_CPUS
 from nodewise.errors import BadInput, Problem, Refused, Unavailable, shown
@@ -75,7 +75,7 @@ class CgroupPartitions:
         """
         self.release_ended()
         partitions = self._load()
-        cgroup = find_cgroup(self._root, container)
+        cgroup = find_cgroups(self._root).get(container)
         if cgroup is None:
             problem = Problem(f"container {container}", f"no cgroup below {self._root}", "one below kubepods")
             raise Refused(_FAILED, [problem])

@@ -6,8 +6,10 @@ The container runtime reports the cpuset that it configured. The cgroup has the 
 may have changed: systemd replaces `cpuset.cpus` when a property of the container's unit changes.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +24,17 @@ _PODS: Final = ("kubepods", "kubepods.slice")
 _MAX_DEPTH: Final = 6
 
 
-def find_cgroup(root: Path, container: str) -> str | None:
-    """The path of the container's cgroup below the root cgroup; None if there is none.
+def find_cgroups(root: Path) -> Mapping[str, str]:
+    """The path of each container's cgroup below the root cgroup, by container id.
 
     A container can create cgroups below its own only, which are not searched.
     """
-    for pods in _PODS:
-        for path in _walk(root / pods, 0):
-            cgroup = str(path.relative_to(root))
-            if parse_cgroup(f"0::/{cgroup}").container == container:
-                return cgroup
-    return None
+    cgroups: dict[str, str] = {}
+    for path in chain.from_iterable(_walk(root / pods, 0) for pods in _PODS):
+        cgroup = str(path.relative_to(root))
+        if container := parse_cgroup(f"0::/{cgroup}").container:
+            cgroups.setdefault(container, cgroup)
+    return cgroups
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -57,14 +59,13 @@ class ContainerCgroups:
     def __init__(self, *roots: Path) -> None:
         self._roots = roots
 
-    def read_cpus(self, container: str) -> Cpus | None:
-        """`cpuset.cpus` of the container's cgroup, empty without a limit; None if it cannot be read."""
+    def read_cpus(self, containers: Collection[str]) -> Mapping[str, Cpus]:
+        """`cpuset.cpus` of the cgroups of these containers, empty without a limit, as far as they can be read."""
+        cpus: dict[str, Cpus] = {}
         for root in self._roots:
-            cgroup = find_cgroup(root, container)
-            if cgroup is not None:
-                try:
-                    text = read_text(root / cgroup / "cpuset.cpus")
-                    return frozenset(cpu_set_formats.parse_cpu_numbers(text))
-                except (BadInput, OSError):
-                    return None
-        return None
+            for container, cgroup in find_cgroups(root).items():
+                if container in containers and container not in cpus:
+                    with contextlib.suppress(BadInput, OSError):
+                        text = read_text(root / cgroup / "cpuset.cpus")
+                        cpus[container] = frozenset(cpu_set_formats.parse_cpu_numbers(text))
+        return cpus

@@ -118,6 +118,8 @@ class _NodeState(NamedTuple):
     """The processes of each container."""
     isolated: Mapping[str, Cpus]
     """The CPUs of each container that should be an isolated partition."""
+    cgroup_cpus: Mapping[str, Cpus]
+    """The CPUs that the cgroups of containers with tasks allow now, as far as they can be read."""
 
 
 class CpusetEnforcer:
@@ -212,6 +214,7 @@ class CpusetEnforcer:
             own_cpus,
             container_cpusets.list_container_processes(self._proc, targets),
             containers_to_isolate(stored, self._topology) if self._partitions else {},
+            self._cgroups.read_cpus(with_tasks & targets.keys()) if self._cgroups else {},
         )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
@@ -244,7 +247,9 @@ class CpusetEnforcer:
         masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
-        changes = has_strays or differs or self._is_undone(container, target, node)
+        # threads that chose their affinities keep them when another program widens the cpuset: they do not show it
+        is_undone = node.cgroup_cpus.get(container, target.cpus) != target.cpus
+        changes = has_strays or differs or is_undone
         if changes:
             # saved first: if the agent is killed after the next line, its successor can restore the container
             if container not in originals:
@@ -260,15 +265,6 @@ class CpusetEnforcer:
                 thread_affinity.set_thread_affinity(thread, cpus)
                 changes = True
         return target if changes else None
-
-    def _is_undone(self, container: str, target: Cpuset, node: _NodeState) -> bool:
-        """Whether the cgroup of a container with tasks has another cpuset, which the runtime has not noticed.
-
-        Threads that have chosen their affinities keep them when the cpuset becomes wider, so they do not show it.
-        """
-        if self._cgroups is None or container not in node.with_tasks:
-            return False
-        return self._cgroups.read_cpus(container) not in (None, target.cpus)
 
     def _cpuset_to_set(
         self, container: str, current: Cpuset, node: _NodeState, originals: Mapping[str, Cpuset]
