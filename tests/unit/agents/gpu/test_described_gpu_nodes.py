@@ -444,3 +444,23 @@ def test_labels_that_cannot_be_read_are_problems() -> None:
     assert (
         "device-id.0380-56c0.count: '-1' is not" in parse(INTEL, {"gpu.intel.com/xe": 1}, devices).problems[0]
     )
+
+
+def test_more_gpus_than_numa_nodes_and_links_can_have_are_a_problem() -> None:
+    numbers = ".".join(map(str, range(70)))
+    chunks = [numbers[at : at + 60] for at in range(0, len(numbers), 60)]
+    tags = {
+        f"gpu.intel.com/gpu-numbers{at + 1 if at else ''}": f"Z{part}" if at else part
+        for at, part in enumerate(chunks)
+    }
+    gpus = parse(
+        INTEL,
+        {"gpu.intel.com/xe": 70},
+        {**tags, "gpu.intel.com/numa-gpu-map": "0-0.1", "gpu.intel.com/xe-links": "0.0-1.0"},
+    )
+    assert (len(gpus.names), gpus.numa, gpus.links) == (70, (), ())
+    assert gpus.numa_problem == "70 GPUs; NUMA nodes count for at most 64"
+    assert [problem.partition(": ")[2] for problem in gpus.problems] == [
+        "70 GPUs; NUMA nodes count for at most 64",
+        "70 GPUs; links count for at most 64",
+    ]

@@ -62,7 +62,8 @@ def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
 
 
 def free(gpu_state: GpuState, name: str) -> dict[str, int]:
-    return {gpu: amounts[I915] for gpu, amounts in laid_out(gpu_state)[name].items()}
+    """By GPU, the free units; GPUs without units are omitted."""
+    return {gpu: amounts[I915] for gpu, amounts in laid_out(gpu_state)[name].items() if I915 in amounts}
 
 
 def test_nodes_with_cards_are_laid_out() -> None:
@@ -287,3 +288,22 @@ class TestInventedResources:
 
 def invented(allocatable: str, gpus: str) -> Any:
     return gpu_node_and_pod_builders.node("", allocatable, gpus=gpus)
+
+
+def test_pods_on_a_node_with_a_sick_gpu_hold_healthy_ones() -> None:
+    """Which of four GPUs is sick is not known, but not one that a pod holds; the total is that of the device plugin."""
+    nodes = {"n1": node("i915=3", numbers="0.1.2.3")}
+    gpu_state = agent_state(cluster_state(nodes, [pod("a", "n1", "card3", ["i915=1"])]))
+    assert free(gpu_state, "n1") == {"card0": 1, "card1": 1, "card3": 0}
+    (problem,) = gpu_state.nodes["n1"].problems
+    assert problem.endswith("assumed without: card2")
+
+
+def test_a_sick_gpu_is_another_one_once_a_reservation_holds_it() -> None:
+    builder = GpuStateBuilder(INTEL)
+    cluster = cluster_state({"n1": node("i915=1", numbers="0.1")}, [pod("a")])
+    gpu_state = agent_state(cluster, builder)
+    assert free(gpu_state, "n1") == {"card0": 1}
+    record = lease("n1", uid_a=entry("a", "card1", "3", ["i915=1"]))
+    gpu_state = builder.apply_allocation_record(gpu_state, "n1", record)
+    assert free(gpu_state, "n1") == {"card1": 0}
