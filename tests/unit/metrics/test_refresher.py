@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nodewise.clock import SystemClock
-from nodewise.errors import Unavailable
+from nodewise.errors import BadInput, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
@@ -241,3 +241,40 @@ def test_a_metric_that_was_never_fetched_is_exported_as_being_on_no_node() -> No
         assert exported() == ['nodewise_metric_nodes{metric="m"} 0.0']
 
     virtual_time.run(run())
+
+
+class MeasuredSource(FakeSource):
+    """A source with samples every minute, whose response is too large if it looks back 10 minutes."""
+
+    def __init__(self, *, too_large: bool) -> None:
+        super().__init__()
+        self.too_large = too_large
+        self.sent: list[tuple[float, float]] = []
+
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        self.sent.append((request.max_age_s, request.lookback_s))
+        if self.too_large and request.lookback_s:
+            raise BadInput("answer", [])
+        return Series(
+            "m", self.name, now, {"a": Sample(1, now)}, sample_distance_s=60.0, is_distance_measured=True
+        )
+
+
+def sent_requests(source: MeasuredSource, periods: int) -> list[tuple[float, float]]:
+    async def play(refresher: MetricsRefresher) -> None:
+        refresher.set_requests(frozenset({MetricRequest("m", max_age_s=60.0)}))
+        task = asyncio.create_task(refresher.run())
+        while len(source.sent) < periods:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    scenario(play, source)
+    return source.sent[:periods]
+
+
+def test_the_first_request_looks_back_and_the_next_ones_follow_the_distance() -> None:
+    assert sent_requests(MeasuredSource(too_large=False), 3) == [(60.0, 600.0), (150.0, 0.0), (150.0, 0.0)]
+
+
+def test_after_a_response_that_is_too_large_the_next_request_does_not_look_back() -> None:
+    assert sent_requests(MeasuredSource(too_large=True), 3) == [(60.0, 600.0), (60.0, 0.0), (150.0, 0.0)]
