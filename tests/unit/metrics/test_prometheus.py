@@ -56,10 +56,10 @@ def fetch_repeatedly(made: PrometheusSource, *between: Callable[[], None]) -> li
 
 
 def test_a_selector_is_asked_with_its_deadline(server: PrometheusDouble) -> None:
-    fetch(server.url + "/prefix/", max_age_s=1.5)
+    fetch(server.url + "/prefix/", max_age_s=90.5)
     assert server.requests == [
         {
-            "query": '{__name__="temp"}[1500ms]',
+            "query": '{__name__="temp"}[90500ms]',
             "timeout": "60000ms",
             "nocache": "1",
             "latency_offset": "1ms",
