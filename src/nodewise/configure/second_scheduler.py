@@ -45,6 +45,8 @@ RULES: Final = (
 GPU_CLUSTER_RULES: Final = (
     _rbac_rule("", "pods", "get list watch patch"),
     _rbac_rule("", "pods/binding", "create"),
+    _rbac_rule("resource.k8s.io", "deviceclasses", "list watch"),
+    _rbac_rule("resource.k8s.io", "resourceslices", "list watch"),
 )
 GPU_RULES: Final = (
     _rbac_rule("coordination.k8s.io", "leases", "get list watch create update delete"),
