@@ -95,9 +95,22 @@ KUBELET = _module(
     "k8s.io/kubernetes/cmd/kubelet",
     _kubernetes_ldflags(_NODE_VERSION),
 )
-KUBEADM = _module(
-    "kubeadm", "kubeadm", _NODE_VERSION, "k8s.io/kubernetes/cmd/kubeadm", _kubernetes_ldflags(_NODE_VERSION)
-)
+
+
+def kubeadm_module(release: str) -> GoModule:
+    """kubeadm of a minor version: `DEFAULT`, or 1.36, the last that reads the configuration v1beta3."""
+    version = RELEASES[release].version
+    folder = MODULE if release == DEFAULT else MODULE / f"kubernetes-{release}"
+    return GoModule(
+        "kubeadm",
+        f"kubeadm {version}",
+        version,
+        folder / "kubeadm",
+        {"kubeadm": "k8s.io/kubernetes/cmd/kubeadm"},
+        _kubernetes_ldflags(version),
+    )
+
+
 HELM = _module(
     "helm",
     "helm",
@@ -174,9 +187,9 @@ def kubelet() -> Path:
     return KUBELET.built() / "kubelet"
 
 
-def kubeadm() -> Path:
+def kubeadm(release: str = DEFAULT) -> Path:
     """kubeadm, built if necessary, which takes half a minute after the kubelet. Raises MissingError."""
-    return KUBEADM.built() / "kubeadm"
+    return kubeadm_module(release).built() / "kubeadm"
 
 
 def helm() -> Path:
@@ -231,6 +244,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: prometheus_adapter().parent,
     lambda: kubelet().parent,
     lambda: kubeadm().parent,
+    lambda: kubeadm("1.36").parent,
     lambda: helm().parent,
     lambda: otelcol().parent,
     lambda: pod_requests().parent,

@@ -21,22 +21,17 @@ from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 
 pytestmark = pytest.mark.cluster
 
-VERSIONS = ("v1beta3", "v1beta4")
+VERSIONS = {"v1beta3": "1.36", "v1beta4": program_cache.DEFAULT}
+"""The newest kubeadm that reads a version of its configuration."""
 DNS = "ClusterFirstWithHostNet"
-
-
-@pytest.fixture(scope="session")
-def kubeadm(request: pytest.FixtureRequest) -> Path:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: kubeadm changes its root")
-    return get_or_skip(request, program_cache.kubeadm)
 
 
 class KubeadmHost:
     """The files of a host as kubeadm reads and writes them."""
 
-    def __init__(self, kubeadm: Path, folder: Path) -> None:
+    def __init__(self, kubeadm: Path, kubernetes: str, folder: Path) -> None:
         self._kubeadm = kubeadm
+        self._kubernetes = kubernetes
         self.folder = folder
         self.manifest = folder / "etc/kubernetes/manifests/kube-scheduler.yaml"
         for name in ("etc/kubernetes/manifests", "var/lib/kubelet", "tmp"):
@@ -52,7 +47,7 @@ class KubeadmHost:
         """Writes the kubeadm configuration, with values that kubeadm would otherwise get from the network."""
         for document in documents:
             if document["kind"] == "ClusterConfiguration":
-                document["kubernetesVersion"] = program_cache.VERSION
+                document["kubernetesVersion"] = self._kubernetes
             if document["kind"] == "InitConfiguration":
                 document["localAPIEndpoint"] = {"advertiseAddress": "10.0.0.1"}
                 document["nodeRegistration"] = {
@@ -68,8 +63,14 @@ class KubeadmHost:
 
 
 @pytest.fixture
-def root(kubeadm: Path, tmp_path: Path) -> KubeadmHost:
-    return KubeadmHost(kubeadm, tmp_path / "root")
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> KubeadmHost:
+    """A host with the newest kubeadm, or with the one for the test's parameter `version`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: kubeadm changes its root")
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    release = VERSIONS[parameters.get("version", "v1beta4")]
+    kubeadm = get_or_skip(request, lambda: program_cache.kubeadm(release))
+    return KubeadmHost(kubeadm, program_cache.RELEASES[release].version, tmp_path / "root")
 
 
 def printed(mode: str, into: Path) -> Path:

@@ -115,8 +115,9 @@ def test_the_package_of_go_is_new_enough() -> None:
 
 
 def test_every_kubernetes_program_is_of_one_version() -> None:
-    for module in (program_cache.CONTROL_PLANE, program_cache.KUBELET, program_cache.KUBEADM):
-        assert f"k8s.io/kubernetes {program_cache.VERSION}\n" in (module.folder / "go.mod").read_text()
+    modules = [program_cache.KUBELET, *map(program_cache.kubeadm_module, (program_cache.DEFAULT, "1.36"))]
+    for module in [*map(program_cache.control_plane, program_cache.RELEASES), *modules]:
+        assert f"k8s.io/kubernetes {module.version}\n" in (module.folder / "go.mod").read_text()
 
 
 def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
