@@ -45,8 +45,11 @@ class Column(NamedTuple):
     """How far apart the samples of a node are; None if it is not known."""
 
     def states(self, now: float, max_age_s: float) -> States:
-        """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
-        old = now - self.times > max_age_s
+        """The state of each value at `now`: one older than `max_age_s` is STALE. A value of an unknown time counts as
+        measured when the source responded, so that it does not stay fresh while the source fails; without either time,
+        it is fresh.
+        """
+        old = now - np.where(np.isnan(self.times), self.answered_at, self.times) > max_age_s
         return np.where(
             old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states
         )

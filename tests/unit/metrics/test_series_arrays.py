@@ -62,6 +62,13 @@ class TestLayOut:
         assert ages[:2].tolist() == [30.0, 40.0]
         assert np.isnan(ages[2])
 
+    def test_value_without_a_time_is_as_old_as_the_response(self) -> None:
+        """The result of a PromQL expression, while the source fails."""
+        response = Series("m", "s", 1000.0, {"a": Sample(5, None), "b": Sample(6, 990.0)})
+        column = lay_out(response, INDEX)
+        assert [ValueState(state).name for state in column.states(1060.0, 60.0)[:2]] == ["FRESH", "STALE"]
+        assert [ValueState(state).name for state in column.states(1060.1, 60.0)[:2]] == ["STALE", "STALE"]
+
     def test_states_and_ages_at_a_time(self) -> None:
         layout = lay_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
         assert [ValueState(s).name for s in layout.states(100.0, 5.0)] == [
