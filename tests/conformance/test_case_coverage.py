@@ -73,7 +73,8 @@ def collected_by_number(folder: str) -> Counter[str]:
 
 
 def test_every_folder_of_tables_is_checked() -> None:
-    assert {path.parent.name for path in (ROOT / CONFORMANCE).glob("*/*.yaml")} == CLUSTER_TESTS.keys()
+    folders = {path.parent.name for path in (ROOT / CONFORMANCE).glob("*/*.yaml")}
+    assert {folder for folder in folders if rows_of_tables(folder)} == CLUSTER_TESTS.keys()
 
 
 @pytest.mark.parametrize("folder", CLUSTER_TESTS)

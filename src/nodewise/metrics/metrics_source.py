@@ -106,7 +106,7 @@ def with_lookback(request: MetricRequest, before: Series | None, default_max_age
 
 
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
-    """One request for each key, with the largest maximum age and the namespaces of all."""
+    """One request for each key, with the largest maximum age and look-back, and the namespaces of all."""
     by_key: dict[str, MetricRequest] = {}
     for request in requests:
         known = by_key.get(request.key)
@@ -119,5 +119,6 @@ def _merge(first: MetricRequest, second: MetricRequest) -> MetricRequest:
     of_agent = not first.namespaces or not second.namespaces
     return first._replace(
         max_age_s=max(first.max_age_s, second.max_age_s),
+        lookback_s=max(first.lookback_s, second.lookback_s),
         namespaces=frozenset() if of_agent else first.namespaces | second.namespaces,
     )

@@ -171,8 +171,8 @@ class CgroupPartitions:
         """A removed cgroup is no error. Refused if the kernel refuses the value."""
         file = self._root / cgroup / name
         try:
-            with file.open("w") as opened:
-                opened.write(f"{text}\n")
+            with file.open("wb") as opened:
+                opened.write(f"{text}\n".encode())
         except FileNotFoundError:
             return
         except OSError as error:
