@@ -96,6 +96,13 @@ DOCTOR_CASES: Final = (
         ("caFile",),
     ),
     DoctorCase(
+        "key-in-configuration",
+        "the key of kube-scheduler is in the entry",
+        misconfigurations.configured(misconfigurations.key_in_entry),
+        "entry",
+        ("keyFile",),
+    ),
+    DoctorCase(
         "ca-key-as-client-key",
         "the key of a CA is kube-scheduler's",
         misconfigurations.client(misconfigurations.ca_pair),

@@ -1,10 +1,12 @@
 """Misconfigurations of a healthy cluster. Each exists while its context is open, and is reverted afterwards."""
 
+import base64
 import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 from tests.cluster import (
@@ -178,6 +180,11 @@ def elsewhere(cluster: HealthyCluster, config: Object, entry: Object) -> None:
 
 def no_ca(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del entry["tlsConfig"]["caFile"]
+
+
+def key_in_entry(cluster: HealthyCluster, config: Object, entry: Object) -> None:
+    key = Path(entry["tlsConfig"]["keyFile"]).read_bytes()
+    entry["tlsConfig"]["keyData"] = base64.b64encode(key).decode()
 
 
 def other_ca(cluster: HealthyCluster, config: Object, entry: Object) -> None:

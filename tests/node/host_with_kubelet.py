@@ -25,7 +25,10 @@ KUBERNETES: Final = "/etc/kubernetes"
 MANIFESTS: Final = f"{KUBERNETES}/manifests"
 VERSION: Final = program_cache.VERSION.removeprefix("v")
 SCHEDULER_IMAGE: Final = f"registry.k8s.io/kube-scheduler:v{VERSION}"
-ADMISSION: Final = {"disable-admission-plugins": "TaintNodesByCondition"}
+ADMISSION: Final = {
+    "enable-admission-plugins": "NodeRestriction",  # as kubeadm does
+    "disable-admission-plugins": "TaintNodesByCondition",
+}
 SETTINGS: Final = {"staticPodPath": MANIFESTS, "syncFrequency": "2s"}
 """The second one is the delay until pods see a change of a Secret."""
 
