@@ -40,7 +40,8 @@ _SHARE: Final = 0.9
 
 def derived_max_age_s(default_s: float, distance_s: float | None) -> float:
     """The maximum age of values for a rule without its own; `default_s` is that of the settings."""
-    return max(default_s, _derived_s(distance_s))
+    derived_s = 0.0 if distance_s is None else min(sufficient_max_age_s(distance_s), MAX_DERIVED_S)
+    return max(default_s, derived_s)
 
 
 def sufficient_max_age_s(distance_s: float) -> float:
@@ -94,7 +95,3 @@ def successive_distance_s(
     if last_observed_s is None:
         return observed_s if distance_s is None else distance_s
     return min(observed_s, last_observed_s)
-
-
-def _derived_s(distance_s: float | None) -> float:
-    return 0.0 if distance_s is None else min(sufficient_max_age_s(distance_s), MAX_DERIVED_S)
