@@ -44,11 +44,11 @@ class GoModule(NamedTuple):
         return [name for name in self.packages if not os.access(place / name, os.X_OK)]
 
     def key(self) -> str:
-        """The name of the build folder, which depends on the version, the dependencies and the machine."""
+        """The name of the build folder. It depends on the version, the dependencies, our program and the machine."""
         machine = f"{platform.system()} {platform.machine()}"
         text = f"{self.version} {self.ldflags} {machine} {sorted(self.packages)}".encode()
-        pinned = [(self.folder / name).read_bytes() for name in ("go.mod", "go.sum")]
-        return hashlib.sha256(b"\0".join([text, *pinned])).hexdigest()[:16]
+        files = [self.folder / "go.mod", self.folder / "go.sum", *self.folder.glob("main.go")]
+        return hashlib.sha256(b"\0".join([text, *(file.read_bytes() for file in files)])).hexdigest()[:16]
 
     def home(self) -> Path:
         """The build folder, which may not exist yet."""
