@@ -74,10 +74,9 @@ class EmptyNodeFits:
         codes = layout.hardware_codes[0, rows]
         unknown = by_code[codes] < 0
         if unknown.any():
+            # one column for each code; which of several does not matter
             example = np.full(len(by_code), -1, np.intp)
-            example[codes[unknown]] = rows[
-                unknown
-            ]  # one column for each code; which of several does not matter
+            example[codes[unknown]] = rows[unknown]
             examined = np.flatnonzero(example >= 0)
             order = placements.cheapest_gpu_order(inputs._replace(cpu_free=None), demand)
             empty = _layout_without_pods(layout, example[examined])
