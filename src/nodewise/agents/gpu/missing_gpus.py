@@ -53,7 +53,8 @@ def describe_missing_gpus(
     """
     if limit:
         return MissingGpus(
-            f"it has too many, {limit}", "use larger GPUs or MIG slices, or fewer shares of a GPU"
+            f"found more than are supported, {limit}",
+            "use larger GPUs or MIG slices, or fewer shares of a GPU",
         )
     if unclear:
         return MissingGpus(

@@ -253,7 +253,7 @@ MISSING: dict[str, tuple[ResourceProfile, dict[str, Any], dict[str, str], str, s
         "found amd.com/cpx_nps4, amd.com/spx_nps1, expected nvidia.com/gpu; pods have to request amd.com/cpx_nps4",
         "pods have to request",
     ),
-    "too many": (GENERIC, {GPU: 200}, {}, "it has too many, at most 127", "fewer shares"),
+    "too many": (GENERIC, {GPU: 200}, {}, "found more than are supported, at most 127", "fewer shares"),
     "a label of another form": (
         GENERIC,
         {GPU: 2},
