@@ -24,6 +24,7 @@ from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 from tests.conformance.configure.scheduler_configuration_forms import (
     CONFIGURATION_FORMS,
     DEFAULT_MINOR,
+    contains,
     host_with_configuration,
 )
 from tests.conformance.configure.scheduler_manifests import with_field
@@ -85,17 +86,6 @@ def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
         return configuration
 
 
-def is_in(wanted: Any, actual: Any) -> bool:
-    """Whether the actual configuration contains all the written values."""
-    if isinstance(wanted, dict):
-        return isinstance(actual, dict) and all(
-            is_in(value, actual.get(key)) for key, value in wanted.items()
-        )
-    if isinstance(wanted, list):
-        return isinstance(actual, list) and len(actual) == len(wanted) and all(map(is_in, wanted, actual))
-    return bool(wanted == actual) or (wanted is False and actual is None)
-
-
 def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
     """The written configuration with paths of this machine."""
     value: Object = yaml.safe_load(inside(host.config.read_text(), host, plane))
@@ -117,7 +107,7 @@ def test_templates_of_the_older_systems_are_read(
     assert host.run().code == 0
     configuration = read(plane, host)
     assert configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
-    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert contains(configuration["extenders"], of_host(host, plane)["extenders"])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def test_configurations_of_our_own_are_read(
     ran = host.run(*flags)
     assert ran.code == 0, ran.err
     configuration = read(plane, host)
-    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert contains(configuration["extenders"], of_host(host, plane)["extenders"])
     assert len(configuration["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
 
 
@@ -201,9 +191,9 @@ def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
     for wanted, seen in zip(theirs["profiles"], configuration["profiles"], strict=True):
         args = {plugin["name"]: plugin["args"] for plugin in seen["pluginConfig"]}
         for plugin in wanted["pluginConfig"]:
-            assert is_in(plugin["args"], args[plugin["name"]])
+            assert contains(args[plugin["name"]], plugin["args"])
     assert configuration["profiles"][0]["percentageOfNodesToScore"] == 50
-    assert is_in(of_host(host, plane)["extenders"], configuration["extenders"])
+    assert contains(configuration["extenders"], of_host(host, plane)["extenders"])
     assert configuration["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
 
 
@@ -235,7 +225,8 @@ def test_kube_scheduler_loads_each_merged_form_of_a_configuration(
         assert f'"{form["unknown_plugin"]}"' in loaded.stderr.replace("\\", "")
         return
     assert loaded.returncode == 0, loaded.stderr
-    assert is_in(of_host(host, plane)["extenders"], yaml.safe_load(written.read_text())["extenders"])
+    loaded_entries = yaml.safe_load(written.read_text())["extenders"]
+    assert contains(loaded_entries, of_host(host, plane)["extenders"])
 
 
 BROKEN = {

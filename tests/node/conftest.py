@@ -1,6 +1,6 @@
 """Fixtures: a control plane with a real node."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,14 @@ from tests.cluster.conftest import control_plane_programs, get_or_skip, plane, s
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.node import cpu_manager_on_real_node, host_program_installation, host_with_kubelet, kubelet
+from tests.cluster.virtual_machine import FileEntry
+from tests.node import (
+    cpu_manager_on_real_node,
+    host_program_installation,
+    host_with_kubelet,
+    kubelet,
+    virtual_cpu_machine,
+)
 from tests.node.cpu_manager_on_real_node import CpuManagerOnNode
 from tests.node.host_with_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
@@ -39,6 +46,24 @@ def container_programs(request: pytest.FixtureRequest) -> debian_packages.Contai
 def program() -> Path:
     """The bundle of the program that is installed on nodes; it runs in any image."""
     return host_program_installation.ready()
+
+
+@pytest.fixture(scope="session")
+def machine_packages(request: pytest.FixtureRequest) -> debian_packages.MachinePackages:
+    """The emulated machine and its kernel."""
+    return get_or_skip(request, debian_packages.machine)
+
+
+@pytest.fixture(scope="session")
+def machine_files(program: Path) -> Mapping[str, FileEntry]:
+    """The files of an emulated machine with the installed program."""
+    return virtual_cpu_machine.files(program)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> str:
+    """The option that selects the test's store."""
+    return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """The installed program on a machine with a cgroup partition: its CPUs are in no pool."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
 from nodewise.cpu import topology
-from tests.cluster import debian_packages
-from tests.cluster.conftest import get_or_skip
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import CMK, VirtualCpuMachine
@@ -16,24 +14,14 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def files(program: Path) -> Mapping[str, FileEntry]:
-    return virtual_cpu_machine.files(program)
-
-
-@pytest.fixture(scope="module")
 def machine(
-    request: pytest.FixtureRequest, files: Mapping[str, FileEntry], tmp_path_factory: pytest.TempPathFactory
+    machine_packages: MachinePackages,
+    machine_files: Mapping[str, FileEntry],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VirtualCpuMachine]:
-    packages = get_or_skip(request, debian_packages.machine)
     folder = tmp_path_factory.mktemp("partitions")
-    with virtual_cpu_machine.running(packages, files, folder) as machine:
+    with virtual_cpu_machine.running(machine_packages, machine_files, folder) as machine:
         yield machine
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest) -> str:
-    """The option that selects the test's store."""
-    return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
 @pytest.fixture(params=["isolated", "root"])

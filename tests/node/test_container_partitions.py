@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import debian_packages, virtual_machine
-from tests.cluster.conftest import get_or_skip
+from tests.cluster import virtual_machine
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import CMK, CommandOutput, VirtualCpuMachine
@@ -59,16 +59,17 @@ def _python_modules() -> Mapping[str, FileEntry]:
 
 @pytest.fixture(scope="module")
 def machine(
-    request: pytest.FixtureRequest, program: Path, tmp_path_factory: pytest.TempPathFactory
+    machine_packages: MachinePackages,
+    machine_files: Mapping[str, FileEntry],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VirtualCpuMachine]:
-    packages = get_or_skip(request, debian_packages.machine)
     files = {
-        **virtual_cpu_machine.files(program),
+        **machine_files,
         **_python_modules(),
         "bin/call": virtual_machine.script("#!/bin/python3 -S\n" + CALL),
         "run/nodewise/empty": virtual_machine.script(""),
     }
-    with virtual_cpu_machine.running(packages, files, tmp_path_factory.mktemp("pods")) as machine:
+    with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("pods")) as machine:
         for cgroup in (BURSTABLE, GUARANTEED):
             machine.run(
                 f"cd /sys/fs/cgroup; mkdir -p {cgroup}; parent=.\n"

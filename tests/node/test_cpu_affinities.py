@@ -8,8 +8,6 @@ import pytest
 from nodewise.cpu import topology
 from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.pool_allocations import Task
-from tests.cluster import debian_packages
-from tests.cluster.conftest import get_or_skip
 from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
@@ -27,22 +25,14 @@ COUNTS = ("--num-exclusive-cores=2", "--num-shared-cores=1")
 
 
 @pytest.fixture(scope="module")
-def machine_packages(request: pytest.FixtureRequest) -> MachinePackages:
-    return get_or_skip(request, debian_packages.machine)
-
-
-@pytest.fixture(scope="module")
-def files(program: Path) -> Mapping[str, FileEntry]:
-    return virtual_cpu_machine.files(program)
-
-
-@pytest.fixture(scope="module")
 def booted(
     machine_packages: MachinePackages,
-    files: Mapping[str, FileEntry],
+    machine_files: Mapping[str, FileEntry],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VirtualCpuMachine]:
-    with virtual_cpu_machine.running(machine_packages, files, tmp_path_factory.mktemp("cores")) as machine:
+    with virtual_cpu_machine.running(
+        machine_packages, machine_files, tmp_path_factory.mktemp("cores")
+    ) as machine:
         yield machine
 
 
@@ -51,12 +41,6 @@ def machine(booted: VirtualCpuMachine) -> Iterator[VirtualCpuMachine]:
     """The machine, without processes of an earlier test."""
     yield booted
     booted.everybody_ends()
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest) -> str:
-    """The option that selects the test's store."""
-    return f"--conf-dir={virtual_cpu_machine.STATE}/{abs(hash(request.node.name))}"
 
 
 def init(machine: VirtualCpuMachine, place: str, mode: str = "packed") -> None:
@@ -172,11 +156,11 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
 
 
 def test_no_task_outlives_a_boot(
-    machine_packages: MachinePackages, files: Mapping[str, FileEntry], tmp_path: Path
+    machine_packages: MachinePackages, machine_files: Mapping[str, FileEntry], tmp_path: Path
 ) -> None:
     """Neither a task nor a reconfiguration that the power ended; on the second boot some cores are isolated."""
     place = f"--conf-dir={virtual_cpu_machine.STATE}/pools"
-    with virtual_cpu_machine.running(machine_packages, files, tmp_path / "first") as machine:
+    with virtual_cpu_machine.running(machine_packages, machine_files, tmp_path / "first") as machine:
         init(machine, place)
         for name in "ab":
             machine.start(name, place, "--pool=exclusive")
@@ -186,7 +170,7 @@ def test_no_task_outlives_a_boot(
         assert set().union(*held.values()) == pids
         state = machine.state()
     with virtual_cpu_machine.running(
-        machine_packages, files, tmp_path / "second", state, "isolcpus=2-7"
+        machine_packages, machine_files, tmp_path / "second", state, "isolcpus=2-7"
     ) as machine:
         assert machine.boot() != boot
         assert tasks(machine, place) == held

@@ -1,15 +1,13 @@
 """The installed program on a machine with a NUMA node without memory, and one without CPUs."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
 from nodewise.cpu import topology
 from nodewise.cpu.cpusets import enforcer
 from nodewise.cpu.pool_allocations import Task
-from tests.cluster import debian_packages
-from tests.cluster.conftest import get_or_skip
+from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine
 from tests.node.virtual_cpu_machine import VirtualCpuMachine
@@ -28,17 +26,13 @@ HARDWARE = virtual_cpu_machine.HARDWARE._replace(
 
 
 @pytest.fixture(scope="module")
-def files(program: Path) -> Mapping[str, FileEntry]:
-    return virtual_cpu_machine.files(program)
-
-
-@pytest.fixture(scope="module")
 def machine(
-    request: pytest.FixtureRequest, files: Mapping[str, FileEntry], tmp_path_factory: pytest.TempPathFactory
+    machine_packages: MachinePackages,
+    machine_files: Mapping[str, FileEntry],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VirtualCpuMachine]:
-    packages = get_or_skip(request, debian_packages.machine)
     folder = tmp_path_factory.mktemp("uneven")
-    with virtual_cpu_machine.running(packages, files, folder, hardware=HARDWARE) as machine:
+    with virtual_cpu_machine.running(machine_packages, machine_files, folder, hardware=HARDWARE) as machine:
         yield machine
 
 

@@ -28,9 +28,13 @@ def host_with_configuration(folder: Path, form: dict[str, Any]) -> ControlPlaneH
 
 
 def contains(actual: Any, expected: Any) -> bool:
-    """Whether a value has all fields of another one, at each depth."""
+    """Whether a configuration has all fields of another one, at each depth. A field that is missing is false."""
     if isinstance(expected, dict):
         return isinstance(actual, dict) and all(
             contains(actual.get(field), value) for field, value in expected.items()
         )
-    return bool(actual == expected)
+    if isinstance(expected, list):
+        return (
+            isinstance(actual, list) and len(actual) == len(expected) and all(map(contains, actual, expected))
+        )
+    return bool(actual == expected) or (expected is False and actual is None)
