@@ -11,6 +11,7 @@ import itertools
 import json
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -49,7 +50,8 @@ class BenchApiServer:
         query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode()).items()}
         body = await _body(receive)
         if path in self._collections and query.get("watch") in {"1", "true"}:
-            await _send_bookmarks(receive, send, self._collections[path][0])
+            timeout_s = float(query.get("timeoutSeconds", "inf"))
+            await _send_bookmarks(receive, send, self._collections[path][0], timeout_s)
         elif method == "GET":
             await _send_response(send, *self._read(path, query))
         else:
@@ -125,17 +127,21 @@ async def _send_response(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_bookmarks(receive: Receive, send: Send, kind: str) -> None:
-    """Send bookmarks until the client disconnects; objects never change."""
+async def _send_bookmarks(receive: Receive, send: Send, kind: str, timeout_s: float) -> None:
+    """Send bookmarks until the watch times out or the client disconnects; objects never change."""
     bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": {"resourceVersion": "1000"}}}
     line = json.dumps(bookmark).encode() + b"\n"
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
     )
     disconnected = asyncio.ensure_future(receive())
-    while not disconnected.done():
+    end_at = time.monotonic() + timeout_s
+    while not disconnected.done() and (left_s := end_at - time.monotonic()) > 0:
         await send({"type": "http.response.body", "body": line, "more_body": True})
-        await asyncio.wait([disconnected], timeout=BOOKMARK_S)
+        await asyncio.wait([disconnected], timeout=min(BOOKMARK_S, left_s))
+    if not disconnected.done():
+        disconnected.cancel()
+        await send({"type": "http.response.body", "body": b""})
 
 
 def build(count: int) -> BenchApiServer:
@@ -150,6 +156,8 @@ def build(count: int) -> BenchApiServer:
         "/api/v1/pods": ("Pod", []),
         "/api/v1/namespaces": ("Namespace", []),
         "/apis/telemetry.intel.com/v1alpha1/taspolicies": ("TASPolicy", policies),
+        "/apis/nodewise.io/v1alpha1/placementpolicies": ("PlacementPolicy", []),
+        "/apis/nodewise.io/v1alpha1/clusterplacementpolicies": ("ClusterPlacementPolicy", []),
     }
     answers = {
         metric: itertools.cycle(
