@@ -35,7 +35,7 @@ class MissingRight(NamedTuple):
 
 CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
 LEASES, POLICIES, CUSTOM = "coordination.k8s.io", "telemetry.intel.com", "custom.metrics.k8s.io"
-PLACEMENT = "nodewise.io"
+PLACEMENT, DEVICES = "nodewise.io", "resource.k8s.io"
 LEASE = "nodewise-extender"
 LEADERS = frozenset(
     {"labels", "new trust", "status", "placement status", "cluster status", "advertise", "wake"}
@@ -212,6 +212,7 @@ def test_a_right_that_is_taken_and_given_back_needs_no_restart(
 DECIDE = ("decide", "--cluster", "--running")
 WITHOUT_REPLICAS = (*DECIDE, "--nodewise-namespace=default")
 """Reads the metrics with the rights of the user."""
+WITH_GPUS = ("decide", "--cluster", "--agents=gpu")
 EXPLAIN = ("explain",)
 FAILS, WITH_LESS, NO_ANSWER = 1, 0, 3
 PORT_FORWARD = [ApiRight(verb, CORE, "pods/portforward", "", NAMESPACE) for verb in ("get", "create")]
@@ -224,6 +225,8 @@ READERS = {
     ApiRight("list", CORE, "namespaces"): (DECIDE, FAILS),
     ApiRight("list", METRICS, "nodes"): (WITHOUT_REPLICAS, WITH_LESS),
     ApiRight("get", CUSTOM, "*"): (WITHOUT_REPLICAS, NO_ANSWER),
+    ApiRight("list", DEVICES, "deviceclasses"): (WITH_GPUS, WITH_LESS),
+    ApiRight("list", DEVICES, "resourceslices"): (WITH_GPUS, WITH_LESS),
     ApiRight("get", CORE, "pods"): (EXPLAIN, WITH_LESS),
     **dict.fromkeys(PORT_FORWARD, (EXPLAIN, NO_ANSWER)),
 }
