@@ -1,4 +1,4 @@
-"""Responses of a real Thanos, as `recorded_answers/thanos.json` contains them, and of clusters of VictoriaMetrics."""
+"""Responses of a real Thanos, as `recorded_answers/thanos.json` contains them."""
 
 import asyncio
 import json
@@ -90,28 +90,10 @@ def test_store_that_thanos_has_removed_is_not_known() -> None:
     assert fetch(REMOVED_SIDECAR, "gpu_temp > 90").samples == {}
 
 
-_CONNECTION = (
-    "error occured during search: cannot fetch query results from vmstorage nodes: cannot perform search on vmstorage"
-    " 10.0.0.9:8401: cannot obtain connection from a pool: cannot dial 10.0.0.9:8401: dial tcp4 10.0.0.9:8401: "
-)
-_PREFIX = 'error when executing query="m" for (time=1, step=300000): '
-
-
-# Clusters of VictoriaMetrics are not in the Go module proxy: the texts are those of its issues 1148 and 1767.
-@pytest.mark.parametrize("status", [422, 503])
-@pytest.mark.parametrize("why", ["connect: no route to host", "i/o timeout"])
-def test_cluster_of_victoria_metrics_refuses_an_incomplete_response(status: int, why: str) -> None:
-    body = {"status": "error", "errorType": str(status), "error": f"{_PREFIX}{_CONNECTION}{why}"}
-    error = query_responses.error_from_response("query", status, json.dumps(body).encode())
-    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "IncompleteAnswer"
-
-
 LIMITS = {
     "Thanos": "expanding series: proxy Series(): rpc error: code = Aborted desc = receive series from Addr: x"
     " MinTime: 1 MaxTime: 2: rpc error: code = ResourceExhausted desc = exceeded series limit",
     "Prometheus": "query processing would load too many samples into memory in query execution",
-    "VictoriaMetrics": "error occured during search: cannot fetch query results from vmstorage nodes: cannot perform"
-    ' search on vmstorage x: cannot execute funcName="search_v7": the number of matching timeseries exceeds 300000',
 }
 
 

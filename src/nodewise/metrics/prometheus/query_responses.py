@@ -117,15 +117,19 @@ _BY_STATUS: Final[Mapping[int, type[NodewiseError]]] = {
 
 _TIMEOUT_STATUSES: Final = (408, 504)
 """Of proxies."""
-_TIMEOUT_WORDS: Final = re.compile(r"timeout exceeded|timed out|deadline exceeded", re.IGNORECASE)
+_TIMEOUT_WORDS: Final = re.compile(r"timeout (?:exceeded|reached)|timed out|deadline exceeded", re.IGNORECASE)
 """In messages of servers that do not have the type of error `timeout`: VictoriaMetrics (app/vmselect/netstorage,
 v1.112), Thanos and Mimir."""
 _REFUSED_PARTIAL_WORDS: Final = re.compile(
     r"(?:receive series from|fetch series for) (?!.*(?:ResourceExhausted|exceeded))"
     r"|from vmstorage nodes: .*(?:connection|dial|EOF|i/o timeout)"
+    r"|some of vmstorage nodes are unavailable"
 )
 """In errors that take the place of an incomplete response, because the query has `partial_response=false` (Thanos 0.41,
 pkg/store/proxy.go) or `deny_partial_response=1` (cluster of VictoriaMetrics, app/vmselect/netstorage)."""
+_UNAVAILABLE_STORAGE_WORDS: Final = re.compile(r"from vmstorage nodes: (?!.*denyQueriesOutsideRetention)")
+"""The same in errors with the HTTP status 503. A cluster of VictoriaMetrics has it for each storage node that does not
+respond, and 422 for most errors that a node responds with."""
 _REFUSED_PARTIAL: Final = "refuses an incomplete response: a part of its storage does not respond"
 _QUOTED: Final = r'"(?:[^"\\]|\\.)*+"'
 _VICTORIA_METRICS_PREFIX: Final = re.compile(
@@ -141,6 +145,7 @@ _VICTORIA_METRICS_PARSE_ERROR: Final = re.compile(
 """The beginnings of messages that contain only parts of the query (metricsql v0.87, app/vmselect/promql). Others may
 contain labels of any series."""
 _QUERY_ERROR_STATUSES: Final = (400, 422)
+_UNAVAILABLE: Final = 503
 _OVERLOAD_STATUSES: Final = (422, 500, 502, 503)
 _MAX_MESSAGE: Final = 1000
 _MAX_PLAIN_TEXT: Final = 200
@@ -292,7 +297,7 @@ def error_from_response(
     reason = ": ".join(filter(None, (error_type, truncate(hide(message), limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _REMEDIES.get(status, "")
-    if error_type != _TIMEOUT and status in _OVERLOAD_STATUSES and _REFUSED_PARTIAL_WORDS.search(message):
+    if error_type != _TIMEOUT and _refuses_partial_response(status, message):
         cause = missing_values.cause("IncompleteAnswer", missing_values.PROMETHEUS, _REFUSED_PARTIAL)
         return NoValues(what, problems, cause=cause, remedy=cause.remedy)
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
@@ -302,6 +307,13 @@ def error_from_response(
         error.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
         error.timeout_s = timeout_s if error_type == _TIMEOUT else 0.0
     return error
+
+
+def _refuses_partial_response(status: int, message: str) -> bool:
+    """Whether an error takes the place of an incomplete response."""
+    if status == _UNAVAILABLE and _UNAVAILABLE_STORAGE_WORDS.search(message):
+        return True
+    return status in _OVERLOAD_STATUSES and _REFUSED_PARTIAL_WORDS.search(message) is not None
 
 
 def _classify_error(status: int, envelope: _ResponseEnvelope) -> tuple[str, str]:
