@@ -50,17 +50,28 @@ def inside(text: str, host: ControlPlaneHost, plane: ControlPlane) -> str:
     return text
 
 
-@contextlib.contextmanager
-def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Process, str]]:
-    """Runs kube-scheduler with the flags of the manifest; yields the process and its address."""
-    path = Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
+def mounted_path(host: ControlPlaneHost) -> Path:
+    """The path of the configuration in the manifest."""
+    return Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
+
+
+def copy_of_configuration(host: ControlPlaneHost, plane: ControlPlane) -> Path:
+    """The configuration of the manifest, with paths of this machine."""
+    path = mounted_path(host)
     folder = plane.folder / f"configured-{child_processes.number()}"
     folder.mkdir()
     config = folder / path.name
     config.write_text(inside(path.read_text(), host, plane))
+    return config
+
+
+@contextlib.contextmanager
+def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Process, str]]:
+    """Runs kube-scheduler with the flags of the manifest; yields the process and its address."""
+    config = copy_of_configuration(host, plane)
     words = [inside(word, host, plane) for word in host.container["command"][1:]]
     flags = dict(word.removeprefix("--").split("=", 1) for word in words)
-    assert flags["config"] == str(path)
+    assert flags["config"] == str(mounted_path(host))
     port = child_processes.free_port()
     serving = plane.authority.issue("component", "127.0.0.1")
     flags |= {
@@ -77,13 +88,30 @@ def scheduler(plane: ControlPlane, host: ControlPlaneHost) -> Iterator[tuple[Pro
         process.stop()
 
 
+def load(config: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Runs kube-scheduler until it has written the configuration with defaults; also returns the path of that file.
+
+    /configz would not do: before 1.36 it prints the internal type instead of the version v1.
+    """
+    written = config.with_name("written.yaml")
+    command = [
+        program_cache.folder() / "kube-scheduler",
+        f"--config={config}",
+        f"--write-config-to={written}",
+        *flags,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False), written
+
+
 def read(plane: ControlPlane, host: ControlPlaneHost) -> Object:
-    """The configuration, with defaults, that a running kube-scheduler reports."""
+    """The configuration, with defaults, of a kube-scheduler that runs with the flags of the manifest."""
     with scheduler(plane, host) as (process, address):
         process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
-        configuration: Object = plane.api.get(f"{address}/configz")["componentconfig"]
         assert "strict decoding" not in process.log.read_text().lower()
-        return configuration
+    loaded, written = load(copy_of_configuration(host, plane))
+    assert loaded.returncode == 0, loaded.stderr
+    configuration: Object = yaml.safe_load(written.read_text())
+    return configuration
 
 
 def of_host(host: ControlPlaneHost, plane: ControlPlane) -> Object:
@@ -210,17 +238,11 @@ def test_kube_scheduler_loads_each_merged_form_of_a_configuration(
 ) -> None:
     host = host_with_configuration(tmp_path, form)
     assert host.run("--merge", *form.get("flags", [])).code == 0
-    config, written = tmp_path / "config.yaml", tmp_path / "written.yaml"
+    config = tmp_path / "config.yaml"
     config.write_text(inside(host.config.read_text(), host, plane))
-    command = [
-        program_cache.folder() / "kube-scheduler",
-        f"--config={config}",
-        f"--write-config-to={written}",
-    ]
-    if "kubeconfig" not in form["text"]:
-        # without a kubeconfig, kube-scheduler requires an address, which it does not call before it writes the file
-        command.append("--master=https://127.0.0.1:1")
-    loaded = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    # without a kubeconfig, kube-scheduler requires an address, which it does not call before it writes the file
+    address = [] if "kubeconfig" in form["text"] else ["--master=https://127.0.0.1:1"]
+    loaded, written = load(config, *address)
     if "unknown_plugin" in form:
         assert f'"{form["unknown_plugin"]}"' in loaded.stderr.replace("\\", "")
         return
