@@ -64,7 +64,8 @@ def update_history(
     """The history of a rule after one more evaluation. `before` is the history of its values before that.
 
     A rule is suspended if more than half of the nodes that had a fresh value within `max_age_s` before the last
-    evaluation have none now. While it is suspended, every node that ever had a value counts.
+    evaluation have none now. While it is suspended, every node that ever had a value counts. A node whose series differ
+    has none, whatever the rule, so that all rules with the same metric and maximum age are suspended at once.
     """
     inputs = evaluation.inputs
     any_fresh_value = bool(inputs.known.any())
@@ -73,7 +74,7 @@ def update_history(
     since = -np.inf if history.suspended else before.evaluated_at - max_age_s
     fresh_at = _align_times_to_index(nodes, before, history.begun_at)
     had_value = (fresh_at >= since) & (fresh_at > -np.inf)
-    suspended = int((had_value & ~evaluation.known).sum()) * 2 > int(had_value.sum())
+    suspended = int((had_value & ~inputs.known).sum()) * 2 > int(had_value.sum())
     known_before = _align_mask_to_index(nodes, history)
     broken = np.where(evaluation.known, evaluation.broken, known_before)
     # unchanged arrays stay, so that a rebuild takes no memory for them
@@ -93,7 +94,8 @@ def hold_last_verdicts(
         if np.array_equal(evaluation.broken, history.broken):
             return evaluation._replace(broken=history.broken)
         return evaluation
-    is_held = ~evaluation.known & (values.fresh_at(history.begun_at) > -np.inf)
+    # a node that was rejected because all of its differing values met the rule never had a value
+    is_held = ~evaluation.known & (history.broken | (values.fresh_at(history.begun_at) > -np.inf))
     return evaluation._replace(
         broken=np.where(is_held, history.broken, evaluation.broken), lacking=evaluation.lacking & ~is_held
     )

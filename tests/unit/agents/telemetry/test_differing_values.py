@@ -81,7 +81,8 @@ def test_old_values_do_not_count() -> None:
     assert replica.rejects(0, 90, 95, oldest=59)
     assert not replica.rejects(0, 90, 95, oldest=61)
     assert replica.rejects(0, 90, 95, oldest=None)
-    assert not replica.rejects(61, 90, 95, oldest=None, fetched=0), "the response is old"
+    assert not replica.rejects(5, 1, 0), "a value of 50"
+    assert not replica.rejects(66, 90, 95, oldest=None, fetched=5), "the response is old"
 
 
 def test_rule_with_for_counts_values_that_agree() -> None:
@@ -97,3 +98,10 @@ def test_node_is_rejected_when_its_values_begin_to_agree() -> None:
     assert not replica.rejects(0, 1, 0), "a value of 50"
     assert not replica.rejects(5, 70, 90)
     assert replica.rejects(10, 85, 90)
+
+
+def test_suspended_rule_keeps_rejecting_the_node() -> None:
+    replica = Replica(above=80)
+    assert replica.rejects(0, 88, 93)
+    assert replica.rejects(200, 88, 93, fetched=0), "no node has a fresh value"
+    assert not replica.rejects(205, 1, 0), "a value of 50"
