@@ -121,10 +121,11 @@ class RuleArrays:
         fresh = matrix.states == ValueState.FRESH
         is_empty_known = part.empty_means and not is_incomplete
         known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
-        broken = fresh & _meets(part, matrix.values, part.target)
+        agreeing = _agreeing_nodes(part, matrix)
+        broken = fresh & _meets(part, matrix.values, part.target) | agreeing
         held = broken
         if part.release is not None:
-            held = fresh & _meets(part, matrix.values, part.release)
+            held = fresh & _meets(part, matrix.values, part.release) | agreeing
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
         is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
         is_absent = ~known & (matrix.states != ValueState.INVALID)
@@ -133,8 +134,9 @@ class RuleArrays:
             & ~is_suspended[:, np.newaxis]
         )
         releases &= part.when_missing != "reject"
-        level = RulePart(known, broken, held, releases)
-        with_last, is_held = self._hold_last_results(part, known, broken, is_suspended)
+        decided = known | agreeing
+        level = RulePart(decided, broken, held, releases)
+        with_last, is_held = self._hold_last_results(part, decided, broken, is_suspended)
         lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
         return _PartMasks(with_last, lacking, level)
 
@@ -174,6 +176,15 @@ class RuleArrays:
         )
         self._ever_known[part] = ever_known | (last >= 0)
         return result, is_held
+
+
+def _agreeing_nodes(part: Comparison, matrix: NodeMatrix) -> Mask:
+    """Where the series of a node differ and all of their values meet the rule (`RuleEvaluation.agreeing`)."""
+    entries = matrix.differing
+    met = rule_operators.compare_all(part.operator, entries.lowest, entries.highest, part.target)
+    agreeing = np.zeros(matrix.states.shape, bool)
+    agreeing[entries.steps[met], entries.nodes[met]] = True
+    return agreeing
 
 
 def _meets(part: Comparison, values: Values, target: int) -> Mask:

@@ -17,7 +17,7 @@ from nodewise.agents.telemetry.policy_rejection_reasons import NeverFetched, Rul
 from nodewise.agents.telemetry.state import PolicyState
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
-from nodewise.metrics.series import Floats, NodeNames, Samples, Series, ValueState
+from nodewise.metrics.series import DifferingValues, Floats, NodeNames, Samples, Series, ValueState
 from nodewise.simulate.backtest_rules import Mask, RuleArrays, RuleContext, Steps
 from nodewise.simulate.backtest_variants import Variant
 from nodewise.simulate.policy_timeline import Moment, PolicyTimeline, Response, TimelineSettings
@@ -143,10 +143,7 @@ class Backtest:
         first = 0 if self._times else self._first_usable_step(grid, matrices)
         if first:
             grid = grid.part(first, grid.steps)
-            matrices = {
-                key: matrix._replace(values=matrix.values[first:], states=matrix.states[first:])
-                for key, matrix in matrices.items()
-            }
+            matrices = {key: matrix.since(first) for key, matrix in matrices.items()}
         if not grid.steps:
             return
         self._times.append(grid.times)
@@ -187,6 +184,7 @@ class Backtest:
         for key, matrix in matrices.items():
             present = matrix.states == ValueState.FRESH
             self.steps_without_values[key] += int((~present.any(axis=1)).sum())
+            present |= matrix.differing.mask(present.shape)
             first = np.where(present.any(axis=0), grid.times[np.argmax(present, axis=0)], np.inf)
             self.first_value_at = np.minimum(self.first_value_at, first)
 
@@ -212,7 +210,8 @@ class Backtest:
         if not is_fresh.all():
             names, values = self._names_of(is_fresh), values[is_fresh]
         # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
-        measured = np.broadcast_to(at - request.max_age_s, len(values))
+        measured_at = at - request.max_age_s
+        measured = np.broadcast_to(measured_at, len(values))
         samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
         distance_s = matrix.sample_distance_s
         # also if it is not known: the times of samples show no other one
@@ -222,10 +221,22 @@ class Backtest:
             at,
             samples,
             invalid,
+            self._differing_values(matrix, step, measured_at),
             incomplete=matrix.incomplete,
             sample_distance_s=distance_s,
             is_distance_measured=True,
         )
+
+    def _differing_values(
+        self, matrix: NodeMatrix, step: int, measured_at: float
+    ) -> dict[str, DifferingValues]:
+        entries = matrix.differing.part(step, step + 1)
+        return {
+            self._names.names[node]: DifferingValues(lowest, highest, measured_at)
+            for node, lowest, highest in zip(
+                entries.nodes.tolist(), entries.lowest.tolist(), entries.highest.tolist(), strict=True
+            )
+        }
 
     def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
         key = is_fresh.tobytes()

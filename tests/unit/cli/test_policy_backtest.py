@@ -222,6 +222,45 @@ def test_a_policy_whose_query_needs_trust_rejects_all_nodes(run) -> None:
     )
 
 
+def served_by_two(first: Value, second: Value, other: Value) -> FakeHistory:
+    """Node a has a series of each of two exporters, node b has one."""
+    name = ("__name__", "temp")
+    fake = FakeHistory(
+        {
+            (name, ("instance", "a:9100"), ("job", "ipmi")): first,
+            (name, ("instance", "a:9100"), ("job", "redfish")): second,
+            (name, ("instance", "b:9100"), ("job", "ipmi")): other,
+        }
+    )
+    fake.now = NOW
+    return fake
+
+
+def test_a_node_is_rejected_while_all_of_its_differing_values_meet_the_rule(run) -> None:
+    def first(at: float) -> str:
+        return "88.5" if 10 <= minutes_ago(at) <= 40 else "61"
+
+    def second(at: float) -> str:
+        return "93" if 20 <= minutes_ago(at) <= 50 else "64"
+
+    fake = served_by_two(first, second, lambda _: "60")
+    result = run(fake, "--since=1h", "--output=json")
+    document = json.loads(result.stdout)
+    [rule] = document["policies"][0]["rules"]
+    assert [(entry["node"], entry["rejected_s"]) for entry in rule["nodes"]] == [("a", 21 * 60)]
+    assert document["policies"][0]["rejected_share"] == pytest.approx(21 / 120)
+    assert not any("no history" in note for note in document["notes"])
+
+
+def test_a_node_whose_differing_values_met_the_rule_stays_rejected_in_a_gap(run) -> None:
+    def until_the_gap(text: str) -> Value:
+        return lambda at: text if minutes_ago(at) >= 30 else None
+
+    fake = served_by_two(until_the_gap("88.5"), until_the_gap("93"), until_the_gap("60"))
+    [policy] = json.loads(run(fake, "--since=1h", "--output=json").stdout)["policies"]
+    assert policy["rejected_share"] == pytest.approx(1 / 2)
+
+
 def test_modes_and_guards_are_not_considered_and_noted(run) -> None:
     canary = POLICY + "  mode: Shadow\n  guard: {maxRejectedShare: '0.5'}\n"
     document = json.loads(run(prometheus(a=hot(30, 20)), "--since=1h", "--output=json", policy=canary).stdout)

@@ -219,6 +219,18 @@ def test_one_of_two_metrics_without_values_is_named(folder: Path) -> None:
     assert "no node has a value of temp" in result.stderr
 
 
+def test_the_history_of_a_node_whose_differing_values_all_meet_the_rule(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = serve_history(monkeypatch, lambda _: "77.5", lambda _: "50")
+    fake.series = {**fake.series, (("__name__", "temp"), ("node", "b"), ("job", "other")): lambda _: "79"}
+    options = ("-o", "json", *_HISTORY_OPTIONS)
+    for threshold, changed in (("75", ["b"]), ("78", [])):
+        result = diff(folder, _POLICY.replace("above: 80", f"above: {threshold}"), *options)
+        groups = msgspec.json.decode(result.stdout)["history"]["pods"]
+        assert [entry["node"] for group in groups for entry in group["nodes"]] == changed
+
+
 def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node b had 75 for the first 20 of 60 minutes, and 85 for ten more."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.errors import BadInput, Unavailable
 from nodewise.metrics.prometheus import history as prometheus_history
-from nodewise.metrics.prometheus.range_matrix import TimeGrid
+from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value, history_of, request_of
 
@@ -111,6 +111,44 @@ def test_several_series_of_a_node(aggregate: str, values: list[float], states: l
     assert matrix.values[:, 0].tolist() == [round(value * 10**9) for value in values]
     # again without series that have ended
     assert fake.queries[-1]["query"] == 'last_over_time({__name__="temp"}[60s]) and {__name__="temp"}'
+
+
+def exporters(**labels: str) -> FakeHistory:
+    """Two exporters that report a value of node a for 6 minutes, the second one not in the first minute."""
+    first, second = ["82", "83", "85", "90.5", "7e+10", "84"], [None, "91", "85", "81", "85", "NaN"]
+    own = [("__name__", "temp"), ("instance", "a")]
+    return FakeHistory(
+        {
+            (*own, ("job", "left"), *labels.items()): lambda at: first[minute(at)],
+            (*own, ("job", "right")): lambda at: second[minute(at)],
+        }
+    )
+
+
+def ranges(matrix: NodeMatrix) -> list[tuple[int, int, float, float]]:
+    """Step, node, lowest and highest value."""
+    own = matrix.differing
+    columns = (own.steps, own.nodes, own.lowest / 10**9, own.highest / 10**9)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("most_points", [11_000, 4], ids=["at once", "in halves"])
+def test_values_that_differ_are_kept_for_rules_that_all_of_them_meet(most_points: int) -> None:
+    fake = exporters()
+    fake.most_points = most_points
+    matrix, _ = read(fake, 6)
+    assert matrix.states[:, 0].tolist() == [FRESH, INVALID, FRESH, INVALID, INVALID, INVALID]
+    assert ranges(matrix) == [(1, 0, 83.0, 91.0), (3, 0, 81.0, 90.5)]
+    assert ranges(matrix.since(2)) == [(1, 0, 81.0, 90.5)]
+    assert ranges(read(exporters(), 6, "max")[0]) == []
+
+
+@pytest.mark.parametrize("aggregate", ["", "max", "avg"])
+def test_values_of_two_clusters_differ_while_both_have_series(aggregate: str) -> None:
+    matrix, _ = read(exporters(cluster="east"), 6, aggregate)
+    assert matrix.states[:, 0].tolist() == [FRESH] + [INVALID] * 5
+    assert ranges(matrix) == [(1, 0, 83.0, 91.0), (2, 0, 85.0, 85.0), (3, 0, 81.0, 90.5)]
+    assert ranges(read(exporters(cluster="east"), 6, "sum")[0]) == []
 
 
 def test_nan_after_a_value_is_a_missed_scrape_until_the_value_is_too_old() -> None:

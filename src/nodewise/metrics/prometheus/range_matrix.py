@@ -4,7 +4,7 @@ All values of a range query are at the times of a grid, so that they fit into on
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ _PRODUCT_ERROR: Final = 2.0**-52
 """Twice the largest relative error of a product."""
 _MAX_UNITS: Final = 1e247
 """Larger numbers are no quantities."""
+_INT64_LIMIT: Final = 2**63
 _MAX_INT64_UNITS: Final = 9.2e9
 """Larger values do not fit into int64 as nano-units."""
 
@@ -55,6 +56,33 @@ class TimeGrid(NamedTuple):
         return TimeGrid(self.start + first * self.step_s, self.step_s, min(steps, self.steps - first))
 
 
+class DifferingEntries(NamedTuple):
+    """The values of nodes whose series differ, one entry for each time and node, in the order of times."""
+
+    steps: NDArray[np.intp]
+    nodes: NDArray[np.intp]
+    lowest: NDArray[np.int64]
+    highest: NDArray[np.int64]
+    """Nano-units."""
+
+    def part(self, first: int, end: int) -> "DifferingEntries":
+        """Those of the steps from `first` to before `end`; their steps count from `first`."""
+        within = slice(*np.searchsorted(self.steps, [first, end]).tolist())
+        part = DifferingEntries(*(column[within] for column in self))
+        return part._replace(steps=part.steps - first)
+
+    def mask(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Where there are entries, of shape (steps, nodes)."""
+        mask = np.zeros(shape, bool)
+        mask[self.steps, self.nodes] = True
+        return mask
+
+
+_NO_ENTRIES: Final = DifferingEntries(
+    np.zeros(0, np.intp), np.zeros(0, np.intp), np.zeros(0, np.int64), np.zeros(0, np.int64)
+)
+
+
 class NodeMatrix(NamedTuple):
     """The values of one metric, of shape (steps, nodes)."""
 
@@ -70,6 +98,13 @@ class NodeMatrix(NamedTuple):
     """Why series or samples may be missing; empty if none are."""
     sample_distance_s: float | None = None
     """How far apart the samples of a node are; None if it is not known."""
+    differing: DifferingEntries = _NO_ENTRIES
+    """Of nodes that are INVALID."""
+
+    def since(self, step: int) -> "NodeMatrix":
+        """The matrix from this step on."""
+        differing = self.differing.part(step, len(self.states))
+        return self._replace(values=self.values[step:], states=self.states[step:], differing=differing)
 
 
 class _RangeSeries(msgspec.Struct, frozen=True, gc=False):
@@ -121,10 +156,8 @@ def build_matrix(
             text = next(filter(None, map(item.labels.get, labels.node)), "a series without a node label")
             unmatched.add(text)
     rows_by_node = {node: list(own.values()) for node, own in by_node.items()}
-    matrix = _fill_matrix(rows_by_node, grid.steps, len(nodes), aggregate)
-    unclear = nodes.numbers([node for node in owners.conflicts if node in nodes])
-    matrix.values[:, unclear] = 0
-    matrix.states[:, unclear] = ValueState.INVALID
+    unclear = nodes.numbers([node for node in owners.conflicts if node in nodes]).tolist()
+    matrix = _fill_matrix(rows_by_node, (grid.steps, len(nodes)), aggregate, frozenset(unclear))
     return matrix._replace(unmatched=frozenset(unmatched), incomplete=answer.incomplete)
 
 
@@ -153,9 +186,10 @@ def _hold_before_nan(row: Floats, max_steps: int) -> Floats:
 
 
 def _fill_matrix(
-    by_node: dict[int, list[Floats]], step_count: int, node_count: int, aggregate: str
+    by_node: dict[int, list[Floats]], shape: tuple[int, int], aggregate: str, unclear: frozenset[int]
 ) -> NodeMatrix:
-    floats = np.full((step_count, node_count), _ABSENT)
+    """`unclear` are the nodes whose series cannot be reduced to one value, whatever `aggregate` is."""
+    floats = np.full(shape, _ABSENT)
     for node, rows in by_node.items():
         floats[:, node] = rows[0]
     states = np.full(floats.shape, np.uint8(ValueState.FRESH), np.uint8)
@@ -163,35 +197,71 @@ def _fill_matrix(
     states[floats == _ABSENT] = ValueState.MISSING
     floats[states != ValueState.FRESH] = 0.0
     values = nano_values(floats)
-    several = {node: rows for node, rows in by_node.items() if len(rows) > 1}
-    reduced = {node: _reduce(np.stack(rows, axis=1), aggregate) for node, rows in several.items()}
-    if any(column.dtype == object for column, _ in reduced.values()):
+    several = {node: rows for node, rows in by_node.items() if len(rows) > 1 or node in unclear}
+    reduced = {
+        node: _reduce(np.stack(rows, axis=1), aggregate, is_unclear=node in unclear)
+        for node, rows in several.items()
+    }
+    if any(own.values.dtype == object for own in reduced.values()):
         values = values.astype(object)
-    for node, (column, column_states) in reduced.items():
-        values[:, node], states[:, node] = column, column_states
-    return NodeMatrix(values, states, bool(several))
+    for node, own in reduced.items():
+        values[:, node], states[:, node] = own.values, own.states
+    return NodeMatrix(values, states, bool(several), differing=_differing_entries(reduced))
 
 
-def _reduce(floats: Floats, aggregate: str) -> tuple[Values, States]:
+class _ReducedSeries(NamedTuple):
+    """The value of one node at each time, from several series."""
+
+    values: Values
+    states: States
+    differs: NDArray[np.bool_]
+    """Where it has no value although each series has one (`aggregation.differing_values`)."""
+    lowest: Values
+    highest: Values
+
+
+def _differing_entries(reduced: Mapping[int, _ReducedSeries]) -> DifferingEntries:
+    columns = [
+        (steps, np.full(len(steps), node), own.lowest[steps], own.highest[steps])
+        for node, own in reduced.items()
+        if len(steps := np.flatnonzero(own.differs))
+    ]
+    if not columns:
+        return _NO_ENTRIES
+    steps, nodes, lowest, highest = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    order = np.argsort(steps, kind="stable")
+    return DifferingEntries(
+        steps[order], nodes[order], lowest[order].astype(np.int64), highest[order].astype(np.int64)
+    )
+
+
+def _reduce(floats: Floats, aggregate: str, *, is_unclear: bool) -> _ReducedSeries:
     """The value of one node at each time, from series in columns."""
     present = floats != _ABSENT
     valid = present & (np.abs(floats) < _MAX_UNITS)
     values = nano_values(np.where(valid, floats, 0.0))
-    count = valid.sum(axis=1)
-    is_usable = (count > 0) & ((aggregate in ("max", "min")) | (count == present.sum(axis=1)))
+    count, present_count = valid.sum(axis=1), present.sum(axis=1)
+    is_usable = (count > 0) & ((aggregate in ("max", "min")) | (count == present_count))
+    largest, smallest = _extremes(values, valid)
     if aggregate in ("sum", "avg"):
         result = values.astype(object).sum(axis=1)  # sums of values that fit into int64 may not
         if aggregate == "avg":
             result = (2 * result + count) // np.maximum(2 * count, 1)
     else:
-        largest, smallest = _extremes(values, valid)
         result = smallest if aggregate == "min" else largest
         if not aggregate:
             is_usable &= largest == smallest
+    if is_unclear:
+        is_usable &= (present_count == 1) & (floats.shape[1] > 1)
     states = np.where(is_usable, np.uint8(ValueState.FRESH), np.uint8(ValueState.INVALID))
     states[~present.any(axis=1)] = ValueState.MISSING
     result = np.where(states == ValueState.FRESH, result, 0)
-    return (narrow(result) if result.dtype == object else result), states
+    is_small = np.asarray((smallest > -_INT64_LIMIT) & (largest < _INT64_LIMIT), bool)
+    # a sum may be beyond all values
+    differs = ~is_usable & is_small & (count > 1) & (count == present_count) & (aggregate != "sum")
+    return _ReducedSeries(
+        narrow(result) if result.dtype == object else result, states, differs, smallest, largest
+    )
 
 
 def _extremes(values: Values, valid: NDArray[np.bool_]) -> tuple[Values, Values]:
@@ -241,10 +311,16 @@ def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:
     """Matrices of consecutive times as one."""
     if len(parts) == 1:
         return parts[0]
+    offsets = np.cumsum([0, *(len(part.states) for part in parts[:-1])])
+    differing = [
+        part.differing._replace(steps=part.differing.steps + offset)
+        for part, offset in zip(parts, offsets, strict=True)
+    ]
     return NodeMatrix(
         np.concatenate([part.values for part in parts]),
         np.concatenate([part.states for part in parts]),
         any(part.has_several_series for part in parts),
         frozenset(chain.from_iterable(part.unmatched for part in parts)),
         next((part.incomplete for part in parts if part.incomplete), ""),
+        differing=DifferingEntries(*map(np.concatenate, zip(*differing, strict=True))),
     )

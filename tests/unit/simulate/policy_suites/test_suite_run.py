@@ -69,6 +69,25 @@ tests:
     assert mismatch.lines == ("+ web/cool: suspended",)
 
 
+def test_a_node_is_rejected_while_all_of_its_differing_values_meet_the_rule(tmp_path: Path) -> None:
+    test = """
+tests:
+- name: two exporters
+  nodes: [a, b]
+  pods: [{name: web-1, namespace: web}]
+  input_series:
+  - {series: 'temp{node="a", job="ipmi"}', values: 70 85 85 82x9}
+  - {series: 'temp{node="a", job="redfish"}', values: 91 91 70 93x9}
+  - {series: 'temp{node="b"}', values: 70x9}
+  expect:
+  - {eval_time: 0, pod: web/web-1, rejected: []}
+  - {eval_time: 1m, pod: web/web-1, rejected: {a: temp above 80}}
+  - {eval_time: 2m, pod: web/web-1, rejected: []}
+  - {eval_time: 3m, pod: web/web-1, rejected: [a]}
+"""
+    assert run(tmp_path, "", test=test) == []
+
+
 def test_events_of_pods_and_policies(tmp_path: Path) -> None:
     test = """
 tests:
