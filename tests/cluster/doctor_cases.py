@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from tests.cluster import fake_custom_metrics_server, healthy_cluster, misconfigurations
+from tests.cluster import fake_custom_metrics_server, healthy_cluster, misconfigurations, native_mode
 from tests.cluster.misconfigurations import Defect
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
@@ -27,6 +27,7 @@ class DoctorCase(NamedTuple):
 
 
 _POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"
+_NATIVE_ADMISSION = [item for item in native_mode.MANIFEST if item["metadata"]["name"] == "nodewise-native"]
 _DESCHEDULER = f"/apis/apps/v1/namespaces/{healthy_cluster.SYSTEM}/deployments/descheduler"
 
 DOCTOR_CASES: Final = (
@@ -404,8 +405,15 @@ DOCTOR_CASES: Final = (
         "nothing updates the verdict of a node",
         misconfigurations.verdict_label,
         "Node labels",
-        ("lease nodewise-controller",),
+        ("kubectl label nodes --all",),
         frozenset({"native-mode-evictions"}),
+    ),
+    DoctorCase(
+        "labels-frozen",
+        "an admission policy of native mode is left",
+        misconfigurations.created(*_NATIVE_ADMISSION),
+        "MutatingAdmissionPolicy/nodewise-native",
+        ("kubectl delete", "deploy/native.yaml"),
     ),
     DoctorCase(
         "pod-admission-missing",

@@ -218,7 +218,9 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "error",
         "No controller updates the node labels of native mode",
         "In native mode kube-scheduler reads the verdicts of policies from node labels. While no replica leads, the"
-        " labels keep their last values, and pods of new policies wait for their first labels.",
+        " labels keep their last values, and pods of new policies wait for their first labels. The same is reported if"
+        " only node labels, or the admission policies of deploy/native.yaml, are left after native mode was"
+        " uninstalled: these policies add a scheduling gate to the pods of new policies, also to those of an extender.",
         "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
         " why no replica leads",
     ),

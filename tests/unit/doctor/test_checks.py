@@ -170,6 +170,13 @@ def pod_admission(*, is_served: bool = True, is_current: bool | None = None) -> 
     )
 
 
+def with_leftovers(*names: str) -> PodAdmission:
+    """The policies of a sound extender, and these of native mode."""
+    assert isinstance(SOUND.pod_admission, PodAdmission)
+    leftovers = tuple(PodAdmissionPolicy(name, name, is_current=True) for name in names)
+    return SOUND.pod_admission._replace(policies=(*SOUND.pod_admission.policies, *leftovers))
+
+
 def not_sent(**changed: Any) -> Facts:
     """Facts with a PlacementPolicy, and no admission policy that has its pods sent to the extender."""
     return SOUND._replace(policies=(POLICY, COOL._replace(**changed)), pod_admission=pod_admission())
@@ -249,6 +256,21 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         "labels that nothing updates",
         policy(strategies=("dontschedule",))._replace(deschedulers=(), nodes_with_verdicts=3),
         {"labels-frozen"},
+    ),
+    (
+        "admission policies of native mode that nothing follows",
+        SOUND._replace(pod_admission=with_leftovers(*NATIVE_POLICIES)),
+        {"labels-frozen"},
+    ),
+    (
+        "the admission policy for pods that name a TASPolicy, which nothing follows",
+        SOUND._replace(pod_admission=with_leftovers("MutatingAdmissionPolicy/nodewise-native-named")),
+        {"labels-frozen"},
+    ),
+    (
+        "an admission policy that only denies",
+        SOUND._replace(pod_admission=with_leftovers("ValidatingAdmissionPolicy/nodewise-native-gate")),
+        set(),
     ),
     ("a pod without a requirement", native_pod(), {"policy-without-effect"}),
     ("a pod outside of a canary", native_pod(observed_by=(COOL.where,)), set()),
@@ -691,6 +713,24 @@ def test_the_remedy_for_pods_that_are_not_changed(
 ) -> None:
     finding = check_runner.examine(native(pod_admission=admission)).findings[0]
     assert (finding.severity, remedy in finding.remedy) == (severity, True)
+
+
+def test_leftovers_of_native_mode_are_to_be_removed() -> None:
+    admission = with_leftovers(*NATIVE_POLICIES)
+    finding = next(
+        finding
+        for finding in check_runner.examine(
+            SOUND._replace(pod_admission=admission, nodes_with_verdicts=7)
+        ).findings
+        if finding.id == "labels-frozen"
+    )
+    assert finding.object == "MutatingAdmissionPolicy/nodewise-native"
+    assert "7 nodes" in finding.found
+    assert "kubectl delete -f deploy/native.yaml" in finding.remedy
+    labels_only = check_runner.examine(SOUND._replace(nodes_with_verdicts=7)).findings
+    remedies = {finding.id: finding.remedy for finding in labels_only}
+    assert "kubectl label nodes --all" in remedies["labels-frozen"]
+    assert "deploy/native.yaml" not in remedies["labels-frozen"]
 
 
 def test_policies_are_counted_by_kind() -> None:

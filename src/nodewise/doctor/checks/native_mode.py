@@ -42,6 +42,22 @@ _NATIVE_POLICIES: Final = {
         *_NATIVE_POLICIES_OF_ALL_KINDS,
     ),
 }
+_GATING_POLICIES: Final = frozenset(
+    policy
+    for policies in _NATIVE_POLICIES.values()
+    for policy in policies
+    if policy.startswith("MutatingAdmissionPolicy/") and policy not in _NATIVE_POLICIES_OF_ALL_KINDS
+)
+"""The admission policies that add requirements and scheduling gates to pods."""
+_LEFTOVER_LABELS_REMEDY: Final = (
+    "run nodewise in native mode; or, if native mode was uninstalled, kubectl label nodes --all KEY- for each key of"
+    " these labels (docs/native.md#uninstall)"
+)
+_LEFTOVER_REMEDY: Final = (
+    "run nodewise in native mode; or, if it was uninstalled, kubectl delete -f deploy/native.yaml, and create pods"
+    " with the gate nodewise.io/policy-not-active again (docs/native.md#uninstall)"
+)
+_NO_POD_ADMISSION: Final = PodAdmission()
 _OLD_SERVER_REMEDY: Final = (
     "upgrade to Kubernetes 1.36; or have kube-scheduler send all pods: nodewise configure render-scheduler"
     " --filter-all-pods"
@@ -135,23 +151,39 @@ def check_labels_are_updated(
     nodes_with_verdicts: int,
     leases: tuple[LeaderLease, ...],
     now: datetime,
+    pod_admission: PodAdmission = _NO_POD_ADMISSION,
 ) -> Iterator[Finding]:
-    """Labels of native mode keep their last values if no replica leads."""
+    """Labels of native mode keep their last values if no replica leads. Scheduling gates stay, too."""
     writing = native_mode_workloads(extenders, controllers)
-    if not writing and not nodes_with_verdicts:
+    count = f"; {nodes_with_verdicts:,} nodes keep their last verdicts" if nodes_with_verdicts else ""
+    if not writing:
+        yield from _check_leftovers(pod_admission, nodes_with_verdicts, count)
         return
-    held = [lease for lease in leases if lease.is_held(now)] if writing else []
+    held = [lease for lease in leases if lease.is_held(now)]
     if any(lease.is_evaluating(now) for lease in held):
         return
-    count = f"; {nodes_with_verdicts:,} nodes keep their last verdicts" if nodes_with_verdicts else ""
-    where = writing[0].workload.where if writing else "Node labels of native mode"
+    where = writing[0].workload.where
     if held:
         actual = f"{held[0].holder} leads and has not evaluated the policies since {_format_time(held[0].evaluated)}"
         remedy = "see the log of that replica, and docs/runbooks/NodewiseNoEvaluation.md"
         yield finding("labels-frozen", where, actual + count, "an evaluation each period", remedy=remedy)
     else:
-        actual = f"no replica leads{_last_renewal(leases)}" if writing else "nothing updates them"
+        actual = f"no replica leads{_last_renewal(leases)}"
         yield finding("labels-frozen", where, actual + count, "a controller that leads")
+
+
+def _check_leftovers(pod_admission: PodAdmission, nodes_with_verdicts: int, count: str) -> Iterator[Finding]:
+    """What is left of native mode on a cluster where no workload runs in native mode."""
+    gating = [policy for policy in pod_admission.policies if policy.shipped in _GATING_POLICIES]
+    if gating:
+        where, actual = gating[0].where, "nothing removes the scheduling gates that it adds to pods" + count
+        remedy = _LEFTOVER_REMEDY
+    elif nodes_with_verdicts:
+        where, actual = "Node labels of native mode", "nothing updates them" + count
+        remedy = _LEFTOVER_LABELS_REMEDY
+    else:
+        return
+    yield finding("labels-frozen", where, actual, "a controller that leads", remedy=remedy)
 
 
 def _last_renewal(leases: tuple[LeaderLease, ...]) -> str:
