@@ -31,14 +31,14 @@ _CPU: Final = "17"
 
 
 def measure(bench: BindBench, rounds: int) -> Rounds:
-    """Two series, the extender's first: the admission policies of native mode would change its pods."""
+    """Measure native mode, and then the extender, each with rounds without a policy."""
+    with native_mode_rounds.prepared(bench) as cluster:
+        bind_round = functools.partial(_native_round, cluster)
+        measured = scheduler_bind_rounds.alternate(NATIVE_ORDER, rounds, bind_round)
     with namespace_sandboxes.created(bench.plane) as sandbox:
         compared_extenders.policies(sandbox)
         bind_round = functools.partial(_extender_round, bench, sandbox)
-        measured = scheduler_bind_rounds.alternate(EXTENDER_ORDER, rounds, bind_round)
-    with native_mode_rounds.prepared(bench) as cluster:
-        bind_round = functools.partial(_native_round, cluster)
-        return measured | scheduler_bind_rounds.alternate(NATIVE_ORDER, rounds, bind_round)
+        return measured | scheduler_bind_rounds.alternate(EXTENDER_ORDER, rounds, bind_round)
 
 
 def _native_round(cluster: NativeCluster, name: str) -> BindSummary:

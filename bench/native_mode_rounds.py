@@ -48,6 +48,8 @@ HALF_RULES: Final = ({"metric": TEMPERATURE, "above": 80}, {"metric": ERRORS, "a
 NONE_RULE: Final = {"metric": POWER, "above": 0}
 """It rejects all nodes."""
 _DEADLINE_S: Final = 120.0
+_UNLIMITED: Final = ("--kube-qps=5000", "--kube-burst=5000")
+"""Labels are written as fast as the API server permits."""
 
 
 class NativeCluster(NamedTuple):
@@ -108,7 +110,11 @@ def controller(account: User, folder: Path, *more: str) -> Iterator[RunningContr
 
 @contextlib.contextmanager
 def prepared(bench: BindBench) -> Iterator[NativeCluster]:
-    """Install native mode, create the policies, and label all nodes."""
+    """Install native mode, create the policies, label all nodes, and remove everything after the block.
+
+    The admission policies add a scheduling gate to the pods of each new policy, also to those of an extender, and only
+    native mode removes it.
+    """
     with (
         namespace_sandboxes.created(bench.plane) as sandbox,
         namespace_sandboxes.created(bench.plane) as admitting,
@@ -125,13 +131,35 @@ def prepared(bench: BindBench) -> Iterator[NativeCluster]:
         cluster = NativeCluster(bench, sandbox, admitting, waiting, account)
         label_nodes(cluster, policies)
         yield cluster
+        _uninstall(cluster)
+
+
+def _uninstall(cluster: NativeCluster) -> None:
+    """Delete all policies, their labels and the admission policies, in the order of docs/native.md."""
+    report_progress_line("uninstalling native mode")
+    api = cluster.bench.plane.api
+    policies = api.get("/apis/nodewise.io/v1alpha1/placementpolicies")["items"]
+    for policy_object in policies:
+        api.delete(api_client.path_of(policy_object))
+    with controller(cluster.account, cluster.bench.folder, *_UNLIMITED):
+        for policy_object in policies:
+            key = native_mode.LABEL_PREFIX + policy_object["metadata"]["uid"]
+            wait(
+                f"no node has the label {key}",
+                functools.partial(_is_unused, api, key),
+                _DEADLINE_S,
+            )
+    native_mode.uninstall(api)
+
+
+def _is_unused(api: ClusterApi, key: str) -> bool | None:
+    return not api.get("/api/v1/nodes", labelSelector=key, limit="1")["items"] or None
 
 
 def label_nodes(cluster: NativeCluster, policies: Sequence[str]) -> None:
     """Label all nodes for these policies, given by path, as fast as the API server permits."""
     report_progress_line("labelling the nodes")
-    unlimited = ("--kube-qps=5000", "--kube-burst=5000")
-    with controller(cluster.account, cluster.bench.folder, *unlimited) as running:
+    with controller(cluster.account, cluster.bench.folder, *_UNLIMITED) as running:
         wait_active(cluster.bench.plane.api, policies)
         running.wait_settled()
 

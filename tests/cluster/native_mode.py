@@ -51,6 +51,28 @@ def install(api: ClusterApi) -> None:
         api.ensure(document)
 
 
+def uninstall(api: ClusterApi) -> None:
+    """Deletes the admission policies, and waits until the API server neither changes nor denies pods by them.
+
+    The API server receives the changes of one kind in order, and the policy of the key is deleted after those that add
+    requirements and gates.
+    """
+    for document in MANIFEST:
+        api.delete(path_of(document))
+    key = f"{LABEL_PREFIX}0123"
+    probe = kubernetes_objects.pod("probe", labels={"telemetry-policy": "absent"})
+    probe["spec"]["nodeSelector"] = {key: "ok"}
+
+    def is_unchanged() -> bool | None:
+        try:
+            made = api.request("POST", "/api/v1/namespaces/default/pods", json=probe, params=DRY_RUN).json()
+        except ApiError:
+            return None
+        return key in made["spec"].get("nodeSelector", {}) or None
+
+    wait("new pods are not changed", is_unchanged)
+
+
 def install_with_account(plane: ControlPlane) -> User:
     """Creates everything of native mode except the Deployment, and returns the controller's account."""
     install(plane.api)

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.cluster import (
     admission_policy_waits,
     extender_process,
@@ -143,14 +145,45 @@ def test_no_pod_is_placed_against_its_policy_during_the_change_to_native_mode_an
     change_back(cluster, sandbox)
 
 
+@pytest.mark.parametrize("names_policy", [True, False], ids=["TASPolicy", "PlacementPolicy"])
+def test_extender_places_the_pods_of_new_policies_after_native_mode_is_uninstalled(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path, names_policy: bool
+) -> None:
+    account = native_mode.install_with_account(plane)
+    cluster = SwitchedCluster(sandbox, metrics, account, tmp_path)
+    with cluster.controller():
+        cluster.wait_active(active=True)
+        cluster.create("placed", requests=False, requires=True)
+        cluster.expect_on_b("placed")
+        # docs/native.md: the policies first, until their labels are gone
+        sandbox.api.delete(path_of(POLICY | {"metadata": {"name": "cool", "namespace": sandbox.namespace}}))
+        wait(
+            "no node has a label of native mode",
+            lambda: not any(map(native_mode.labels_of, sandbox.api.get("/api/v1/nodes")["items"])) or None,
+        )
+    native_mode.uninstall(sandbox.api)
+    rejects_hot = {
+        "dontschedule": {"rules": [{"metricname": "temp", "operator": "GreaterThan", "target": 70}]}
+    }
+    if names_policy:
+        sandbox.put(extender_process.tas_policy("fresh", rejects_hot))
+    else:
+        sandbox.put(policy({"podSelector": {"matchLabels": {"app": "db"}}, "avoid": [HOT]}, name="fresh"))
+    with cluster.extender():
+        labels = {"telemetry-policy": "fresh"} if names_policy else {"app": "db"}
+        sandbox.pods(kubernetes_objects.pod("fresh", labels=labels, limits=LIMITS))
+        cluster.expect_on_b("fresh")
+        created = sandbox.pod("fresh") or {}
+        assert not {"schedulingGates", "affinity"} & created["spec"].keys()
+
+
 def change_back(cluster: SwitchedCluster, sandbox: Sandbox) -> None:
     """Changes back to the extender while the pod `stays` waits."""
     api = sandbox.api
     with cluster.extender(NATIVE):
         cluster.create("again", requests=True, requires=True)
         cluster.wait_rejected("stays", "again")
-        for document in reversed(native_mode.MANIFEST):
-            api.delete(path_of(document))
+        native_mode.uninstall(api)
         cluster.wait_active(active=False)
     with cluster.extender():
         cluster.create("last", requests=True, requires=False)
