@@ -98,6 +98,7 @@ def load(config: Path, *flags: str) -> tuple[subprocess.CompletedProcess[str], P
         program_cache.folder() / "kube-scheduler",
         f"--config={config}",
         f"--write-config-to={written}",
+        "--secure-port=0",
         *flags,
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False), written
