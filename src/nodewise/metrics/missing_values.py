@@ -86,8 +86,8 @@ RESOURCE: Final = "resource"
 FILE: Final = "file"
 
 INCOMPLETE_REMEDY: Final = (
-    "check the stores of Thanos, or the storage nodes of VictoriaMetrics; metric_warning in nodewise's log has the"
-    " warnings of the server"
+    "check the stores of Thanos, the storage nodes of VictoriaMetrics, or the ingesters of Mimir or Cortex;"
+    " metric_warning and metric_failed in nodewise's log have the texts of the server"
 )
 
 
@@ -287,7 +287,7 @@ def _cause_of_status(error: NodewiseError, source: str) -> Cause:
             return cause("InvalidQuery", source, f"cannot run the query{truncate(why, _MAX_QUERY_ERROR)}")
     elif status == _NOT_FOUND:
         return cause("MetricUnknown", source, "has no metric of this name")
-    if status in _REFUSED_STATUSES:
+    if status in _REFUSED_STATUSES or isinstance(error, Refused):
         return cause("SourceRefusesAccess", source, f"refuses access with HTTP status {status}")
     return cause("SourceFails", source, f"responds with HTTP status {status}")
 

@@ -130,8 +130,7 @@ class TestSecrecy:
     ("status", "words"), [(401, "may need --prometheus-header"), (403, "another --prom")]
 )
 def test_refusal_names_the_flag(server: PrometheusDouble, status: int, words: str) -> None:
-    """Mimir refuses a request without a tenant with the text `no org id`."""
-    server.fail(status, b"no org id\n")
+    server.fail(status, b"no access\n")
     with pytest.raises(Refused, match=words) as caught:
         fetch(server.url)
     cause = missing_values.cause_of_error(caught.value, "prometheus")

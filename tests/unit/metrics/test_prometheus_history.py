@@ -1,6 +1,8 @@
 """The history of metrics in Prometheus: parts within its limits, several series of a node, and pods that started."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -11,6 +13,7 @@ from nodewise.metrics.prometheus import history as prometheus_history
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value, history_of, request_of
+from tests.unit.metrics.recorded_responses import recorded
 
 START = 1_699_000_020.0
 FRESH, MISSING, INVALID = ValueState.FRESH, ValueState.MISSING, ValueState.INVALID
@@ -47,6 +50,41 @@ def test_a_part_beyond_the_limit_of_the_server_is_read_in_halves() -> None:
     matrix, history = read(fake, 10)
     assert matrix.values[:, 0].tolist() == [number * 10**9 for number in range(10)]
     assert "exceeded maximum resolution" in history.halvings[0]
+
+
+class LimitOfTenant(FakeHistory):
+    """A server that refuses ranges that are longer than five minutes with a recorded response."""
+
+    response: Mapping[str, Any]
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        start, end = (float(request.url.params.get(name, "0")) for name in ("start", "end"))
+        if end - start > 300.0:
+            return httpx2.Response(self.response["status"], json=self.response["body"])
+        return super().answer(request)
+
+
+@pytest.mark.parametrize(
+    ("back_end", "limit"),
+    [
+        ("mimir", "length"),
+        ("mimir", "series"),
+        ("mimir", "points"),
+        ("cortex", "length"),
+        ("cortex", "points"),
+    ],
+)
+def test_a_part_beyond_the_limit_of_a_tenant_is_read_in_halves(back_end: str, limit: str) -> None:
+    fake = LimitOfTenant(series("temp", a=lambda at: str(minute(at))))
+    fake.response = recorded(back_end)["limits"][limit]
+    assert read(fake, 10)[0].values[:, 0].tolist() == [number * 10**9 for number in range(10)]
+
+
+def test_blocked_query_is_not_read_in_halves() -> None:
+    fake = LimitOfTenant(series("temp", a=lambda _: "1"))
+    fake.response = recorded("mimir")["limits"]["blocked"]
+    with pytest.raises(BadInput, match="blocked by the cluster administrator"):
+        read(fake, 10)
 
 
 def test_a_server_that_does_not_answer_is_asked_again_for_less_and_fails_in_the_end() -> None:

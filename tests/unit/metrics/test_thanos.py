@@ -1,28 +1,20 @@
 """Responses of a real Thanos, as `recorded_answers/thanos.json` contains them."""
 
-import asyncio
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-import httpx2
 import pytest
 
 from nodewise.errors import BadInput
 from nodewise.metrics import missing_values
-from nodewise.metrics.metrics_source import MetricRequest, NoValues
-from nodewise.metrics.node_attributes import NodeAttributes
+from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.prometheus import query_responses
-from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.series import Series
-from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.unit.metrics import recorded_responses
+from tests.unit.metrics.recorded_responses import recorded
 
-URL: Final = "http://thanos:10902"
-RESPONSES: Final[Mapping[str, Mapping[str, Any]]] = json.loads(
-    (Path(__file__).parent / "recorded_answers" / "thanos.json").read_text()
-)["responses"]
+RESPONSES: Final = recorded("thanos")
 COMPLETE: Final = RESPONSES["all stores respond"]
 WITHOUT_PROMETHEUS: Final = RESPONSES["the Prometheus of a sidecar does not respond"]
 WITHOUT_SIDECAR: Final = RESPONSES["a sidecar of --endpoint-strict does not respond"]
@@ -30,21 +22,7 @@ REMOVED_SIDECAR: Final = RESPONSES["a sidecar of --endpoint does not respond for
 
 
 def fetch(responses: Mapping[str, Any], query: str) -> Series:
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        recorded = responses[request.url.params["query"]]
-        return httpx2.Response(recorded["status"], json=recorded["body"])
-
-    async def once() -> Series:
-        async def nodes() -> NodeAttributes:
-            return NodeAttributes({}, {"a": "a", "b": "b"})
-
-        settings = PrometheusSettings(PrometheusOptions(prometheus_url=(URL,)), 60.0)
-        source = PrometheusSource(URL, settings, nodes, MetricsRegistry())
-        source._connection.http = httpx2.AsyncClient(base_url=URL, transport=httpx2.MockTransport(answer))
-        request = MetricRequest("temp", query, max_age_s=60.0, empty_is_healthy=True)
-        return await source.fetch(request, 1795945188.0)
-
-    return asyncio.run(once())
+    return recorded_responses.fetch(responses, query, ("a", "b"), 1795945188.0)
 
 
 @pytest.mark.parametrize(

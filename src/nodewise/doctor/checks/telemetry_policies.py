@@ -18,6 +18,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
+from nodewise.metrics import missing_values
 
 _MIN_NODES_TO_FIND: Final = 100
 _MIN_PERCENTAGE: Final = 5
@@ -43,8 +44,8 @@ _CONDITION_REMEDIES: Final = {
     "Flapping": "add the field that the message suggests to the rule",
     "NodesWithoutValues": "export the metric on these nodes, or set whenMissing: Reject; if series have other names for"
     " nodes, relabel them, or set --prometheus-node-label",
-    "IncompleteAnswers": "check the stores of Thanos, or the storage nodes of VictoriaMetrics: the log event"
-    " metric_warning of nodewise has the warnings. Absent nodes are evaluated again with the next complete response",
+    "IncompleteAnswers": f"{missing_values.INCOMPLETE_REMEDY}. Absent nodes are evaluated again with the next complete"
+    " response",
     "SamplesTooSparse": "set maxAge of the rule (max_age in a TASPolicy) to the time in the message, or remove it: the"
     " default follows from the distance of samples, up to 10 minutes. Or scrape the metric more often",
 }

@@ -93,6 +93,7 @@ _decode_pairs = msgspec.json.Decoder(list[tuple[float, str]]).decode
 PARSE_ERROR: Final = "bad_data"
 """`errorType` of a query that Prometheus cannot parse. The message contains only parts of the query."""
 _EXECUTION: Final = "execution"
+_INTERNAL: Final = "internal"
 _TIMEOUT: Final = "timeout"
 """`errorType` of a query that Prometheus ended at its timeout."""
 _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
@@ -100,7 +101,7 @@ _BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
     _EXECUTION: BadInput,
     _TIMEOUT: Unavailable,
     "canceled": Unavailable,
-    "internal": Unavailable,
+    _INTERNAL: Unavailable,
     "unavailable": Unavailable,
 }
 """Kind of error by `errorType` (prometheus web/api/v1/api.go, v3)."""
@@ -124,9 +125,11 @@ _REFUSED_PARTIAL_WORDS: Final = re.compile(
     r"(?:receive series from|fetch series for) (?!.*(?:ResourceExhausted|exceeded))"
     r"|from vmstorage nodes: .*(?:connection|dial|EOF|i/o timeout)"
     r"|some of vmstorage nodes are unavailable"
+    r"|rpc error: code = Unavailable |too many unhealthy instances in the ring"
 )
-"""In errors that take the place of an incomplete response, because the query has `partial_response=false` (Thanos 0.41,
-pkg/store/proxy.go) or `deny_partial_response=1` (cluster of VictoriaMetrics, app/vmselect/netstorage)."""
+"""In errors that take the place of an incomplete response: always (Mimir; Cortex unless a tenant has
+`query_partial_data`), or because the query has `partial_response=false` (Thanos 0.41, pkg/store/proxy.go) or
+`deny_partial_response=1` (cluster of VictoriaMetrics, app/vmselect/netstorage)."""
 _UNAVAILABLE_STORAGE_WORDS: Final = re.compile(r"from vmstorage nodes: (?!.*denyQueriesOutsideRetention)")
 """The same in errors with the HTTP status 503. A cluster of VictoriaMetrics has it for each storage node that does not
 respond, and 422 for most errors that a node responds with."""
@@ -144,6 +147,9 @@ _VICTORIA_METRICS_PARSE_ERROR: Final = re.compile(
 )
 """The beginnings of messages that contain only parts of the query (metricsql v0.87, app/vmselect/promql). Others may
 contain labels of any series."""
+_TENANT_WORDS: Final = re.compile(r"(?:no org id|too many tenant IDs|multiple org IDs|tenant ID )")
+"""The beginnings of messages about the header `X-Scope-OrgID`. They are plain text, and have various HTTP statuses
+(Mimir 3.0, Cortex 1.21)."""
 _QUERY_ERROR_STATUSES: Final = (400, 422)
 _UNAVAILABLE: Final = 503
 _OVERLOAD_STATUSES: Final = (422, 500, 502, 503)
@@ -152,6 +158,7 @@ _MAX_PLAIN_TEXT: Final = 200
 """Characters of a message in JSON, and of another body, such as the page of a proxy."""
 
 _WHERE: Final = "does --prometheus-url lead to Prometheus itself? A path before /api/v1 is part of it"
+_TENANT_REMEDY: Final = "give the tenant: --prometheus-header X-Scope-OrgID=TENANT"
 _REMEDIES: Final[Mapping[int, str]] = {
     301: _WHERE,
     302: _WHERE,
@@ -285,23 +292,22 @@ def error_from_response(
 
     `hide` removes secrets from the message, before it is cut.
     """
-    limit = _MAX_MESSAGE
+    limit, is_about_tenant = _MAX_MESSAGE, False
     try:
         envelope = _decode_envelope(body)
     except UNREADABLE:
-        envelope, limit = (
-            _ResponseEnvelope(error=body[: 4 * _MAX_MESSAGE].decode(errors="replace").strip()),
-            _MAX_PLAIN_TEXT,
-        )
+        text = body[: 4 * _MAX_MESSAGE].decode(errors="replace").strip()
+        envelope, limit = _ResponseEnvelope(error=text), _MAX_PLAIN_TEXT
+        is_about_tenant = _TENANT_WORDS.match(text) is not None
     error_type, message = _classify_error(status, envelope)
     reason = ": ".join(filter(None, (error_type, truncate(hide(message), limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
-    remedy = _REMEDIES.get(status, "")
+    remedy = _TENANT_REMEDY if is_about_tenant else _REMEDIES.get(status, "")
     if error_type != _TIMEOUT and _refuses_partial_response(status, message):
         cause = missing_values.cause("IncompleteAnswer", missing_values.PROMETHEUS, _REFUSED_PARTIAL)
         return NoValues(what, problems, cause=cause, remedy=cause.remedy)
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
-    error = kind(what, problems, remedy=remedy)
+    error = (Refused if is_about_tenant else kind)(what, problems, remedy=remedy)
     error.http_status = status
     if isinstance(error, Unavailable):
         error.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
@@ -321,9 +327,9 @@ def _classify_error(status: int, envelope: _ResponseEnvelope) -> tuple[str, str]
     have none.
     """
     error_type, message = envelope.error_type, envelope.error
-    if error_type in _BY_TYPE and error_type != _EXECUTION:
+    if error_type in _BY_TYPE and error_type not in (_EXECUTION, _INTERNAL):
         return error_type, message
-    if error_type != _EXECUTION:
+    if error_type not in _BY_TYPE:
         message = _VICTORIA_METRICS_PREFIX.sub("", message, count=1)
         if status in _QUERY_ERROR_STATUSES and _VICTORIA_METRICS_PARSE_ERROR.match(message):
             return PARSE_ERROR, message
