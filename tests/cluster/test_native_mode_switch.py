@@ -1,6 +1,7 @@
 """A cluster changes from the extender to native mode and back while pods run and wait (docs/native.md)."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.cluster import (
     kubernetes_objects,
     native_mode,
 )
-from tests.cluster.api_client import path_of
+from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import LIMITS, ExtenderProcess
@@ -175,6 +176,37 @@ def test_extender_places_the_pods_of_new_policies_after_native_mode_is_uninstall
         cluster.expect_on_b("fresh")
         created = sandbox.pod("fresh") or {}
         assert not {"schedulingGates", "affinity"} & created["spec"].keys()
+
+
+def status_at(api: ClusterApi, path: str) -> Object:
+    """The status of the policy at this path."""
+    status: Object = api.get(path)["status"]
+    return status
+
+
+def test_pods_wait_for_labels_when_native_mode_is_installed_after_the_extender_again(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """The policy was active before the extender ran without native mode, and its labels were removed since."""
+    account = native_mode.install_with_account(plane)
+    cluster = SwitchedCluster(sandbox, metrics, account, tmp_path)
+    path = path_of(POLICY | {"metadata": {"name": "cool", "namespace": sandbox.namespace}})
+    with cluster.controller():
+        cluster.wait_active(active=True)
+    native_mode.uninstall(sandbox.api)
+    with cluster.extender():
+        status = functools.partial(status_at, sandbox.api, path)
+        wait("the policy is not active", lambda: not status().get("active") or None, show=status)
+        assert "nodeLabel" not in status()
+        assert status()["rejectedNodes"] == 1
+    key = native_mode.LABEL_PREFIX + sandbox.api.get(path)["metadata"]["uid"]
+    sandbox.api.patch("/api/v1/nodes/a", {"metadata": {"labels": {key: None}}})
+    native_mode.install_with_account(plane)
+    native_mode.wait_gated(sandbox, WEB)
+    pods = [f"early-{number}" for number in range(6)]
+    sandbox.pods(*(kubernetes_objects.pod(pod, labels=WEB) for pod in pods))
+    with cluster.controller():
+        cluster.expect_on_b(*pods)
 
 
 def change_back(cluster: SwitchedCluster, sandbox: Sandbox) -> None:

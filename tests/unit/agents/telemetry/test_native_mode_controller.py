@@ -12,7 +12,7 @@ import pytest
 
 from nodewise import agents
 from nodewise.agent import Snapshot
-from nodewise.agents.telemetry.controller.native_mode import NativeMode
+from nodewise.agents.telemetry.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.agents.telemetry.placement_policy import (
     AvoidRule,
     Canary,
@@ -105,6 +105,7 @@ class NativeModeFixture:
         handle = build_handle(self.api, objects, self.nodes.store, self.api.clock, self.registry)
         self.recorder = handle.recorder
         self.native = NativeMode(handle)
+        self.reset = NativeStatusReset(handle)
         self.native.begin()
         self.watch()
 
@@ -146,6 +147,11 @@ class NativeModeFixture:
         await self.native.step(
             Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state}, SelectionIndex([policy], {})
         )
+
+    async def step_without_native_mode(self) -> None:
+        """Run one step of a leader that does not run in native mode."""
+        state = PolicyState(Policy(KEY, "", None, uid=self.uid), None, (), None, None)
+        await self.reset.step({KEY: state})
 
     def labelled(self) -> dict[str, str]:
         """The value of the label of each node that has it."""
@@ -213,6 +219,55 @@ async def test_an_active_policy_stays_active_and_nothing_is_written_at_rest() ->
         await fixture.step("n2")
         assert fixture.labelled() == {"n2": "violating"}
         assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+
+
+async def test_a_leader_without_native_mode_resets_the_status_of_native_mode_once() -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n1")
+        fixture.api.clock.advance(2)
+        await fixture.step("n1")
+        fixture.watch()
+        fixture.api.fail(Unavailable("connection refused"), 1)
+        with pytest.raises(NodewiseError):
+            await fixture.step_without_native_mode()
+        await fixture.step_without_native_mode()
+        assert fixture.status() == {"active": False}
+        fixture.watch()
+        # a controller in native mode begins, and has to label the nodes first
+        fixture.native.begin()
+        fixture.api.clock.advance(60)
+        await fixture.step("n0", "n1")
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        fixture.api.clock.advance(2)
+        await fixture.step("n0", "n1")
+        fixture.watch()
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        # the same leader does not overwrite it, and the next one does
+        await fixture.step_without_native_mode()
+        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        fixture.reset.begin()
+        await fixture.step_without_native_mode()
+        assert fixture.status() == {"active": False}
+
+
+@pytest.mark.parametrize("error", [Conflict("changed"), Refused("patch"), NotFound("gone")], ids=repr)
+async def test_a_status_that_cannot_be_reset_is_not_tried_again(error: NodewiseError) -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n1")
+        fixture.watch()
+        fixture.api.fail(error, 1)
+        before = fixture.api.patches()
+        await fixture.step_without_native_mode()
+        await fixture.step_without_native_mode()
+        assert fixture.api.patches() == before + 1
+
+
+async def test_nothing_is_written_to_a_policy_that_never_was_in_native_mode() -> None:
+    async with native_mode() as fixture:
+        before = fixture.api.patches()
+        await fixture.step_without_native_mode()
+        assert fixture.api.patches() == before
+        assert fixture.status() is None
 
 
 async def test_a_policy_without_values_yet_is_not_active() -> None:

@@ -13,7 +13,7 @@ from nodewise.agent import Snapshot
 from nodewise.agent_controller_interface import Controller, Handle
 from nodewise.agents.telemetry import node_labels, selected_pods
 from nodewise.agents.telemetry.controller.guard_watch import GuardWatch
-from nodewise.agents.telemetry.controller.native_mode import NativeMode
+from nodewise.agents.telemetry.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.agents.telemetry.controller.node_label_writer import LabelWriter
 from nodewise.agents.telemetry.controller.policy_status_writer import StatusWriter
 from nodewise.agents.telemetry.controller.resource_advertiser import ResourceAdvertiser
@@ -36,6 +36,7 @@ class TelemetryController(Controller):
         self._guards = GuardWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         self._native_mode = NativeMode(handle) if options.native_mode else None
+        self._native_status_reset = NativeStatusReset(handle)
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -47,6 +48,7 @@ class TelemetryController(Controller):
         self._labels.begin()
         self._statuses.begin()
         self._guards.begin()
+        self._native_status_reset.begin()
         if self._native_mode:
             self._native_mode.begin()
 
@@ -64,6 +66,8 @@ class TelemetryController(Controller):
             if self._native_mode:
                 native_step = partial(self._native_mode.step, snapshot, agent_state.policies)
                 parts.append(partial(native_step, agent_state.selection))
+            else:
+                parts.append(partial(self._native_status_reset.step, agent_state.policies))
             await run_api_calls(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:

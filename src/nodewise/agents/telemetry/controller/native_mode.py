@@ -1,5 +1,6 @@
 """Native mode in the leader: labels nodes with the verdicts of policies, and releases the pods that wait for it."""
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -33,8 +34,8 @@ from nodewise.agents.telemetry.state import PolicyState
 from nodewise.agents.telemetry.uncovered_pods import LabelledSelector, UncoveredPods
 from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
 from nodewise.agents.telemetry.verdict_labels import LabelledPolicy
-from nodewise.errors import BadInput, Conflict
-from nodewise.kube.api_server_interface import NotFound
+from nodewise.errors import BadInput, Conflict, Refused
+from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
@@ -222,18 +223,12 @@ class NativeMode:
                 settled.add(label)
         return _Statuses(wanted, frozenset(settled))
 
-    def _policy_object(self, policy: Policy) -> PolicyObject | None:
-        """The object of exactly this policy; None if it is gone."""
-        store = self._handle.objects[RESOURCES[policy.key.kind].plural]
-        policy_object: PolicyObject | None = store.get(policy.namespace, policy.name)
-        return policy_object if policy_object and policy_object.metadata.uid == policy.uid else None
-
     def _status_before(self, policy: Policy) -> _NativeStatus:
         """The status as the watch shows it, or as it was written a moment ago."""
         written = self._written.get(policy.uid)
         if written is not None and self._handle.clock.monotonic() - written[1] < _CONFIRMED_S:
             return written[0]
-        policy_object = self._policy_object(policy)
+        policy_object = _policy_object(self._handle, policy)
         return decode_status(policy_object, _NativeStatus) if policy_object else _NativeStatus()
 
     async def _write_statuses_and_gates(
@@ -260,19 +255,10 @@ class NativeMode:
         await run_api_calls(call() for call in due)
 
     async def _write_status(self, policy: Policy, status: _NativeStatus) -> None:
-        if self._policy_object(policy) is None:
+        if _policy_object(self._handle, policy) is None:
             return
-        resource = RESOURCES[policy.key.kind]
-        metadata = {"name": policy.name, "namespace": policy.namespace, "uid": policy.uid}
-        body = {
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
-            "metadata": metadata,
-            "status": status,
-        }
-        path = resource.path(policy.namespace, policy.name, "status")
         try:
-            await self._handle.api.patch(path, body, "apply", _APPLY)
+            await _apply_status(self._handle.api, policy, status)
         except (Conflict, NotFound):
             return  # deleted or replaced
         self._written[policy.uid] = status, self._handle.clock.monotonic()
@@ -297,6 +283,61 @@ class NativeMode:
             await self._handle.api.patch(path, patch, "json", params)
         except (Conflict, NotFound, BadInput):
             return  # the pod has changed, and the watch shows it soon
+
+
+class NativeStatusReset:
+    """Resets what native mode wrote to the status of policies, in a leader that does not run in native mode.
+
+    Nothing updates the labels of native mode then. A policy that stayed active would not gate its pods when native mode
+    is installed again, although nodes have old labels or none. Each leader resets a policy once: if a controller in
+    native mode runs as well, against the documentation, they do not overwrite each other all the time.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._examined: set[str] = set()
+        """Policies by uid."""
+
+    def begin(self) -> None:
+        self._examined = set()
+
+    async def step(self, states: Mapping[PolicyKey, PolicyState]) -> None:
+        """Reset the policies that this leader has not examined, for `_STEP_S` at most."""
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        policies = [state.policy for state in states.values() if state.policy.uid]
+        self._examined &= {policy.uid for policy in policies}
+        due = (policy for policy in policies if policy.uid not in self._examined)
+        in_time = takewhile(lambda _: self._handle.clock.monotonic() < until_s, due)
+        await run_api_calls(self._reset(policy) for policy in in_time)
+
+    async def _reset(self, policy: Policy) -> None:
+        policy_object = _policy_object(self._handle, policy)
+        if policy_object and decode_status(policy_object, _NativeStatus) != _NativeStatus():
+            with contextlib.suppress(
+                Conflict, NotFound, Refused
+            ):  # deleted, replaced, or no right to write it
+                await _apply_status(self._handle.api, policy, _NativeStatus())
+        self._examined.add(policy.uid)
+
+
+def _policy_object(handle: Handle, policy: Policy) -> PolicyObject | None:
+    """The object of exactly this policy; None if it is gone."""
+    store = handle.objects[RESOURCES[policy.key.kind].plural]
+    policy_object: PolicyObject | None = store.get(policy.namespace, policy.name)
+    return policy_object if policy_object and policy_object.metadata.uid == policy.uid else None
+
+
+async def _apply_status(api: Api, policy: Policy, status: _NativeStatus) -> None:
+    """Write the fields of native mode to the status of a policy. Raises NodewiseError."""
+    resource = RESOURCES[policy.key.kind]
+    metadata = {"name": policy.name, "namespace": policy.namespace, "uid": policy.uid}
+    body = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": metadata,
+        "status": status,
+    }
+    await api.patch(resource.path(policy.namespace, policy.name, "status"), body, "apply", _APPLY)
 
 
 def _not_enforced(policy: Policy) -> str:
