@@ -7,9 +7,9 @@ from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 OLDEST: Final = 19
 """The oldest minor version whose configuration can be written."""
-OLDEST_TESTED: Final = 36
+OLDEST_TESTED: Final = 34
 NEWEST: Final = 37
-"""The oldest and the newest minor version that `make test-cluster` runs on (tests/cluster/program_cache.py)."""
+"""The oldest and the newest minor version that the tests run on (tests/cluster/program_cache.py)."""
 _GROUP: Final = "kubescheduler.config.k8s.io"
 _VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
 _LOADABLE: Final = {

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from nodewise.cli.configure import command, platform_modes
 
 NEWER = "1.39 is newer than what was tried, 1.37"
-OLDER = "1.32 is older than what was tried, 1.36"
+OLDER = "1.32 is older than what was tried, 1.34"
 
 
 @pytest.mark.parametrize(
