@@ -65,6 +65,7 @@ def read(
     *policies: Any,
     later: tuple[Any, ...] = (),
     lease_age_s: float | None = 1.0,
+    lease: str = "nodewise-controller",
     api: FakeApi | None = None,
 ) -> PodReadResult:
     """The pod, with policies that are older than it, and `later` ones."""
@@ -81,7 +82,7 @@ def read(
     if lease_age_s is not None:
         renewed = format_micro_time(SystemClock().now() - lease_age_s)
         metadata = {
-            "name": "nodewise-controller",
+            "name": lease,
             "namespace": "nodewise",
             "annotations": {"nodewise.io/last-evaluation": "2026-11-21T09:59:56Z"},
         }
@@ -188,6 +189,29 @@ def test_policies_that_do_not_cover_the_pod() -> None:
 def test_labels_that_nothing_updates(lease_age_s: float | None, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(read(pod(COOL), policy("cool"), lease_age_s=lease_age_s), capsys)
     assert any(line.startswith("Warning: no nodewise controller leads") for line in lines)
+
+
+def test_an_extender_in_native_mode_leads_where_no_controller_has_led(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = printed(read(pod(COOL), policy("cool"), lease="nodewise-extender"), capsys)
+    assert "controller-0 evaluated the policies 4s ago" in lines
+    assert not any("leads" in line for line in lines)
+
+
+def test_an_extender_that_has_ended_does_not_lead(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(read(pod(COOL), policy("cool"), lease="nodewise-extender", lease_age_s=31.0), capsys)
+    assert any(line.startswith("Warning: no nodewise controller leads since ") for line in lines)
+
+
+def test_an_extender_does_not_lead_native_mode_if_no_policy_has_a_label(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A leader without native mode resets the label in the status, and removes no gate."""
+    cool = policy("cool", active=False, labelled=False)
+    lines = printed(read(pod(COOL, gated=True), cool, lease="nodewise-extender"), capsys)
+    assert any(line.startswith("Warning: no nodewise controller leads") for line in lines)
+    assert any("gates stay" in line for line in lines)
 
 
 def test_no_cause_of_a_missing_decision_is_in_the_document() -> None:

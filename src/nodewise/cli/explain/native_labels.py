@@ -18,7 +18,7 @@ from nodewise.cli.explain.pod_policies import PolicyOfLabel
 from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube import object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION
+from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -56,7 +56,7 @@ class LabelledNode(NamedTuple):
 
 
 class ControllerState(NamedTuple):
-    """The leader of `nodewise controller`, from its Lease."""
+    """The leader in native mode, from its Lease."""
 
     leader: str
     """Empty if no replica leads."""
@@ -125,7 +125,10 @@ async def read_native_state(
     not_covering = _policies_not_covering(policies, wanted, decoded.metadata.creation_timestamp)
     if not (wanted or gated or not_covering):
         return None
-    (nodes, error), controller = await asyncio.gather(_read_nodes(api), _read_controller(api, own_namespace))
+    is_labelled = any(policy.is_labelled for policy in policies.values())
+    (nodes, error), controller = await asyncio.gather(
+        _read_nodes(api), _read_leader(api, own_namespace, is_labelled=is_labelled)
+    )
     requirements = tuple(_required_label(requirement, policies, nodes, error) for requirement in wanted)
     labelled = tuple(_labelled_node(node, wanted) for node in nodes)
     return NativeState(gated, requirements, not_covering, labelled, error, controller)
@@ -191,10 +194,22 @@ async def _read_nodes(api: Api) -> tuple[list[_Node], str]:
     return sorted(store.values(), key=lambda node: node.metadata.name), ""
 
 
-async def _read_controller(api: Api, namespace: str) -> ControllerState | None:
-    """The leader; None if its Lease cannot be read. Users of other namespaces usually may not."""
+async def _read_leader(api: Api, namespace: str, *, is_labelled: bool) -> ControllerState | None:
+    """The leader in native mode; None if its Lease cannot be read. Users of other namespaces usually may not.
+
+    Where no controller has led, an extender may lead. Its Lease does not tell whether it runs in native mode, but a
+    leader without native mode removes the label from the status of all policies (`is_labelled`).
+    """
+    controller = await _read_lease(api, namespace, CONTROLLER_LEASE)
+    if controller is None or controller.renewed or not is_labelled:
+        return controller
+    return await _read_lease(api, namespace, EXTENDER_LEASE)
+
+
+async def _read_lease(api: Api, namespace: str, name: str) -> ControllerState | None:
+    """The holder of a Lease; None if it cannot be read."""
     try:
-        lease: Any = msgspec.json.decode(await api.get(LEASES.path(namespace, CONTROLLER_LEASE)))
+        lease: Any = msgspec.json.decode(await api.get(LEASES.path(namespace, name)))
         spec = lease.get("spec") or {}
         renewed = str(spec.get("renewTime") or "")
         expired_s = _LEASE_EXPIRED * float(spec.get("leaseDurationSeconds") or 0)

@@ -67,8 +67,8 @@ def _controller_lines(state: NativeState, now: float) -> Iterator[str]:
     if not controller.leader:
         since = f" since {controller.renewed}" if controller.renewed else ""
         yield (
-            f"Warning: no nodewise controller leads{since}: labels keep their last values, and gates stay;"
-            " kubectl -n nodewise logs deploy/nodewise-controller shows why"
+            f"Warning: no nodewise controller leads{since}: labels keep their last values, and gates stay, unless"
+            " nodewise extender runs with --native-mode; kubectl -n nodewise logs deploy/nodewise-controller shows why"
         )
     elif controller.evaluated:
         age_s = max(now - clock.parse_rfc3339(controller.evaluated), 0.0)
