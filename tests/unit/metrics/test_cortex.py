@@ -15,8 +15,9 @@ RESPONSES: Final = recorded("cortex")
 TENANT: Final = RESPONSES["a tenant"]
 PARTIAL: Final = RESPONSES["one of two ingesters was killed, query_partial_data"]
 QUERIES: Final = ("fan_rpm", "fan_rpm > 2006", "fan_rpm > 9000")
+BEFORE: Final = RESPONSES["query_partial_data, before"]
 NODES: Final = tuple(f"m{number}" for number in range(1, 9))
-NOW: Final = 1795956560.0
+NOW: Final = 1795957605.0
 OTHER_ERRORS: Final = ("fan_rpm * on(job) fan_rpm", 'label_replace(fan_rpm,"a","b","c","(")')
 
 
@@ -56,7 +57,7 @@ def test_refused_tenant_names_the_flag(response: Mapping[str, Any], status: int)
 def test_timeout_of_a_request_is_ignored() -> None:
     """A limit: the server goes on with a query for which nodewise does not wait any more."""
     query = "max_over_time(fan_rpm[1d:1ms])"
-    assert set(fetch(RESPONSES["a query that takes 6 s"], query, NODES, NOW).samples) == set(NODES)
+    assert set(fetch(RESPONSES["a query that takes 5 s"], query, NODES, NOW).samples) == set(NODES)
 
 
 def test_unknown_tenant_has_no_series() -> None:
@@ -90,15 +91,38 @@ def test_there_is_no_response_without_the_series_of_an_ingester(when: str, query
     assert "127.0.0.1" not in str(caught.value.cause)
 
 
-def test_query_partial_data_loses_series_without_a_warning() -> None:
-    """A limit: with this option of a tenant, results are empty, and only the names of metrics have a warning."""
-    assert PARTIAL["names"]["body"]["warnings"][0].startswith("query result may contain partial data")
-    assert fetch(PARTIAL, "fan_rpm > 2006", NODES, NOW).samples == {}
-    with pytest.raises(NoValues, match="no series"):
-        fetch(PARTIAL, "fan_rpm", NODES, NOW, empty_is_healthy=False)
+class TestQueryPartialData:
+    """A tenant with the option `query_partial_data`, of which one of two ingesters was killed."""
 
+    def test_nodes_in_a_partial_response_have_values(self) -> None:
+        before = fetch(BEFORE, "fan_rpm", NODES, NOW)
+        assert (len(before.samples), before.incomplete) == (8, "")
+        series = fetch(PARTIAL, "fan_rpm", NODES, NOW)
+        assert values(series) == {"m2": 2002.0, "m3": 2003.0, "m4": 2004.0, "m7": 2007.0}
+        assert series.incomplete == "query result may contain partial data"
 
-def test_warning_about_partial_data_makes_a_response_incomplete() -> None:
-    body = TENANT["fan_rpm > 2006"]["body"] | {"warnings": PARTIAL["names"]["body"]["warnings"]}
-    series = fetch({"fan_rpm > 2006": {"status": 200, "body": body}}, "fan_rpm > 2006", NODES, NOW)
-    assert series.incomplete.startswith("query result may contain partial data")
+    def test_result_of_an_expression_is_partial_too(self) -> None:
+        assert set(fetch(BEFORE, "fan_rpm > 2006", NODES, NOW).samples) == {"m7", "m8"}
+        series = fetch(PARTIAL, "fan_rpm > 2006", NODES, NOW)
+        assert (values(series), series.incomplete) == (
+            {"m7": 2007.0},
+            "query result may contain partial data",
+        )
+
+    def test_partial_response_without_series_is_a_failure_although_empty_means_healthy(self) -> None:
+        with pytest.raises(NoValues, match="an incomplete response: query result may contain") as caught:
+            fetch(PARTIAL, "fan_rpm > 9000", NODES, NOW)
+        assert caught.value.cause.reason == "IncompleteAnswer"
+
+    @pytest.mark.parametrize("query", ["fan_fault_a > 0", "rate(ecc_errors_seen[60s])"])
+    def test_response_has_no_warning_if_no_series_of_its_metrics_remain(self, query: str) -> None:
+        """A limit: the series were in the killed ingester, and the response looks healthy."""
+        assert fetch(PARTIAL, query, NODES, NOW).samples == {}
+        with pytest.raises(NoValues, match="no series"):
+            fetch(PARTIAL, query, NODES, NOW, empty_is_healthy=False)
+
+    def test_series_of_the_other_ingester_remain(self) -> None:
+        for query in ("fan_fault_a > 0", "fan_fault_d > 0"):
+            assert set(fetch(BEFORE, query, NODES, NOW).samples) == {"m3"}
+        series = fetch(PARTIAL, "fan_fault_d > 0", NODES, NOW)
+        assert (set(series.samples), bool(series.incomplete)) == ({"m3"}, True)
