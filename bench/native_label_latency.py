@@ -63,6 +63,7 @@ def measure(bench: BindBench) -> dict[str, float]:
             before = len(labels.changes)
             bench.metrics.set(METRICS[0], dict.fromkeys(bench.names, 90))
             all_s = _change_times(labels, before, len(bench.names), _DEADLINE_ALL_S)[-1]
+        native_mode_rounds.uninstall(bench, account)
     return {
         "native_label_p50_s": round(alternating_rounds.percentile(label_s, 0.5), 1),
         "native_label_p99_s": round(alternating_rounds.percentile(label_s, 0.99), 1),

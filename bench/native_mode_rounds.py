@@ -131,17 +131,17 @@ def prepared(bench: BindBench) -> Iterator[NativeCluster]:
         cluster = NativeCluster(bench, sandbox, admitting, waiting, account)
         label_nodes(cluster, policies)
         yield cluster
-        _uninstall(cluster)
+        uninstall(bench, account)
 
 
-def _uninstall(cluster: NativeCluster) -> None:
+def uninstall(bench: BindBench, account: User) -> None:
     """Delete all policies, their labels and the admission policies, in the order of docs/native.md."""
     report_progress_line("uninstalling native mode")
-    api = cluster.bench.plane.api
+    api = bench.plane.api
     policies = api.get("/apis/nodewise.io/v1alpha1/placementpolicies")["items"]
     for policy_object in policies:
         api.delete(api_client.path_of(policy_object))
-    with controller(cluster.account, cluster.bench.folder, *_UNLIMITED):
+    with controller(account, bench.folder, *_UNLIMITED):
         for policy_object in policies:
             key = native_mode.LABEL_PREFIX + policy_object["metadata"]["uid"]
             wait(
