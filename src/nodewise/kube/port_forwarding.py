@@ -84,6 +84,8 @@ class _ForwardedStream(httpcore2.AsyncNetworkStream):
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - the interface
         from httpx2.websockets import HTTPXWSException  # start-up time: servers do not need it
 
+        if not buffer:  # the end of the request: the pod may have answered and closed the connection
+            return
         try:
             await self._web_socket.send_bytes(bytes([_DATA]) + buffer)
         except HTTPXWSException as error:  # the session has ended, and `read` would wait for ever

@@ -93,6 +93,25 @@ async def test_a_message_on_another_channel_is_an_error(
         await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
+async def test_no_empty_message_follows_the_request(
+    api: HttpApi, fake: FakePortForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod may have answered and closed the connection by then."""
+    messages: list[bytes] = []
+
+    async def forward(_target: int, _port: int, receive: Receive, send: Send) -> None:
+        messages.append((await receive())["bytes"])
+        header, response = PORT.port.to_bytes(2, "little"), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+        await send({"type": "websocket.send", "bytes": b"\x00" + header + response})
+        while (message := await receive())["type"] == "websocket.receive":
+            messages.append(message["bytes"])
+
+    monkeypatch.setattr(fake, "_forward", forward)
+    assert await port_forwarding.get(api, PORT, "/decisions", {}, TIMEOUT_S) == b"ok"
+    (message,) = messages
+    assert message.startswith(b"\x00GET /decisions ")
+
+
 async def test_a_large_response_is_limited(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_forwarding, "MOST_BYTES", 1000)
     with pytest.raises(Unavailable, match="more than"):
