@@ -33,12 +33,12 @@ class TestKubelet(PortForwardSuite):
         await opened.close()
 
     @pytest.fixture
-    def pod_port(self, host_sandbox: Sandbox) -> PodPort:
+    def pod_port(self, kube_host: KubernetesHost, host_sandbox: Sandbox) -> PodPort:
         probe = {"httpGet": {"path": "/large", "port": PORT}, "periodSeconds": 1}
         host_sandbox.pods(
             script_pods.pod("web", SCRIPT, on=host_with_kubelet.NAME, container={"readinessProbe": probe})
         )
-        script_pods.running(host_sandbox, "web")
+        kube_host.wait_ready(host_sandbox.namespace)
         return PodPort(host_sandbox.namespace, "web", PORT)
 
     @pytest.fixture
