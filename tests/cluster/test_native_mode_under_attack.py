@@ -11,9 +11,15 @@ from typing import Final
 import pytest
 
 from tests import short_and_long_case_counts
-from tests.cluster import extender_process, kubernetes_objects, namespace_sandboxes, native_mode
+from tests.cluster import (
+    admission_policy_waits,
+    extender_process,
+    kubernetes_objects,
+    namespace_sandboxes,
+    native_mode,
+)
 from tests.cluster.admission_policy_waits import DRY_RUN
-from tests.cluster.api_client import ClusterApi, Object, path_of
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -25,6 +31,7 @@ NODES: Final = "a b c"
 MAX_LABELS: Final = 10
 """Labels with verdicts of one namespace."""
 REFUSING: Final = "b"
+NODE_REFUSAL: Final = "nobody changes this node"
 TENANTS: Final = short_and_long_case_counts.of(30, 150)
 MAX_BYTES: Final = 16 * 1024
 """Keys and values of all labels of nodewise on a node."""
@@ -101,8 +108,8 @@ def test_policies_that_are_created_and_deleted_in_a_loop_leave_no_more_labels_th
 
 
 @pytest.fixture
-def refusing_node(plane: ControlPlane) -> Iterator[str]:
-    """The path of an admission policy by which a node refuses every change by nodewise."""
+def refusing_node(plane: ControlPlane, native_account: User, nodes: None) -> Iterator[str]:
+    """The path of an admission policy by which a node refuses every change by nodewise. It is enforced."""
     name = "refuse-changes-of-a-node"
     metadata = {"name": name}
     made = plane.api.create(
@@ -125,7 +132,7 @@ def refusing_node(plane: ControlPlane) -> Iterator[str]:
                     {
                         "expression": "!request.userInfo.username.endsWith(':nodewise') ||"
                         f" object.metadata.name != '{REFUSING}'",
-                        "message": "nobody changes this node",
+                        "message": NODE_REFUSAL,
                     }
                 ],
             },
@@ -139,6 +146,17 @@ def refusing_node(plane: ControlPlane) -> Iterator[str]:
             "spec": {"policyName": name, "validationActions": ["Deny"]},
         }
     )
+    path = f"/api/v1/nodes/{REFUSING}"
+    label = {"metadata": {"labels": {f"{native_mode.LABEL_PREFIX}0123": "violating"}}}
+
+    def is_refused() -> bool | None:
+        try:
+            admission_policy_waits.try_patch(native_account.api, path, label)
+        except ApiError as error:
+            return NODE_REFUSAL in str(error) or None
+        return None
+
+    wait("the node refuses changes", is_refused)
     yield path_of(binding)
     for document in (binding, made):
         plane.api.delete(path_of(document))
@@ -193,7 +211,7 @@ def test_policies_become_active_without_a_node_that_refuses_labels(
 
         wait("the condition Ready", lambda: ready().get("reason") == "LabelRefused" or None, show=ready)
         assert "node b refuses the node label of the policy" in ready()["message"]
-        assert "nobody changes this node" in ready()["message"]
+        assert NODE_REFUSAL in ready()["message"]
         plane.api.delete(refusing_node)
         _wait_active(sandbox, lenient)
         wait("the node has its label", lambda: _labels(plane.api)[REFUSING].get(uid) or None)
