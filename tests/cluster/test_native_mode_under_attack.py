@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from tests.cluster import (
     native_mode,
 )
 from tests.cluster.admission_policy_waits import DRY_RUN
-from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
+from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -110,6 +111,9 @@ def test_policies_that_are_created_and_deleted_in_a_loop_leave_no_more_labels_th
 @pytest.fixture
 def refusing_node(plane: ControlPlane, native_account: User, nodes: None) -> Iterator[str]:
     """The path of an admission policy by which a node refuses every change by nodewise. It is enforced."""
+    label = {"metadata": {"labels": {f"{native_mode.LABEL_PREFIX}0123": "violating"}}}
+    write = partial(admission_policy_waits.try_patch, native_account.api, f"/api/v1/nodes/{REFUSING}", label)
+    write()  # no other policy refuses it
     name = "refuse-changes-of-a-node"
     metadata = {"name": name}
     made = plane.api.create(
@@ -146,17 +150,7 @@ def refusing_node(plane: ControlPlane, native_account: User, nodes: None) -> Ite
             "spec": {"policyName": name, "validationActions": ["Deny"]},
         }
     )
-    path = f"/api/v1/nodes/{REFUSING}"
-    label = {"metadata": {"labels": {f"{native_mode.LABEL_PREFIX}0123": "violating"}}}
-
-    def is_refused() -> bool | None:
-        try:
-            admission_policy_waits.try_patch(native_account.api, path, label)
-        except ApiError as error:
-            return NODE_REFUSAL in str(error) or None
-        return None
-
-    wait("the node refuses changes", is_refused)
+    admission_policy_waits.wait_denied(write)
     yield path_of(binding)
     for document in (binding, made):
         plane.api.delete(path_of(document))

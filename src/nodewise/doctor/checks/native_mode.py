@@ -54,8 +54,8 @@ _LEFTOVER_LABELS_REMEDY: Final = (
     " these labels (docs/native.md#uninstall)"
 )
 _LEFTOVER_REMEDY: Final = (
-    "run nodewise in native mode; or, if it was uninstalled, kubectl delete -f deploy/native.yaml, and create pods"
-    " with the gate nodewise.io/policy-not-active again (docs/native.md#uninstall)"
+    "run nodewise in native mode; or, if it was uninstalled, kubectl delete -f deploy/native.yaml, and recreate"
+    " pods with the gate nodewise.io/policy-not-active (docs/native.md#uninstall)"
 )
 _NO_POD_ADMISSION: Final = PodAdmission()
 _OLD_SERVER_REMEDY: Final = (

@@ -36,7 +36,7 @@ class TelemetryController(Controller):
         self._guards = GuardWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         self._native_mode = NativeMode(handle) if options.native_mode else None
-        self._native_status_reset = NativeStatusReset(handle)
+        self._native_status_reset = None if options.native_mode else NativeStatusReset(handle)
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -48,9 +48,10 @@ class TelemetryController(Controller):
         self._labels.begin()
         self._statuses.begin()
         self._guards.begin()
-        self._native_status_reset.begin()
         if self._native_mode:
             self._native_mode.begin()
+        if self._native_status_reset:
+            self._native_status_reset.begin()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self._pods.run, self._guards.run, *(self._native_mode.tasks() if self._native_mode else ()))
@@ -66,7 +67,7 @@ class TelemetryController(Controller):
             if self._native_mode:
                 native_step = partial(self._native_mode.step, snapshot, agent_state.policies)
                 parts.append(partial(native_step, agent_state.selection))
-            else:
+            if self._native_status_reset:
                 parts.append(partial(self._native_status_reset.step, agent_state.policies))
             await run_api_calls(part() for part in parts)
 

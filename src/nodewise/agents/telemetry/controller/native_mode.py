@@ -313,9 +313,8 @@ class NativeStatusReset:
     async def _reset(self, policy: Policy) -> None:
         policy_object = _policy_object(self._handle, policy)
         if policy_object and decode_status(policy_object, _NativeStatus) != _NativeStatus():
-            with contextlib.suppress(
-                Conflict, NotFound, Refused
-            ):  # deleted, replaced, or no right to write it
+            # deleted, replaced, or no right to write it
+            with contextlib.suppress(Conflict, NotFound, Refused):
                 await _apply_status(self._handle.api, policy, _NativeStatus())
         self._examined.add(policy.uid)
 
