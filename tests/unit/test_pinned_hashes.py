@@ -58,6 +58,7 @@ def test_every_installation_of_this_tree_is_by_hash() -> None:
         docs_page_code_blocks.ROOT / "Makefile",
         docs_page_code_blocks.ROOT / "Containerfile",
         *(docs_page_code_blocks.ROOT / ".ci").iterdir(),
+        *(docs_page_code_blocks.ROOT / ".github/workflows").iterdir(),
     ]
     lines = [
         line.strip() for file in files for line in file.read_text().splitlines() if "pip install" in line

@@ -1,0 +1,55 @@
+"""The files for hosted CI and for contributors agree with the rest of the repository."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from nodewise import safe_yaml_loader
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def load(path: str) -> Any:
+    return safe_yaml_loader.load((ROOT / path).read_text(), path)
+
+
+def ci_jobs() -> dict[str, Any]:
+    return load(".github/workflows/ci.yml")["jobs"]
+
+
+def test_jobs_of_hosted_ci_run_the_commands_of_ci_run() -> None:
+    """The last step of each job runs commands of `.ci/run`; together the jobs run all of them, in this order."""
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    expected = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    steps = [job["steps"][-1] for job in ci_jobs().values()]
+    assert [line for step in steps for line in step["run"].splitlines()] == expected
+
+
+def test_hosted_ci_tests_each_version_of_python_that_make_test_long_does() -> None:
+    versions = re.findall(r"for version in ((?:3\.\d+ ?)+)", (ROOT / "Makefile").read_text())
+    assert versions == [" ".join(ci_jobs()["test"]["strategy"]["matrix"]["python"])]
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert least == f">={versions[0].split()[0]}"
+
+
+def test_workflows_have_timeouts_and_read_permissions_only() -> None:
+    for path in WORKFLOWS:
+        workflow = safe_yaml_loader.load(path.read_text(), path.name)
+        assert workflow["permissions"] == {"contents": "read"}
+        for name, job in workflow["jobs"].items():
+            assert job["timeout-minutes"] > 0, name
+            assert "permissions" not in job, name
+
+
+def test_actions_are_pinned_by_the_hash_of_a_commit_and_name_their_version() -> None:
+    uses = [line.strip() for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
+    pinned = re.compile(r"(?:- )?uses: [\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
+    assert [line for line in uses if not pinned.fullmatch(line)] == []
+    assert len(uses) > 1
+
+
+def test_cluster_job_runs_in_the_base_image_of_the_containerfile() -> None:
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE)
+    assert ci_jobs()["cluster"]["container"]["image"] == base
