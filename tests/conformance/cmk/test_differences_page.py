@@ -133,10 +133,9 @@ def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
 
 
 def test_every_fault_has_a_test_or_a_row() -> None:
-    rows = re.findall(
-        r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", differences_page.section(HEADING), re.MULTILINE
-    )
-    silent = {int(number) for number, now, cell in rows if not cell and not now.startswith("unchanged")}
+    rows = re.findall(r"^\| B(\d+) \| (.*?) \| ([\d, ]*)\|$", differences_page.section(HEADING), re.MULTILINE)
+    assert len(rows) == FAULTS["B"]
+    silent = {int(number) for number, text, cell in rows if not cell and not text.startswith("unchanged")}
     here = {
         int(number)
         for number in re.findall(r"def test_b(\d+)_", (HERE / "test_known_cmk_bugs.py").read_text())
