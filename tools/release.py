@@ -13,9 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import yaml
 from tests.cluster import program_cache
@@ -43,6 +45,12 @@ def release_notes(changelog: str, version: str) -> str:
         if text := sections.get(title, "").strip():
             return f"# nodewise {version}\n\n{text}\n"
     raise ReleaseError(f"{CHANGELOG}: found no section {version}, expected one with the changes")
+
+
+def repository_url(project: str) -> str:
+    """The address of the repository in the text of pyproject.toml; empty for a placeholder at example.org."""
+    url = str(tomllib.loads(project)["project"]["urls"]["Repository"])
+    return "" if (urlsplit(url).hostname or "").endswith("example.org") else url
 
 
 def chart_metadata(metadata: dict[str, Any], url: str) -> dict[str, Any]:
@@ -147,7 +155,7 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
     folder.mkdir(parents=True)
     (folder / "RELEASE_NOTES.md").write_text(notes)
     _run(sys.executable, "-m", "hatchling", "build", "--directory", folder)
-    url = arguments.url.rstrip("/")
+    url = (arguments.url or repository_url(Path("pyproject.toml").read_text())).rstrip("/")
     package_chart(folder, url)
     if not arguments.no_image:
         _run(sys.executable, "-m", "tools.image", "--into", folder, "--architecture", "all")
@@ -168,7 +176,9 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
 def main() -> int:
     """The exit code: 0, or 1 with an error message."""
     parser = argparse.ArgumentParser(prog="make release")
-    parser.add_argument("--url", default="", help="address of the repository, for the chart and the plugin")
+    parser.add_argument(
+        "--url", default="", help="address of the repository; default: that of pyproject.toml"
+    )
     parser.add_argument("--sign", action="store_true", help="sign with cosign")
     parser.add_argument("--no-image", action="store_true", help="without the image")
     parser.add_argument("--no-plugin", action="store_true", help="without the kubectl plugin")

@@ -44,6 +44,22 @@ def test_the_chart_gets_the_addresses_of_the_repository() -> None:
     assert release.chart_metadata(before, "") == before
 
 
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("https://forge.test/x/nodewise", "https://forge.test/x/nodewise"),
+        ("https://git.example.org/team/nodewise", ""),
+    ],
+    ids=["a real address", "the placeholder"],
+)
+def test_the_address_of_the_repository_is_that_of_the_project_file(address: str, url: str) -> None:
+    assert release.repository_url(f'[project.urls]\nRepository = "{address}"') == url
+
+
+def test_the_project_file_has_the_address_of_the_repository() -> None:
+    release.repository_url((ROOT / "pyproject.toml").read_text())
+
+
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"2")
     (tmp_path / "a").write_bytes(b"1")

@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from nodewise import safe_yaml_loader
 
@@ -53,3 +54,12 @@ def test_actions_are_pinned_by_the_hash_of_a_commit_and_name_their_version() -> 
 def test_cluster_job_runs_in_the_base_image_of_the_containerfile() -> None:
     (base,) = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE)
     assert ci_jobs()["cluster"]["container"]["image"] == base
+
+
+def test_code_owners_are_teams_of_the_owner_of_the_repository() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    owner = urlsplit(project["urls"]["Repository"]).path.split("/")[1]
+    lines = (ROOT / ".github/CODEOWNERS").read_text().splitlines()
+    rules = [line.split() for line in lines if line and not line.startswith("#")]
+    teams = {team.partition("/")[0] for _, *names in rules for team in names}
+    assert teams == {f"@{owner}"}
