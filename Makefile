@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-cluster test-attacks test-long laws check format docs pictures site chart image plugin release bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test test-cluster test-attacks test-long laws coverage check format docs pictures site chart image plugin release bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,7 +42,8 @@ endif
 
 # Workers take files from one queue; tests with processes wait for them half of the time, so one more worker has work.
 # Some machines forbid Python to write byte code; every run and process would then compile all modules again.
-PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder -rfEs
+PYTEST_PROGRAM = $(BIN)/pytest
+PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(PYTEST_PROGRAM) --dist loadfile --no-loadscope-reorder -rfEs
 PYTEST = $(PYTEST_ANY_ORDER) --longest-first
 # the tests that are marked for it, on the control planes of other versions of Kubernetes
 ON_OTHER_KUBERNETES = for version in $$($(BIN)/python -m tests.cluster.program_cache --other-releases $@); do \
@@ -71,6 +72,13 @@ test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `m
 
 laws: $(VENV)/.dev ## search for new cases that violate a law, for some minutes
 	@TESTS_EXTENT=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
+
+coverage: $(VENV)/.dev ## branch coverage of `make test`, in all processes: build/coverage/html; ARGS=FILES: of these tests
+	@rm -rf build/coverage
+	@$(MAKE) --no-print-directory test PYTEST_PROGRAM='$(BIN)/coverage run -m pytest' || echo 'the report includes failed tests'
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage html --quiet
+	@$(BIN)/coverage report
 
 check: $(VENV)/.dev ## format, lint, names, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .

@@ -1,7 +1,8 @@
 """Lock the dependencies: `uv lock`, with the package index's addresses taken out; and pin what pip installs without it.
 
 The lock keeps names, versions and hashes. Where the files come from is the business of the machine that
-installs them (a mirror, a proxy, the public index), so no address belongs in the repository.
+installs them (a mirror, a proxy, the public index), so no address belongs in the repository. Locked versions stay
+unless `pyproject.toml` excludes them or ARGS="--upgrade" asks for newer ones.
 Called by `make lock`; the argument is the `uv` to use, further arguments go to `uv lock`.
 
 pip installs uv itself, what builds nodewise, and the Go toolchain of tests before or without the lock: each has a
@@ -24,7 +25,8 @@ GO: Final = Path("tests/cluster/go.txt")
 
 
 def without_addresses(text: str) -> str:
-    """Replace each file's URL by its name, and the index's URL by a placeholder."""
+    """Replace each file's URL by its name and the index's URL by a placeholder. Not every index gives sizes."""
+    text = re.sub(r", size = \d+", "", text)
     text = re.sub(r'url = "https?://[^"]*/([^"/]+)"', r'filename = "\1"', text)
     return re.sub(r'registry = "https?://[^"]*"', 'registry = "index"', text)
 
@@ -32,7 +34,7 @@ def without_addresses(text: str) -> str:
 def main(uv: str, *arguments: str) -> None:
     # uv refuses a lock without addresses, so it makes a new one beside a copy of the project's file.
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("pyproject.toml", "README.md", "src/nodewise/__init__.py"):
+        for name in ("pyproject.toml", "README.md", "src/nodewise/__init__.py", "uv.lock"):
             target = Path(folder, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(Path(name).read_bytes())
