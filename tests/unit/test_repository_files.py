@@ -63,3 +63,11 @@ def test_code_owners_are_teams_of_the_owner_of_the_repository() -> None:
     rules = [line.split() for line in lines if line and not line.startswith("#")]
     teams = {team.partition("/")[0] for _, *names in rules for team in names}
     assert teams == {f"@{owner}"}
+
+
+def test_hooks_before_a_commit_run_programs_of_make_check() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+    hooks = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    commands = [hook["entry"].partition(" --")[0].replace(".venv/bin/", "$(BIN)/") for hook in hooks]
+    assert [command for command in commands if command not in recipe] == []
+    assert len(commands) > 1
