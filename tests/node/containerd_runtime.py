@@ -150,8 +150,8 @@ def lacking() -> str:
         return f"there is no {' and no '.join(missing)} on the PATH; install util-linux"
     if controllers := temporary_cgroups.lacking():
         return (
-            f"cgroup controllers {', '.join(sorted(controllers))} are not mounted as version 1; "
-            "boot with systemd.unified_cgroup_hierarchy=0"
+            f"there are no cgroup controllers {', '.join(sorted(controllers))}; "
+            "mount them at /sys/fs/cgroup, as version 1 or 2"
         )
     made = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True, text=True, check=False)
     return f"{made.stderr.strip()}; run this where namespaces may be made" if made.returncode else ""

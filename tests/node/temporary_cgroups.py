@@ -1,4 +1,7 @@
-"""Part of the machine's cgroups (version 1) for a test, and its removal."""
+"""Part of the machine's cgroups for a test, and its removal.
+
+A machine has version 2 alone, at `ROOT`, or version 1, perhaps beside a hierarchy of version 2 without controllers.
+"""
 
 import contextlib
 import functools
@@ -9,7 +12,10 @@ from typing import NamedTuple
 
 from tests.cluster.namespace_sandboxes import wait
 
+ROOT = Path("/sys/fs/cgroup")
 WANTED = {"cpu", "cpuset", "memory", "pids"}
+ENABLED = WANTED | {"hugetlb"}
+"""The controllers that the kubelet requires in its cgroup of version 2 if the machine has them."""
 
 
 class Hierarchy(NamedTuple):
@@ -18,6 +24,30 @@ class Hierarchy(NamedTuple):
     place: Path
     version: int
     options: frozenset[str]
+
+    def is_only_one(self) -> bool:
+        """Whether programs use version 2, which is at `ROOT` then."""
+        return (self.place, self.version) == (ROOT, 2)
+
+    def controllers(self) -> set[str]:
+        """The controllers that its cgroups can have."""
+        if self.version == 1:
+            return set(self.options)
+        return set((self.place / "cgroup.controllers").read_text().split())
+
+    def create(self, name: str) -> Path:
+        """A new cgroup with the controllers of `ENABLED` that the hierarchy has.
+
+        Version 2 gives a cgroup the controllers that its parent enables. They stay enabled, because other tests may
+        use them.
+        """
+        if self.is_only_one():
+            available = sorted(ENABLED & self.controllers())
+            enable = " ".join(f"+{controller}" for controller in available)
+            (self.place / "cgroup.subtree_control").write_text(enable)
+        cgroup = self.place / name
+        cgroup.mkdir()
+        return cgroup
 
 
 def hierarchies() -> list[Hierarchy]:
@@ -32,8 +62,12 @@ def hierarchies() -> list[Hierarchy]:
 
 
 def lacking() -> set[str]:
-    """The controllers that containers need and that are not mounted as version 1."""
-    return WANTED.difference(*(hierarchy.options for hierarchy in hierarchies() if hierarchy.version == 1))
+    """The controllers that containers need and that the machine does not have."""
+    mounted = hierarchies()
+    version = 2 if any(hierarchy.is_only_one() for hierarchy in mounted) else 1
+    return WANTED.difference(
+        *(hierarchy.controllers() for hierarchy in mounted if hierarchy.version == version)
+    )
 
 
 @contextlib.contextmanager
@@ -43,9 +77,7 @@ def created(about: str) -> Iterator[str]:
     Its name is unique, because a killed test run leaves its cgroups behind.
     """
     name = f"nodewise-{about}-{secrets.token_hex(4)}"
-    places = [hierarchy.place / name for hierarchy in hierarchies()]
-    for place in places:
-        place.mkdir()
+    places = [hierarchy.create(name) for hierarchy in hierarchies()]
     try:
         yield f"/{name}"
     finally:

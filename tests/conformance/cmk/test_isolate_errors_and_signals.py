@@ -31,6 +31,7 @@ from tests.conformance.cmk.isolate_process import (
     start,
     wait_until,
 )
+from tests.node import temporary_cgroups
 
 FAILED = 125
 COUNT = """
@@ -48,7 +49,6 @@ time.sleep(0.2)
 print({signal.Signals(number).name: times for number, times in sorted(counts.items())}, flush=True)
 """
 """A command that counts its signals until it has read a line and has got each of them, and for a moment longer."""
-CPUSET = Path("/sys/fs/cgroup/cpuset")
 
 
 def cpu(node: DirectoryNode, *options: str) -> list[str]:
@@ -71,17 +71,16 @@ def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> 
 @contextmanager
 def cpuset(cpus: str) -> Iterator[Path]:
     """A cgroup of processes with these CPUs."""
-    if not (CPUSET / "cpuset.mems").exists():
-        skip_conditions.not_run("a cpuset takes a hierarchy of version 1")
-    group = CPUSET / f"nodewise-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "cpuset.mems").write_text((CPUSET / "cpuset.mems").read_text())
+    with_cpus = [each for each in temporary_cgroups.hierarchies() if "cpuset" in each.controllers()]
+    if not with_cpus:
+        skip_conditions.not_run("there is no cgroup controller cpuset")
+    with temporary_cgroups.created("cpuset") as name:
+        root = with_cpus[0].place
+        group = root / name.removeprefix("/")
+        if with_cpus[0].version == 1:  # in version 2 an empty file stands for the nodes of the parent
+            (group / "cpuset.mems").write_text((root / "cpuset.mems").read_text())
         (group / "cpuset.cpus").write_text(cpus)
         yield group
-    finally:
-        wait_until(lambda: not (group / "tasks").read_text())
-        group.rmdir()
 
 
 @pytest.mark.parametrize(("pool", "wanted"), [("shared", "1"), ("infra", "0-1")])
@@ -90,7 +89,7 @@ def test_a_cpuset_that_forbids_the_pool_is_an_error(
     two_cpu_node: DirectoryNode, pool: str, wanted: str
 ) -> None:
     with cpuset("0") as group:
-        inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
+        inside = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
         done = run([*inside, *two_cpu_node.words(f"--pool={pool}", *show_command())])
         assert done.returncode == FAILED
         assert f"CPUs 1 cannot be used here, 0 can; expected all of {wanted}" in done.stderr
