@@ -121,8 +121,8 @@ plugin: $(VENV)/.dev ## the kubectl plugin of this platform with all it needs, d
 release: $(VENV)/.dev ## wheel, sdist, chart, image, plugin, release notes and checksums, in dist/VERSION; ARGS="--url URL --sign"
 	@$(BIN)/python -m tools.release $(ARGS)
 
-bench: $(VENV)/.dev ## measure on this machine: bench/results.json
-	@$(BIN)/python -m bench
+bench: $(VENV)/.dev ## measure on this machine: bench/results.json; ARGS=--quick: check that it can
+	@$(BIN)/python -m bench $(ARGS)
 
 bench-cluster: $(VENV)/.dev ## measure a real kube-scheduler with and without nodewise
 	@$(BIN)/python -m bench.cluster

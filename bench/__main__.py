@@ -1,10 +1,11 @@
 """`python -m bench`: measures, prints a table, and writes results.json, the figures of README.md and the plots."""
 
 import argparse
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from bench import (
     scoring_agents,
     startup_and_memory,
 )
-from bench.benchmark_servers import BenchContext
+from bench.benchmark_servers import QUICK, BenchContext, Scale
 from bench.load_clients import LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import (
@@ -42,88 +43,91 @@ from bench.results import (
 )
 
 Part = Callable[[BenchContext], Measurement]
+PARTS: Final[Mapping[str, Part]] = {
+    NAMES: requests_with_node_names.measure,
+    WHOLE_NODES: requests_with_whole_nodes.measure,
+    GPU: gpu_agent.measure,
+    SCORING: scoring_agents.measure,
+    START: startup_and_memory.measure,
+    GROWTH: node_count_scaling.measure,
+    ISOLATE: isolate_startup_and_jitter.measure,
+    BURSTS: node_overload.measure,
+}
+"""All parts, in order."""
 
-QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0, "hours": 0.1}
-"""Settings for a quick check; the figures are meaningless."""
 
-
-def main() -> None:
+def main() -> int:
+    """The exit code: 1 if a part was not measured because its requirements are missing on this machine."""
     options = _arguments()
-    began = time.monotonic()
-    wanted = {name: part for name, part in _parts(options).items() if name in options.parts}
-    known: Results = results.read() if results.PATH.exists() else {}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every measured process compiles all of its modules
+    began, missing = time.monotonic(), list[str]()
+    known: Results = results.read() if options.write else {}
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         report_progress_line("building the client (Go, a minute for the first time)")
         certificates = benchmark_servers.create_certificates(Path(folder))
         client = LoadClient(
             load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler
         )
-        for name, part in wanted.items():
-            known = _measured(name, part, BenchContext(_inside(folder, name), certificates, client), known)
+        for name in options.parts:
+            context = BenchContext(Path(folder, f"part-{name}"), certificates, client, options.scale)
+            context.folder.mkdir()
+            try:
+                known = _measured(name, context, known)
+            except MissingError as error:
+                missing.append(name)
+                report_progress_line(f"part {name} was not measured: {error}")
             if options.write:
                 results.write(known)
                 report.write(known)
     report_progress_line(f"done in {time.monotonic() - began:.0f} s")
-    print(report.table(known))
+    if options.scale is not QUICK:
+        print(report.table(known))
+    if missing:
+        report_progress_line(f"not measured: {', '.join(missing)}")
+    return 1 if missing else 0
 
 
-def _inside(folder: str, name: str) -> Path:
-    inner = Path(folder, f"part-{name}")
-    inner.mkdir()
-    return inner
-
-
-def _measured(name: str, part: Part, context: BenchContext, known: Results) -> Results:
-    """The results with a part measured again; unchanged if the part's requirements are missing on this machine."""
+def _measured(name: str, context: BenchContext, known: Results) -> Results:
+    """The results with a part measured again."""
     report_progress_line(f"part {name}")
     began, machine_load = time.monotonic(), MachineLoad()
-    try:
-        measured = part(context)
-    except MissingError as missing:
-        report_progress_line(f"part {name} was not measured: {missing}")
-        return known
+    measured = PARTS[name](context)
     report_progress_line(f"part {name} took {time.monotonic() - began:.0f} s")
     return results.merged(known, name, measured, results.where(measured, machine_load.others_share()))
 
 
-def _parts(options: argparse.Namespace) -> dict[str, Part]:
-    """All parts, in order."""
-    times, requests, seconds = options.rounds, options.requests, options.seconds
-    return {
-        NAMES: partial(requests_with_node_names.measure, times=times, requests=requests, seconds=seconds),
-        WHOLE_NODES: partial(
-            requests_with_whole_nodes.measure, times=times, requests=max(requests // 100, 5)
-        ),
-        GPU: partial(gpu_agent.measure, times=times, requests=requests),
-        SCORING: partial(scoring_agents.measure, times=times, requests=requests),
-        START: partial(startup_and_memory.measure, times=times),
-        GROWTH: partial(node_count_scaling.measure, requests=max(requests // 10, 30), periods=2),
-        ISOLATE: partial(isolate_startup_and_jitter.measure, times=times, requests=requests, seconds=seconds),
-        BURSTS: partial(node_overload.measure, runs=times, hours=options.hours),
-    }
-
-
 def _arguments() -> argparse.Namespace:
+    full = Scale()
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; default: all")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=1000, help="measured requests per series and round")
+    parser.add_argument("--rounds", type=int, default=full.rounds)
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="duration of a round while metrics refresh"
+        "--requests", type=int, default=full.requests, help="measured requests per series and round"
     )
-    parser.add_argument("--hours", type=float, default=2.0, help="simulated hours of bursty pods")
+    parser.add_argument(
+        "--seconds", type=float, default=full.seconds, help="duration of a round while metrics refresh"
+    )
+    parser.add_argument("--hours", type=float, default=full.hours, help="simulated hours of bursty pods")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
-    parser.add_argument("--quick", action="store_true", help="quick check; the figures are meaningless")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="check that every part can measure, with few nodes and one round; writes nothing",
+    )
     options = parser.parse_args()
     if unknown := set(options.parts).difference(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.parts = options.parts or list(PARTS)
-    if options.quick:
-        vars(options).update(QUICK)
+    options.write = options.write and not options.quick
+    options.scale = (
+        QUICK
+        if options.quick
+        else full._replace(
+            rounds=options.rounds, requests=options.requests, seconds=options.seconds, hours=options.hours
+        )
+    )
     return options
 
 
-PARTS: Final = (NAMES, WHOLE_NODES, GPU, SCORING, START, GROWTH, ISOLATE, BURSTS)
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

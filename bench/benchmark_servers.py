@@ -29,12 +29,41 @@ class Certificates(NamedTuple):
     nodewise: CertificatePair
 
 
+class Scale(NamedTuple):
+    """Sizes of a measurement. The defaults are those of the published figures."""
+
+    rounds: int = 3
+    requests: int = 1000
+    """Requests per series and round."""
+    seconds: float = 10.0
+    """Duration of a round while metrics refresh, and of a round of the jitter."""
+    hours: float = 2.0
+    """Simulated hours of bursty pods."""
+    burst_nodes: int = 200
+    """Simulated nodes with bursty pods."""
+    nodes: int = 5000
+    pods: int = 50_000
+    """Pods of the real API server in the part `start`."""
+    settle_periods: tuple[int, int] = (3, 10)
+    """Metric periods after a start until its memory is read, without and with rules that flap. Ten is the largest
+    number of flaps that a rule remembers.
+    """
+    bound_pods: int = 200
+    """Pods with GPUs that are bound in a round."""
+    growth_nodes: tuple[int, ...] = (500, 1000, 5000, 20_000)
+
+
+QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,))
+"""Sizes that show in about a minute whether every part can measure. The figures are meaningless."""
+
+
 class BenchContext(NamedTuple):
-    """Inputs of every part: a folder, certificates and a client."""
+    """Inputs of every part: a folder, certificates, a client and the sizes."""
 
     folder: Path
     certificates: Certificates
     client: LoadClient
+    scale: Scale
 
 
 class MeasuredExtender(NamedTuple):

@@ -8,7 +8,6 @@ import json
 import statistics
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespace_sandboxes, program_cache
@@ -29,7 +28,6 @@ from bench.progress_lines import report_progress_line
 from bench.results import GPU_FILTER, Measurement
 from bench.scheduler_bind_rounds import BindWatch
 
-NODES: Final = 5000
 GPUS_PER_NODE: Final = 8
 PODS_PER_NODE: Final = 4
 """Each has two GPUs, so that all GPUs are allocated: 20,000 pods."""
@@ -43,14 +41,14 @@ PATH: Final = "/scheduler/filter"
 POD_VARIANTS: Final = 16
 """Number of different pods in requests."""
 
-BIND_NODES, BIND_PODS = 50, 200
+BIND_NODES: Final = 50
 DEADLINE_S: Final = 120
 
 
-def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
-    """Measure `times` rounds of `requests` filter calls, and of `BIND_PODS` binds."""
-    filtered, client = _filter(context, times, requests)
-    rates = _bind(context.folder, times)
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure rounds of filter calls, and of binds."""
+    filtered, client = _filter(context)
+    rates = _bind(context)
     figures = {
         "gpu_filter_names_5000_p50_ms": alternating_rounds.median(filtered[GPU_FILTER], "p50_ms"),
         "gpu_filter_names_5000_p99_ms": alternating_rounds.median(filtered[GPU_FILTER], "p99_ms"),
@@ -59,15 +57,16 @@ def measure(context: benchmark_servers.BenchContext, times: int, requests: int) 
     return Measurement(figures, filtered, client, more={"gpu_bind_rates": rates})
 
 
-def _filter(context: benchmark_servers.BenchContext, times: int, requests: int) -> tuple[Rounds, str]:
+def _filter(context: benchmark_servers.BenchContext) -> tuple[Rounds, str]:
+    nodes, requests = context.scale.nodes, context.scale.requests
     folder = context.folder / "cluster"
     folder.mkdir()
-    report_progress_line(f"writing {NODES} nodes and {NODES * PODS_PER_NODE} pods")
+    report_progress_line(f"writing {nodes} nodes and {nodes * PODS_PER_NODE} pods")
     (folder / "all.json").write_text(
-        json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items())})
+        json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items(nodes))})
     )
     bodies = requests_with_node_names.write(
-        context.folder / "gpu", [_request(number) for number in range(POD_VARIANTS)]
+        context.folder / "gpu", [_request(nodes, number) for number in range(POD_VARIANTS)]
     )
     settings = ["--address=127.0.0.1", "--port=0", "--health-port=0", "--log-format=json"]
     arguments = [
@@ -86,21 +85,21 @@ def _filter(context: benchmark_servers.BenchContext, times: int, requests: int) 
         saved = context.folder / "gpu-answer.json"
         load = HttpLoad(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
         taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
-        _check(json.loads(saved.read_bytes()))
+        _check(json.loads(saved.read_bytes()), nodes)
         asks = {GPU_FILTER: partial(context.client.ask, load)}
-        return alternating_rounds.alternate(times, asks, report_progress_line), taken.client
+        return alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line), taken.client
 
 
-def _check(answer: Object) -> None:
+def _check(answer: Object, nodes: int) -> None:
     """RuntimeError if the response is wrong: then the measurement is invalid."""
     rejected = len(answer["FailedNodes"] or ()) + len(answer["FailedAndUnresolvableNodes"] or ())
-    if rejected != NODES // 2:
-        raise RuntimeError(f"{rejected} nodes of {NODES} rejected, not half of them")
+    if rejected != nodes // 2:
+        raise RuntimeError(f"{rejected} nodes of {nodes} rejected, not half of them")
 
 
-def _items() -> Iterator[Object]:
+def _items(nodes: int) -> Iterator[Object]:
     """Nodes, and their pods with allocations in the annotations of GPU-aware scheduling."""
-    for number, name in enumerate(generated_cluster_objects.names(NODES)):
+    for number, name in enumerate(generated_cluster_objects.names(nodes)):
         yield gpu_cluster.node(
             name, GPUS_PER_NODE, shares=10, millicores=MILLICORES, **{"memory.max": MEMORY}
         )
@@ -113,24 +112,24 @@ def _items() -> Iterator[Object]:
             yield pod
 
 
-def _request(number: int) -> bytes:
+def _request(nodes: int, number: int) -> bytes:
     """A request for a pod with two containers and two GPUs each."""
     pod = gpu_cluster.pod(f"asks-{number}", 2, millicores=2 * REQUESTED_MILLICORES, **{"memory.max": 2048})
     first: dict[str, Any] = pod["spec"]["containers"][0]
     pod["spec"]["containers"] = [first, first | {"name": "side"}]
     pod["metadata"] |= {"namespace": "shop", "uid": f"asks-{number}"}
     return json.dumps(
-        {"Pod": pod, "Nodes": None, "NodeNames": generated_cluster_objects.names(NODES)}
+        {"Pod": pod, "Nodes": None, "NodeNames": generated_cluster_objects.names(nodes)}
     ).encode()
 
 
-def _bind(folder: Path, times: int) -> list[float]:
+def _bind(context: benchmark_servers.BenchContext) -> list[float]:
     """Bound pods per second, by round."""
     report_progress_line(f"starting a control plane, {BIND_NODES} nodes and two replicas")
     with (
-        controlplane.running(program_cache.folder(), folder) as plane,
+        controlplane.running(program_cache.folder(), context.folder) as plane,
         namespace_sandboxes.created(plane) as sandbox,
-        gpu_agent_replicas.behind_a_service(plane, folder, 2) as made,
+        gpu_agent_replicas.behind_a_service(plane, context.folder, 2) as made,
     ):
         sandbox.nodes(
             *(
@@ -138,13 +137,15 @@ def _bind(folder: Path, times: int) -> list[float]:
                 for number in range(BIND_NODES)
             )
         )
-        return [_round(sandbox, made, number) for number in range(times)]
+        return [
+            _round(sandbox, made, number, context.scale.bound_pods) for number in range(context.scale.rounds)
+        ]
 
 
-def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
+def _round(sandbox: Sandbox, made: GpuReplicas, number: int, count: int) -> float:
     """Create pods, start a scheduler, wait for all bindings, and delete the pods."""
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
-    pods = [gpu_cluster.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
+    pods = [gpu_cluster.pod(f"p-{number}-{place}", 1, millicores=600) for place in range(count)]
     scheduler_bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
     config = {"clientConnection": scheduler_bind_rounds.RAISED_LIMITS, "extenders": [made.entry()]}
     with (
@@ -153,7 +154,7 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int) -> float:
     ):
         wait(
             "all pods are bound",
-            lambda: watch.is_done(BIND_PODS) or None,
+            lambda: watch.is_done(count) or None,
             DEADLINE_S,
             watch.progress,
         )

@@ -35,15 +35,16 @@ PINNED, UNPINNED, WITHOUT = "exclusive", "unpinned", "without_pools"
 IterationSummary = dict[str, float]
 
 
-def measure(context: BenchContext, times: int, requests: int, seconds: float) -> Measurement:
+def measure(context: BenchContext) -> Measurement:
     """Measure both with one exclusive core and infra on the others. MissingError if this machine does not allow it."""
     if why := containerd_runtime.lacking():
         raise MissingError("no file system of its own for the command", why)
     if len(os.sched_getaffinity(0)) < 2:
         raise MissingError("one core only", "run this on a machine with two")
+    times = context.scale.rounds
     root = _image(context.folder / "image")
     with _agent(root, context.folder):
-        count = max(requests // 10, 5)
+        count = max(context.scale.requests // 10, 5)
         asks = {
             ISOLATED: partial(_start_times, root, count, (*ISOLATE, *COMMAND)),
             PLAIN: partial(_start_times, root, count, COMMAND),
@@ -58,7 +59,7 @@ def measure(context: BenchContext, times: int, requests: int, seconds: float) ->
         for _ in range(times):
             for name, (isolate, load) in ways.items():
                 with _load(load):
-                    jitter[name].append(iteration_summary(_spin(isolate, seconds)))
+                    jitter[name].append(iteration_summary(_spin(isolate, context.scale.seconds)))
                 report_progress_line(f"{name}: {jitter[name][-1]}")
     return Measurement(overhead(starts) | tails(jitter), starts, "", {"jitter": jitter})
 

@@ -65,6 +65,8 @@ class LoadClient(NamedTuple):
         taken = LoadResult(**json.loads(ended.stdout))
         if taken.connections != 1 or taken.tls != "TLS 1.3":
             raise RuntimeError(f"{taken.connections} connections with {taken.tls}, not 1 with TLS 1.3")
+        if len(taken.micros) < load.requests:
+            raise RuntimeError(f"{len(taken.micros)} requests were measured, not {load.requests}")
         return taken
 
 

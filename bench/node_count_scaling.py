@@ -16,11 +16,10 @@ from bench.progress_lines import report_progress_line
 from bench.requests_with_node_names import PATHS
 from bench.results import FILTER, PRIORITIZE, Measurement
 
-SIZES: Final = (500, 1000, 5000, 20_000)
 PERIOD_S: Final = 5
 PODS: Final = 4
-TIMES: Final = 3
-"""Rounds of requests per size."""
+PERIODS: Final = 2
+"""Periods without requests, in which the CPU time is measured."""
 FASTER: Final = 1.15
 """Threshold of the amount per node at the largest size relative to the one before: less is noise."""
 
@@ -37,16 +36,17 @@ Row = dict[str, float]
 """One size: `nodes` and the quantities."""
 
 
-def measure(context: benchmark_servers.BenchContext, requests: int, periods: int) -> Measurement:
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
     rows = []
-    for count in SIZES:
+    for count in context.scale.growth_nodes:
         report_progress_line(f"{count} nodes: starting")
-        rows.append(_at(context, count, requests, periods))
+        rows.append(_at(context, count))
         report_progress_line(f"{count} nodes: {rows[-1]}")
     return Measurement({}, {}, "", {"growth": rows})
 
 
-def _at(context: benchmark_servers.BenchContext, count: int, requests: int, periods: int) -> Row:
+def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
+    requests = max(context.scale.requests // 10, 30)
     bodies = requests_with_node_names.write(
         context.folder / f"growth-{count}",
         generated_cluster_objects.requests(generated_cluster_objects.names(count), PODS),
@@ -57,14 +57,14 @@ def _at(context: benchmark_servers.BenchContext, count: int, requests: int, peri
             context.folder, context.certificates, kubeconfig, f"{PERIOD_S}s"
         ) as extender,
     ):
-        refresh_cpu_s = _refresh_cpu_s(extender, periods)
+        refresh_cpu_s = _refresh_cpu_s(extender)
         rss_mib = extender.rss_mib()  # before requests fill the decision store, which has its own limit
         load = HttpLoad("", bodies, requests // 5, requests)
         asks = {
             verb: partial(context.client.ask, load._replace(url=extender.url + PATHS[verb]))
             for verb in (FILTER, PRIORITIZE)
         }
-        measured = alternating_rounds.alternate(TIMES, asks, report_progress_line)
+        measured = alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line)
         return {
             "nodes": count,
             **{
@@ -76,13 +76,13 @@ def _at(context: benchmark_servers.BenchContext, count: int, requests: int, peri
         }
 
 
-def _refresh_cpu_s(extender: benchmark_servers.MeasuredExtender, periods: int) -> float:
+def _refresh_cpu_s(extender: benchmark_servers.MeasuredExtender) -> float:
     """CPU time of one refresh of all metrics and of the snapshots, without requests. RuntimeError if none arrived."""
     (before, _), cpu_s = extender.fetches(), extender.cpu_s()
-    time.sleep(periods * PERIOD_S)
+    time.sleep(PERIODS * PERIOD_S)
     (after, _), spent_s = extender.fetches(), extender.cpu_s() - cpu_s
     if after == before:
-        raise RuntimeError(f"no metric came in within {periods} periods")
+        raise RuntimeError(f"no metric came in within {PERIODS} periods")
     return spent_s * len(generated_cluster_objects.METRICS) / (after - before)
 
 

@@ -29,19 +29,26 @@ COUNTED: Final = (
 Row = dict[str, Any]
 
 
-def measure(context: benchmark_servers.BenchContext, runs: int, hours: float) -> Measurement:  # noqa: ARG001 - every part has this signature
-    """Run the simulation `runs` times per group of agents, with consecutive seeds."""
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Run the simulation once per round and group of agents, with consecutive seeds."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURST_AGENTS))
+        rows = list(pool.map(lambda agents: _row(agents, context.scale), BURST_AGENTS))
     figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
     return Measurement(
         {key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows}
     )
 
 
-def _row(agents: str, runs: int, hours: float) -> Row:
+def _row(agents: str, scale: benchmark_servers.Scale) -> Row:
     """The counts of each run, by seed."""
-    settings = {"agents": agents, "seed": SEED, "runs": runs, "hours": hours, "output": "json"}
+    settings = {
+        "agents": agents,
+        "seed": SEED,
+        "runs": scale.rounds,
+        "hours": scale.hours,
+        "nodes": scale.burst_nodes,
+        "output": "json",
+    }
     words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
     ended = subprocess.run(

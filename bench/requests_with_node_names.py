@@ -13,7 +13,6 @@ from bench.load_clients import HttpLoad, LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, Measurement
 
-NODES = 5000
 PODS = 16
 PERIOD_S = 2
 PATHS = {FILTER: "/scheduler/filter", PRIORITIZE: "/scheduler/prioritize"}
@@ -73,15 +72,18 @@ def _check(filtered: Mapping[str, Any], prioritized: list[dict[str, Any]]) -> No
         )
 
 
-def measure(
-    context: benchmark_servers.BenchContext, times: int, requests: int, seconds: float
-) -> Measurement:
-    """Measure `times` rounds of `requests` requests, and rounds of `seconds` seconds while metrics refresh."""
-    folder = context.folder / "names"
-    bodies = write(folder, generated_cluster_objects.requests(generated_cluster_objects.names(NODES), PODS))
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure rounds of requests without metric refreshes, and rounds of some seconds while metrics refresh."""
+    nodes, requests = context.scale.nodes, context.scale.requests
+    bodies = write(
+        context.folder / "names",
+        generated_cluster_objects.requests(generated_cluster_objects.names(nodes), PODS),
+    )
     load = HttpLoad("", bodies, warmup=requests // 5, requests=requests)
-    with benchmark_servers.apiserver(context.folder, context.certificates, NODES) as kubeconfig:
-        bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)
+    with benchmark_servers.apiserver(context.folder, context.certificates, nodes) as kubeconfig:
+        bench = NamesBench(
+            context.folder, context.certificates, context.client, kubeconfig, load, context.scale.rounds
+        )
         report_progress_line("starting the extender, its metrics at rest")
         with benchmark_servers.extender(bench.folder, bench.certificates, bench.kubeconfig, "1h") as extender:
             client = bench.answers(extender.url)
@@ -100,7 +102,7 @@ def measure(
                 bench.folder, bench.certificates, bench.kubeconfig, f"{PERIOD_S}s"
             ) as extender,
         ):
-            measured |= _refreshing(bench, extender, null_server, seconds)
+            measured |= _refreshing(bench, extender, null_server, context.scale.seconds)
             rss_mib = extender.rss_mib()
     return Measurement(results.figures_of_names(measured) | {"rss_mib": round(rss_mib, 1)}, measured, client)
 
@@ -125,6 +127,7 @@ def _refreshing(
     periods = (time.monotonic() - began) / PERIOD_S
     good, bad = (now - then for now, then in zip(extender.fetches(), before, strict=True))
     report_progress_line(f"{good} metric responses in {periods:.0f} periods, {bad} failed")
-    if bad or good < 0.9 * len(generated_cluster_objects.METRICS) * periods:
+    # the first or last period may be incomplete
+    if bad or good < 0.9 * len(generated_cluster_objects.METRICS) * (periods - 1):
         raise RuntimeError(f"{good} good and {bad} bad metric responses in {periods:.0f} periods")
     return measured

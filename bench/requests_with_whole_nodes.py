@@ -9,23 +9,24 @@ from bench import (
 )
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
-from bench.requests_with_node_names import NODES, PATHS, NamesBench
+from bench.requests_with_node_names import PATHS, NamesBench
 from bench.results import WHOLE, Measurement
 
 BODIES = 3
 WARMUP = 2
 
 
-def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
-    """Measure `times` rounds of `requests` requests each."""
-    report_progress_line(f"making {BODIES} requests with {NODES} whole nodes")
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure rounds of requests; there are a hundredth as many as of those with names."""
+    nodes, times = context.scale.nodes, context.scale.rounds
+    report_progress_line(f"making {BODIES} requests with {nodes} whole nodes")
     bodies = requests_with_node_names.write(
         context.folder / "whole",
-        generated_cluster_objects.whole_requests(generated_cluster_objects.names(NODES), BODIES),
+        generated_cluster_objects.whole_requests(generated_cluster_objects.names(nodes), BODIES),
     )
-    load = HttpLoad("", bodies, warmup=WARMUP, requests=requests)
+    load = HttpLoad("", bodies, warmup=WARMUP, requests=max(context.scale.requests // 100, 5))
     with (
-        benchmark_servers.apiserver(context.folder, context.certificates, NODES) as kubeconfig,
+        benchmark_servers.apiserver(context.folder, context.certificates, nodes) as kubeconfig,
         benchmark_servers.extender(context.folder, context.certificates, kubeconfig, "1h") as extender,
     ):
         bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)

@@ -28,7 +28,6 @@ from nodewise.agents.pigeon.scored_pod_statistics import MAX_PODS, DemandMemory
 from nodewise.clock import SystemClock, format_rfc3339
 from nodewise.statistics import load_annotations
 
-NODES: Final = 5000
 TYPES: Final = 10
 """Number of pod types; each ran on every node, which fills the learned agent: 50,000 pairs."""
 POD_VARIANTS: Final = 256
@@ -41,20 +40,21 @@ _LEAST_SCORES: Final[Mapping[str, int]] = {"safe": 5, "congestion": 10, "pigeon"
 """Minimum number of different scores in a response; fewer mean that the inputs are incomplete."""
 
 
-def measure(context: benchmark_servers.BenchContext, times: int, requests: int) -> Measurement:
-    """Measure `times` rounds of `requests` prioritize calls per agent."""
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure rounds of prioritize calls of each agent."""
+    nodes, requests = context.scale.nodes, context.scale.requests
     folder = context.folder / "cluster"
     folder.mkdir()
-    report_progress_line(f"writing {NODES} nodes and {NODES * TYPES} pods")
+    report_progress_line(f"writing {nodes} nodes and {nodes * TYPES} pods")
     now = SystemClock().now()
     (folder / "all.json").write_text(
-        json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items(now))})
+        json.dumps({"kind": "List", "apiVersion": "v1", "items": list(_items(nodes, now))})
     )
     (context.folder / "state.json").write_text(json.dumps(_agent_memories(now)))
     bodies = requests_with_node_names.write(
         context.folder / "scoring",
         generated_cluster_objects.requests(
-            generated_cluster_objects.names(NODES), POD_VARIANTS, _pod_variant
+            generated_cluster_objects.names(nodes), POD_VARIANTS, _pod_variant
         ),
     )
     arguments = [
@@ -80,7 +80,7 @@ def measure(context: benchmark_servers.BenchContext, times: int, requests: int) 
             load = HttpLoad(url, bodies, warmup=requests // 5, requests=requests)
             client = _checked(agent, context, load)
             asks[SCORED + agent] = partial(context.client.ask, load)
-        measured = alternating_rounds.alternate(times, asks, report_progress_line)
+        measured = alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line)
     return Measurement(results.figures_of_scoring(measured), measured, client)
 
 
@@ -95,9 +95,9 @@ def _checked(agent: str, context: benchmark_servers.BenchContext, load: HttpLoad
     return taken.client
 
 
-def _items(now: float) -> Iterator[Object]:
+def _items(nodes: int, now: float) -> Iterator[Object]:
     random = np.random.default_rng(1)
-    for number, name in enumerate(generated_cluster_objects.names(NODES)):
+    for number, name in enumerate(generated_cluster_objects.names(nodes)):
         yield _node(name, number, now, random)
         for type_ in range(TYPES):
             yield _pod(f"p-{number}-{type_}", type_, name, now, fails=bool(random.uniform() < 0.5))

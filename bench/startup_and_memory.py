@@ -29,12 +29,11 @@ from bench import (
     generated_cluster_objects,
     hostile_namespace,
 )
+from bench.benchmark_servers import Scale
 from bench.generated_cluster_objects import Object
 from bench.progress_lines import report_progress_line
-from bench.requests_with_node_names import NODES
 from bench.results import Measurement
 
-POD_COUNT: Final = 50_000
 AGENTS: Final = "telemetry,gpu"
 """Agents whose memory a hostile namespace can increase, by policies and by pods."""
 MOVING_METRIC: Final = generated_cluster_objects.OTHERS[-1]
@@ -47,10 +46,6 @@ PLACEMENT_POLICY: Final = {
     "spec": {"podSelector": {}, "avoid": [{"metric": MOVING_METRIC, "above": MOVING_TARGET}]},
 }
 """The first policy with selectors has the leader count all pods, so that the memory is compared with it."""
-SETTLE_S: Final = 6.0
-"""Waiting time after readiness: three periods."""
-SETTLE_WITH_FLAPS_S: Final = 20.0
-"""Ten periods, in which a rule reaches the largest number of flaps that it remembers."""
 
 
 class Start(NamedTuple):
@@ -72,17 +67,21 @@ class FilledControlPlane(NamedTuple):
     """The address of its etcd."""
 
 
-def measure(context: benchmark_servers.BenchContext, times: int) -> Measurement:
-    """Measure `times` starts with the telemetry agent, and as many with the gpu agent too, without and with a hostile
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure starts with the telemetry agent, and as many with the gpu agent too, without and with a hostile
     namespace.
     """
+    times = context.scale.rounds
+    settle_s, settle_with_flaps_s = (
+        count * compared_extenders.PERIOD_S for count in context.scale.settle_periods
+    )
     report_progress_line("finding the control plane (where it has to be built: five minutes)")
-    with _filled(program_cache.folder(), context.folder) as plane:
-        starts = _starts(plane, times, "telemetry", SETTLE_S)
+    with _filled(program_cache.folder(), context.folder, context.scale) as plane:
+        starts = _starts(plane, times, "telemetry", settle_s)
         plane.sandbox.create(PLACEMENT_POLICY)
-        without = _starts(plane, times, AGENTS, SETTLE_WITH_FLAPS_S)
+        without = _starts(plane, times, AGENTS, settle_with_flaps_s)
         _add_hostile_namespace(plane)
-        hostile = _starts(plane, times, AGENTS, SETTLE_WITH_FLAPS_S)
+        hostile = _starts(plane, times, AGENTS, settle_with_flaps_s)
     rss_mib, peak_mib = _median(starts, "rss_mib"), _median(starts, "peak_mib")
     figures = {
         "ready_s": round(_median(starts, "ready_s"), 2),
@@ -116,13 +115,13 @@ def _starts(plane: FilledControlPlane, times: int, agents: str, settle_s: float)
 
 
 @contextlib.contextmanager
-def _filled(programs: Path, folder: Path) -> Iterator[FilledControlPlane]:
+def _filled(programs: Path, folder: Path, scale: Scale) -> Iterator[FilledControlPlane]:
     """Run a control plane with nodes, pods, policies, and ten metrics that change."""
-    named = generated_cluster_objects.names(NODES)
+    named = generated_cluster_objects.names(scale.nodes)
     with controlplane.running(programs, folder) as plane, namespace_sandboxes.created(plane) as sandbox:
         for what, entries in (
-            (f"{NODES} nodes", etcd_population.nodes(named)),
-            (f"{POD_COUNT} pods", etcd_population.pods(named, POD_COUNT)),
+            (f"{scale.nodes} nodes", etcd_population.nodes(named)),
+            (f"{scale.pods} pods", etcd_population.pods(named, scale.pods)),
         ):
             report_progress_line(f"writing {what} into etcd")
             etcd_population.fill(plane.etcd, entries, lambda count: report_progress_line(f"{count} written"))
