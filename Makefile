@@ -16,17 +16,17 @@ help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # The lock file names versions and hashes, no addresses; pip fetches from the index this machine is set up for.
-$(VENV)/.run: pyproject.toml uv.lock tools/bootstrap.txt
+$(VENV)/.run: pyproject.toml packages/nodewise-cpu/pyproject.toml packages/nodewise-scorers/pyproject.toml uv.lock tools/bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("nodewise needs Python 3.11 or later, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --require-hashes --only-binary :all: -r tools/bootstrap.txt
-	@$(BIN)/uv export --quiet --frozen --no-emit-project --no-dev --output-file $(VENV)/run.txt
+	@$(BIN)/uv export --quiet --frozen --all-packages --no-emit-workspace --no-dev --output-file $(VENV)/run.txt
 	@$(BIN)/pip install --quiet --require-hashes -r $(VENV)/run.txt
-	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable . --editable packages/nodewise-cpu --editable packages/nodewise-scorers
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(BIN)/uv export --quiet --frozen --no-emit-project --output-file $(VENV)/dev.txt
+	@$(BIN)/uv export --quiet --frozen --all-packages --no-emit-workspace --output-file $(VENV)/dev.txt
 	@$(BIN)/pip install --quiet --require-hashes -r $(VENV)/dev.txt
 	@touch $@
 
@@ -51,8 +51,11 @@ ON_OTHER_KUBERNETES = for version in $$($(BIN)/python -m tests.cluster.program_c
   TESTS_KUBERNETES=$$version $(PYTEST_ANY_ORDER) -n $$(($$(nproc) + 1)) -m kubernetes_versions tests/cluster || exit 1; \
 done
 
-test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(ARGS)
+# `make test PACKAGE=cpu` runs the tests of nodewise-cpu only
+TEST_FOLDERS = $(if $(PACKAGE),packages/nodewise-$(PACKAGE),)
+
+test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13, PACKAGE=cpu or scorers
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(TEST_FOLDERS) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
@@ -71,7 +74,7 @@ test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `m
 	done
 
 laws: $(VENV)/.dev ## search for new cases that violate a law, for some minutes
-	@TESTS_EXTENT=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
+	@TESTS_EXTENT=long $(BIN)/pytest tests/laws packages/*/*_tests/laws -n $$(nproc) $(ARGS)
 
 coverage: $(VENV)/.dev ## branch coverage of `make test`, in all processes: build/coverage/html; ARGS=FILES: of these tests
 	@rm -rf build/coverage

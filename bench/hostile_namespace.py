@@ -7,7 +7,7 @@ from bench import etcd_population
 from bench.etcd_population import EtcdEntry
 from bench.generated_cluster_objects import Object
 from nodewise.agents.gpu.pod_reduction import MOST_PENDING_BYTES
-from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.policies.options import TelemetryOptions
 
 NAMESPACE: Final = "hostile"
 BUDGETS: Final = TelemetryOptions()

@@ -39,9 +39,9 @@ from tests.hostile.tenant_cluster import POLICY_LABEL, Tenant
 from bench import report, results
 from bench.progress_lines import report_progress_line
 from bench.results import FIGURES, TENANTS, Measurement
-from nodewise.agents.telemetry import node_label_budget, policy_objects, taspolicy_parser
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.extender.pod_requeueing import ANNOTATION
+from nodewise.engine.pod_requeueing import ANNOTATION
+from nodewise.policies import node_label_budget, policy_objects, taspolicy_parser
+from nodewise.policies.options import TelemetryOptions
 
 PATH: Final = Path(__file__).parent / "hostile-tenant.json"
 PERIOD_S: Final = 5.0

@@ -12,9 +12,9 @@ import uvloop
 
 from bench import server_command_line
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Application, Handler, Response, Route
-from nodewise.serve.options import ServeOptions
-from nodewise.serve.server import HttpServer
+from nodewise.server.application import Application, Handler, Response, Route
+from nodewise.server.options import ServeOptions
+from nodewise.server.server import HttpServer
 
 
 def _fixed_response(body: bytes) -> Handler:

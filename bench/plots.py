@@ -17,7 +17,7 @@ from bench.results import (
     WHOLE,
     Results,
 )
-from nodewise.cli.simulate.plots import STYLE
+from nodewise.cli.plots import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,7 +29,7 @@ from tests.cluster.prometheus_process import PrometheusProcess
 
 from bench import benchmark_servers, report
 from bench.results import BACKTEST, BACKTEST_REAL, MachineLoad, Measurement
-from nodewise.clock import format_rfc3339
+from nodewise.base.clock import format_rfc3339
 
 NODES: Final = 1000
 DAYS: Final = 7

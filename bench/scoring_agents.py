@@ -23,10 +23,10 @@ from bench.generated_cluster_objects import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import SCORED, SCORING_AGENTS, Measurement
-from nodewise.agents.pigeon import resource_units
-from nodewise.agents.pigeon.scored_pod_statistics import MAX_PODS, DemandMemory
-from nodewise.clock import SystemClock, format_rfc3339
-from nodewise.statistics import load_annotations
+from nodewise.base.clock import SystemClock, format_rfc3339
+from nodewise_scorers.pigeon import resource_units
+from nodewise_scorers.pigeon.scored_pod_statistics import MAX_PODS, DemandMemory
+from nodewise_scorers.statistics import load_annotations
 
 TYPES: Final = 10
 """Number of pod types; each ran on every node, which fills the learned agent: 50,000 pairs."""

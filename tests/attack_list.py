@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/security.md"
-_TEST: Final = re.compile(r"`(tests/[\w/.-]+\.py)(?:::(\w+))?`")
+_TEST: Final = re.compile(r"`((?:tests|packages/[\w-]+/\w+_tests)/[\w/.-]+\.py)(?:::(\w+))?`")
 
 
 class AttackTest(NamedTuple):

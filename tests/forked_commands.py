@@ -21,13 +21,13 @@ from typing import IO, Any, Final
 
 from tests.cluster.child_processes import ChildProcess, Process
 
-PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise.cli.cmk"}
+PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise_cpu.cli.cmk"}
 """Modules of the scripts in the environment's folder of programs."""
 NODEWISE: Final = Path(sys.executable).parent / "nodewise"
 CMK: Final = NODEWISE.parent / "cmk"
 SHORT_WAITS: Final = {
-    "nodewise.cpu.cluster.pod_progress.SETTLED_S": 0.3,
-    "nodewise.cpu.cluster.cpu_manager_removal.TASKS_S": 1.0,
+    "nodewise_cpu.cluster.pod_progress.SETTLED_S": 0.3,
+    "nodewise_cpu.cluster.cpu_manager_removal.TASKS_S": 1.0,
 }
 """Constants: for containers that may fail after their start, and for tasks that may end."""
 _PR_SET_PDEATHSIG: Final = 1

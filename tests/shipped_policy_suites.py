@@ -5,10 +5,10 @@ from typing import Final
 
 import yaml
 
-from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.cli.policy_test import PolicyTestReport
-from nodewise.simulate.policy_suites import suite_parser
-from nodewise.simulate.policy_timeline import TimelineSettings
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.policy_tools.policy_suites import suite_parser
+from nodewise.policy_tools.policy_timeline import TimelineSettings
 from tests import docs_page_code_blocks
 from tests.docs_page_code_blocks import ROOT, Block
 

@@ -12,7 +12,7 @@ from typing import Final
 from radon.complexity import cc_visit
 from radon.visitors import Class, Function
 
-SOURCES: Final = Path("src/nodewise")
+SOURCES: Final = (Path("src"), *sorted(Path("packages").glob("*/src")))
 MAX_COMPLEXITY: Final = 12
 
 
@@ -35,6 +35,6 @@ def problems(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    lines = problems(SOURCES)
+    lines = [line for folder in SOURCES for line in problems(folder)]
     print(*lines, sep="\n", end="\n" if lines else "")
     sys.exit(bool(lines))

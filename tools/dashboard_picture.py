@@ -24,8 +24,8 @@ from tests.cluster.prometheus_process import PrometheusProcess
 from nodewise.cli import demo
 from nodewise.cli.demo.cluster import DemoCluster, create_example_pod, demo_cluster
 from nodewise.cli.demo.extender_process import ExtenderProcess
-from nodewise.cli.simulate.plots import STYLE
-from nodewise.simulate.simulated_cluster import Cluster
+from nodewise.cli.plots import STYLE
+from nodewise.scheduling_model.simulated_cluster import Cluster
 
 _ROOT: Final = Path(__file__).parents[1]
 DASHBOARD: Final = _ROOT / "deploy/chart/nodewise/dashboards/decisions.json"

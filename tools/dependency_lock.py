@@ -24,6 +24,17 @@ GO: Final = Path("tests/cluster/go.txt")
 """The Go toolchain of the cluster tests, if the PATH has none."""
 
 
+PROJECT_FILES: Final = (
+    *("pyproject.toml", "README.md", "LICENSE", "uv.lock", "src/nodewise/__init__.py"),
+    *(
+        f"packages/nodewise-{name}/{file}"
+        for name in ("cpu", "scorers")
+        for file in ("pyproject.toml", "README.md", "LICENSE", f"src/nodewise_{name}/__init__.py")
+    ),
+)
+"""What uv reads of the distributions to lock their dependencies."""
+
+
 def without_addresses(text: str) -> str:
     """Replace each file's URL by its name and the index's URL by a placeholder. Not every index gives sizes."""
     text = re.sub(r", size = \d+", "", text)
@@ -34,7 +45,7 @@ def without_addresses(text: str) -> str:
 def main(uv: str, *arguments: str) -> None:
     # uv refuses a lock without addresses, so it makes a new one beside a copy of the project's file.
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("pyproject.toml", "README.md", "src/nodewise/__init__.py", "uv.lock"):
+        for name in PROJECT_FILES:
             target = Path(folder, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(Path(name).read_bytes())
@@ -49,7 +60,8 @@ def main(uv: str, *arguments: str) -> None:
             "--directory",
             folder,
             "--frozen",
-            "--no-emit-project",
+            "--all-packages",
+            "--no-emit-workspace",
             "--no-hashes",
         ]
         subprocess.run([*export, "--all-extras", "--output-file", locked], check=True)

@@ -22,10 +22,10 @@ import yaml
 from tests.cluster import program_cache
 
 from nodewise import agents
-from nodewise.cli import annotate
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.setting_declarations import Setting, list_settings
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
+from nodewise_scorers.cli import annotate
 from tools import native_mode_generator
 
 DEPLOY: Final = Path("deploy")
@@ -283,7 +283,7 @@ _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 """Copies of the definitions: Helm reads only this folder, and kustomize only its own."""
 
 
-PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
+PACKAGED: Final = Path("src/nodewise/policy_tools/taspolicies.yaml")
 """The definition that `nodewise policy lint` reads."""
 _NATIVE_MODE: Final = (DEPLOY / "native.yaml", CHART / "files/native.yaml")
 SHIPPED_POLICIES: Final = Path("src/nodewise/doctor/parsing/shipped_admission_policies.py")

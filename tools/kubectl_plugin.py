@@ -8,6 +8,7 @@ completes the first one.
 
 import argparse
 import hashlib
+import itertools
 import pkgutil
 import platform
 import shutil
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from PyInstaller.utils.hooks import copy_metadata
 
 import nodewise
-from nodewise.cpu.install import frozen_program
-from nodewise.cpu.install.frozen_program import Program
-from nodewise.errors import NodewiseError
+import nodewise_cpu
+import nodewise_scorers
+from nodewise.base import distributions
+from nodewise.base.errors import NodewiseError
+from nodewise_cpu.install import frozen_program
+from nodewise_cpu.install.frozen_program import Program
 from tools import bundled_licenses
 from tools.image import image_constants, layers
 
@@ -36,6 +41,7 @@ _PREFIX: Final = f"kubectl-nodewise-{nodewise.__version__}-"
 _SUFFIX: Final = ".tar.gz"
 _PROGRAM: Final = "nodewise"
 _LIBRARIES: Final = "lib"
+_PACKAGES: Final = (nodewise, nodewise_cpu, nodewise_scorers)
 _EXTRAS: Final = ("risk",)
 _EXCLUDED: Final = (
     "readline",  # the GPL; commands read no lines
@@ -132,17 +138,22 @@ def check(archive: Path) -> None:
 
 
 def _modules() -> list[str]:
-    """All modules of nodewise: commands and agents are imported by name."""
-    modules = pkgutil.walk_packages(nodewise.__path__, "nodewise.")
+    """All modules of nodewise's distributions: commands and agents are imported by name."""
+    modules = itertools.chain.from_iterable(
+        pkgutil.walk_packages(package.__path__, f"{package.__name__}.") for package in _PACKAGES
+    )
     return [module.name for module in modules if not module.name.endswith("__main__")]
 
 
 def _data() -> Iterable[tuple[str, str]]:
     """The files that the wheel has: sources, which `--help` and `agents new` read, data files, examples, manifests."""
-    package = Path(nodewise.__file__).parent
-    for path in sorted(package.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            yield str(path), str(Path("nodewise", path.relative_to(package)).parent)
+    for package in _PACKAGES:
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                yield str(path), str(Path(package.__name__, path.relative_to(folder)).parent)
+    for name in distributions.EXTRAS:
+        yield from copy_metadata(name)
     yield str(ROOT / "examples"), "nodewise/examples"
     for path in sorted((ROOT / "deploy").rglob("*.yaml")):
         name = path.relative_to(ROOT)

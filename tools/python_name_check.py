@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-FOLDERS: Final = ("bench", "src", "tests", "tools")
+FOLDERS: Final = ("bench", "packages", "src", "tests", "tools")
 UNCLEAR: Final = frozenset({"asked", "found", "given", "one", "said", "told"})
 """Names that give the role of a value in a sentence instead of its content."""
 SAME_MEANING: Final = frozenset(
@@ -47,7 +47,7 @@ def problems(trees: Mapping[Path, ast.Module]) -> list[str]:
     messages = [
         *dict.fromkeys(message for path, tree in trees.items() for message in _unclear_variables(path, tree))
     ]
-    package = {path: tree for path, tree in trees.items() if path.parts[0] == "src"}
+    package = {path: tree for path, tree in trees.items() if "src" in path.parts}
     return messages + _ambiguous_classes(package)
 
 

@@ -1,8 +1,8 @@
 """`make release`: writes the files of a release into dist/VERSION.
 
-The folder contains the wheel, the source distribution, the Helm chart, the image with its SBOM, the kubectl plugin with
-its manifest for krew, the release notes, a provenance statement and SHA256SUMS. Where cosign is installed, it signs
-each file (SIGN=1). `docs/how-to/release.md` describes the steps.
+The folder contains the wheels, the source distributions, the Helm chart, the image with its SBOM, the kubectl plugin
+with its manifest for krew, the release notes, a provenance statement and SHA256SUMS. Where cosign is installed, it
+signs each file (SIGN=1). `docs/how-to/release.md` describes the steps.
 """
 
 import argparse
@@ -24,10 +24,12 @@ from tests.cluster import program_cache
 from tests.cluster.go_toolchain import MissingError
 
 import nodewise
-from nodewise.errors import NodewiseError
+from nodewise.base.errors import NodewiseError
 from tools import kubectl_plugin
 from tools.helm_chart_generator import CHART
+from tools.image import image_constants
 
+ROOT: Final = Path(__file__).parents[1]
 CHANGELOG: Final = Path("CHANGELOG.md")
 CHECKSUMS: Final = "SHA256SUMS"
 PROVENANCE: Final = "provenance.intoto.json"
@@ -137,8 +139,8 @@ def package_plugin(folder: Path, url: str, archives: Path | None) -> None:
         (folder / kubectl_plugin.TEMPLATE.name).write_text(text)
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
+def _run(*command: str | Path, cwd: Path | None = None) -> None:
+    subprocess.run([*map(str, command)], check=True, stdout=sys.stderr, cwd=cwd)
 
 
 def _output(*command: str) -> str:
@@ -154,7 +156,8 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "RELEASE_NOTES.md").write_text(notes)
-    _run(sys.executable, "-m", "hatchling", "build", "--directory", folder)
+    for distribution in (ROOT, *image_constants.PLUGINS):
+        _run(sys.executable, "-m", "hatchling", "build", "--directory", folder.absolute(), cwd=distribution)
     url = (arguments.url or repository_url(Path("pyproject.toml").read_text())).rstrip("/")
     package_chart(folder, url)
     if not arguments.no_image:

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.risk_scores import RiskScorer
-from nodewise.cli.simulate.plots import STYLE
+from nodewise.cli.plots import STYLE
+from nodewise_scorers.safe.options import SafeOptions
+from nodewise_scorers.safe.risk_scores import RiskScorer
 
 PICTURE: Final = Path("docs/pictures/safe-tail.svg")
 _DEVIATIONS_PCT: Final = (5, 10, 20, 30)

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from nodewise.cli import demo
 from nodewise.cli.demo.cluster import NAMESPACE, create_example_pod, demo_cluster
-from nodewise.simulate.simulated_cluster import Cluster
+from nodewise.scheduling_model.simulated_cluster import Cluster
 
 _ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = _ROOT / "docs/pictures/terminal.svg"

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodewise.cpu import cmk_names, pool_allocations
-from nodewise.cpu.cluster.blocking_client import BlockingApiClient
-from nodewise.cpu.pool_allocations import Allocations
-from nodewise.cpu.store import configmap
+from cpu_tests.conformance import case_cpu_topologies
 from nodewise.kube.options import KubeOptions
+from nodewise_cpu import cmk_names, pool_allocations
+from nodewise_cpu.cluster.blocking_client import BlockingApiClient
+from nodewise_cpu.pool_allocations import Allocations
+from nodewise_cpu.store import configmap
 from tests import forked_commands
 from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.conformance.cmk import case_cpu_topologies
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 GONE = 99_999_999

@@ -60,7 +60,7 @@ def combined(into: Path) -> str:
 def _digest() -> str:
     root = image_constants.ROOT
     digest = hashlib.sha256(identity().version.encode())
-    folders = (root / "src", root / "tools/image", root / "examples")
+    folders = (root / "src", root / "packages", root / "tools/image", root / "examples")
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]
     for path in (*files, root / "uv.lock", root / "pyproject.toml"):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative_scheduling
-from nodewise.clock import SystemClock
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import SystemClock
 from nodewise.kube import struct_type_merge
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi

@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from nodewise.clock import ManualClock
-from nodewise.simulate import simulated_cluster
+from nodewise.base.clock import ManualClock
+from nodewise.scheduling_model import simulated_cluster
 from tests.cluster.api_client import Object
 from tests.cluster.scheduler_interface import SchedulingOutcome
 

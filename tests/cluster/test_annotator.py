@@ -11,15 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.annotator import patch_writer
-from nodewise.annotator.patch_planning import NodePlan
-from nodewise.annotator.patch_writer import WriteResult
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise_scorers.annotator import patch_writer
+from nodewise_scorers.annotator.patch_planning import NodePlan
+from nodewise_scorers.annotator.patch_writer import WriteResult
+from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod
 from tests.cluster import (
     admission_policy_waits,
     debian_packages,
@@ -36,7 +37,6 @@ from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.prometheus_process import PrometheusProcess
-from tests.unit.annotator.annotator_node_and_pod_builders import node, pod
 
 STEP_S = 15
 SPAN_S = 3600

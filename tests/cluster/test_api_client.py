@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.clock import SystemClock
-from nodewise.errors import NodewiseError, Refused, Unavailable
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube import list_watch
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api, Expired
@@ -26,7 +26,7 @@ from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import CONFIGMAPS
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS
 from tests import short_and_long_case_counts
 from tests.cluster import api_user_kubeconfigs, child_processes
 from tests.cluster.api_client import path_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from nodewise import clock
+from nodewise.base import clock
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process

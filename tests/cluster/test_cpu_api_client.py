@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.cluster import api_server_features
-from nodewise.cpu.cluster.blocking_client import BlockingApiClient
-from nodewise.errors import Refused, Unavailable
+from cpu_tests.unit.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
+from nodewise_cpu.cluster import api_server_features
+from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from tests.cluster import child_processes
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 
 
 @pytest.fixture

@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.cpu import pool_allocations
-from nodewise.cpu.cluster.blocking_client import BlockingApiClient
-from nodewise.cpu.store.configmap import ConfigMapStore
-from nodewise.cpu.workload import service_account_client
-from nodewise.cpu.workload.service_account_client import ServiceAccountClient
-from nodewise.errors import BadSettings, Refused, Unavailable
+from cpu_tests.conformance import concurrent_isolates, isolate_process
+from cpu_tests.conformance.isolate_process import clean, show_command
+from cpu_tests.unit.api_client_suite import CONFIG_MAPS, ApiClientSuite
+from cpu_tests.unit.store.store_suite import StoreSuite
+from nodewise.base.errors import BadSettings, Refused, Unavailable
+from nodewise.base.safe_yaml_loader import MOST_FROM_ALIASES
 from nodewise.kube.options import KubeOptions
-from nodewise.safe_yaml_loader import MOST_FROM_ALIASES
+from nodewise_cpu import pool_allocations
+from nodewise_cpu.cluster.blocking_client import BlockingApiClient
+from nodewise_cpu.store.configmap import ConfigMapStore
+from nodewise_cpu.workload import service_account_client
+from nodewise_cpu.workload.service_account_client import ServiceAccountClient
 from tests.cluster import api_user_kubeconfigs, child_processes, kubernetes_objects, skip_conditions
 from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.certificates import CertificateAuthority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
-from tests.conformance.cmk import concurrent_isolates, isolate_process
-from tests.conformance.cmk.isolate_process import clean, show_command
-from tests.unit.cpu.api_client_suite import CONFIG_MAPS, ApiClientSuite
-from tests.unit.cpu.store.store_suite import StoreSuite
-from tests.unit.test_safe_yaml_loader import bomb
+from tests.unit.base.test_safe_yaml_loader import bomb
 
 FAILED = 125
 NODE = "node-of-cores"
@@ -121,7 +121,14 @@ class PodProcesses:
         self.environment = environment(plane) | {"HOSTNAME": "worker-1", "CMK_PROC_FS": "/proc"}
 
     def words(self, *words: str) -> list[str]:
-        isolate = [sys.executable, "-m", "nodewise.cli.cmk", "isolate", f"--namespace={self.space}", *words]
+        isolate = [
+            sys.executable,
+            "-m",
+            "nodewise_cpu.cli.cmk",
+            "isolate",
+            f"--namespace={self.space}",
+            *words,
+        ]
         return [
             "unshare",
             "--mount",

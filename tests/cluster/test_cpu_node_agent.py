@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx2
 import pytest
 
-from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, LABEL
+from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, LABEL
 from tests.cluster import (
     admission_policy_waits,
     extender_process,

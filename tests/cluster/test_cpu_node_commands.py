@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu import cmk_names
-from nodewise.cpu.cluster import api_server_features, exclusive_core_advertisement, report_custom_resources
-from nodewise.cpu.cluster.report_custom_resources import KINDS, NODE_REPORT, RECONCILE_REPORT
-from nodewise.cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
-from nodewise.cpu.pool_allocations import Task
-from nodewise.cpu.topology import CPUS
-from nodewise.errors import Conflict
+from nodewise.base.errors import Conflict
+from nodewise_cpu import cmk_names
+from nodewise_cpu.cluster import api_server_features, exclusive_core_advertisement, report_custom_resources
+from nodewise_cpu.cluster.report_custom_resources import KINDS, NODE_REPORT, RECONCILE_REPORT
+from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
+from nodewise_cpu.pool_allocations import Task
+from nodewise_cpu.topology import CPUS
 from tests.cluster import child_processes
 from tests.cluster.api_user_kubeconfigs import User, rule
 from tests.cluster.controlplane import ControlPlane

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import cmk_names, pool_planning, procfs
-from nodewise.cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
-from nodewise.cpu.cluster.node_setup_objects import SetupOptions
-from nodewise.cpu.pool_allocations import IDENTITIES
+from nodewise_cpu import cmk_names, pool_planning, procfs
+from nodewise_cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise_cpu.cluster.node_setup_objects import SetupOptions
+from nodewise_cpu.pool_allocations import IDENTITIES
 from tests import forked_commands
 from tests.cluster import extender_process, fake_kubelets
 from tests.cluster import kubernetes_objects as cluster_objects

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import cmk_names
+from nodewise_cpu import cmk_names
 from tests import docs_page_code_blocks, docs_page_runner
 from tests.cluster import controlplane, fake_kubelets, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.cpu import cmk_names, procfs
+from nodewise_cpu import cmk_names, procfs
 from tests import forked_commands
 from tests.cluster import extender_process, fake_kubelets, kubernetes_objects, rbac_rights_comparison
 from tests.cluster.api_user_kubeconfigs import User

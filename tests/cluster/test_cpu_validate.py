@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu import cmk_names
-from nodewise.cpu.cmk_names import EXCLUSIVE_CORES
-from nodewise.cpu.pool_allocations import Task
+from nodewise_cpu import cmk_names
+from nodewise_cpu.cmk_names import EXCLUSIVE_CORES
+from nodewise_cpu.pool_allocations import Task
 from tests.cluster import kubernetes_objects, test_cpu_webhook
 from tests.cluster.api_client import Object
 from tests.cluster.cpu_node_commands import CpuNode

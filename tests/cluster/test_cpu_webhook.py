@@ -14,9 +14,9 @@ import httpx2
 import pytest
 import yaml
 
-from nodewise.cpu import cmk_names
-from nodewise.cpu.webhook import certificates
-from nodewise.cpu.webhook import manifests as webhook_manifests
+from nodewise_cpu import cmk_names
+from nodewise_cpu.webhook import certificates
+from nodewise_cpu.webhook import manifests as webhook_manifests
 from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from nodewise.base.errors import BadInput
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.errors import BadInput
 from nodewise.metrics import missing_values
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus.history import PrometheusHistory

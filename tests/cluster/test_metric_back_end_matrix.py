@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise import clock
-from nodewise.errors import BadInput, Refused, Unavailable
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.prometheus import query_responses

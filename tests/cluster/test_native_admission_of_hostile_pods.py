@@ -5,8 +5,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pytest
 
-from nodewise.agents.telemetry import policy_selection
-from nodewise.agents.telemetry.policy_selection import PodFields
+from nodewise.policies import policy_selection
+from nodewise.policies.policy_selection import PodFields
 from tests.cluster import admission_policy_waits, kubernetes_objects, native_mode
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import JSON_PATCH, MERGE, ApiError, ClusterApi, Object, path_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import placement_policy_fields as fields
-from nodewise.agents.telemetry import placement_policy_parser
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies import placement_policy_fields as fields
+from nodewise.policies import placement_policy_parser
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from tests.cluster import placement_policy_server
 from tests.cluster.api_client import ClusterApi
 from tests.cluster.controlplane import ControlPlane

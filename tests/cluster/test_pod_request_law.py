@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise import quantity
-from nodewise.simulate import resource_requests
-from nodewise.statistics import pod_requests
-from nodewise.statistics.pod_requests import HoldingSpec, HoldingStatus
+from nodewise.base import quantity
+from nodewise.kube import pod_requests
+from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus
+from nodewise.scheduling_model import resource_requests
 from tests import short_and_long_case_counts
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip

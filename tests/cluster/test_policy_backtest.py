@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nodewise.clock import format_rfc3339, parse_rfc3339
+from nodewise.base.clock import format_rfc3339, parse_rfc3339
 from tests.cluster import debian_packages, read_only_commands
 from tests.cluster.api_client import Object
 from tests.cluster.prometheus_process import PrometheusProcess

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import policy_lint
-from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.policy_objects import PolicyObject
+from nodewise.policies import taspolicy_parser as policies
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policy_tools import policy_lint
 from tests.cluster import extender_process
 from tests.cluster.api_client import ApiError, ClusterApi
 from tests.cluster.controlplane import ControlPlane

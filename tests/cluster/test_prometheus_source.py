@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import yaml
 
-from nodewise.errors import NodewiseError
+from nodewise.base.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
 from tests.cluster import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodewise.clock import ManualClock, format_rfc3339
+from nodewise.base.clock import ManualClock, format_rfc3339
 from nodewise.metrics.prometheus.client import PrometheusClient
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodewise.errors import Unavailable
+from nodewise.base.errors import Unavailable
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodewise.cpu import cmk_names
+from nodewise_cpu import cmk_names
 from tests.cluster import controlplane, kubernetes_objects, namespace_sandboxes, native_mode
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.namespace_sandboxes import Sandbox

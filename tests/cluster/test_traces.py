@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.child_processes import Process
 from tests.cluster.extender_process import NODEWISE

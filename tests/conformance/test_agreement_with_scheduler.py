@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.extender_process import ExtenderProcess
 from nodewise.cli.main import command
-from nodewise.simulate.simulated_cluster import Cluster
+from nodewise.scheduling_model.simulated_cluster import Cluster
 from tests.cluster import kubernetes_objects
 from tests.cluster.extender_process import tas_policy
 from tests.filter_responses import rejected_nodes

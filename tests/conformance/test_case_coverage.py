@@ -18,15 +18,17 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-CONFORMANCE = "tests/conformance"
 CLUSTER_TESTS = {
-    "cmk": (),
-    "gas": (
+    "packages/nodewise-cpu/cpu_tests/conformance": (),
+    "tests/conformance/gas": (
         "tests/cluster/test_gpu_aware_scheduling_cases.py",
         "tests/cluster/test_gpu_aware_scheduling_stories.py",
     ),
-    "safe": (),
-    "tas": ("tests/cluster/test_taspolicy_crd_cases.py", "tests/cluster/test_telemetry_aware_stories.py"),
+    "packages/nodewise-scorers/scorers_tests/conformance": (),
+    "tests/conformance/tas": (
+        "tests/cluster/test_taspolicy_crd_cases.py",
+        "tests/cluster/test_telemetry_aware_stories.py",
+    ),
 }
 """The tests on a real API server that also read the tables, by folder."""
 NUMBER = r"[A-Z]{0,2}\d+"
@@ -46,14 +48,14 @@ def rows(document: Any) -> Iterator[str]:
 
 def rows_of_tables(folder: str) -> Counter[str]:
     """The count of rows by number."""
-    tables = (ROOT / CONFORMANCE / folder).glob("*.yaml")
+    tables = (ROOT / folder).glob("*.yaml")
     return Counter(number for table in tables for number in rows(yaml.safe_load(table.read_text())))
 
 
 @functools.cache
 def collected() -> list[str]:
     """The ids of all tests of these folders, including those with real programs."""
-    paths = [f"{CONFORMANCE}/{folder}" for folder in CLUSTER_TESTS]
+    paths = list(CLUSTER_TESTS)
     paths += [path for files in CLUSTER_TESTS.values() for path in files]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-o", "addopts=", *paths]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -66,14 +68,15 @@ def collected_by_number(folder: str) -> Counter[str]:
     tests: Counter[str] = Counter()
     for test in collected():
         path = test.partition("::")[0]
-        if path.startswith(f"{CONFORMANCE}/{folder}/") or path in CLUSTER_TESTS[folder]:
+        if path.startswith(f"{folder}/") or path in CLUSTER_TESTS[folder]:
             match = re.search(rf"\[({NUMBER}(?:,{NUMBER})*)(?=[ \]_-])", test)
             tests.update(match[1].split(",") if match else ())
     return tests
 
 
 def test_every_folder_of_tables_is_checked() -> None:
-    folders = {path.parent.name for path in (ROOT / CONFORMANCE).glob("*/*.yaml")}
+    tables = [*ROOT.glob("tests/conformance/*/*.yaml"), *ROOT.glob("packages/*/*_tests/conformance/*.yaml")]
+    folders = {str(path.parent.relative_to(ROOT)) for path in tables}
     assert {folder for folder in folders if rows_of_tables(folder)} == CLUSTER_TESTS.keys()
 
 

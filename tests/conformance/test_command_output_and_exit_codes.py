@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nodewise.agents.telemetry import KIND as TELEMETRY
-from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies import KIND as TELEMETRY
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests import forked_commands
 from tests.cluster.certificates import CertificateAuthority
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from nodewise.cli.demo import extender_process
-from nodewise.extender import recording_file
-from nodewise.extender.recording_file import RequestEntry
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import RequestEntry
 from tests import forked_commands
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from tests.cluster.namespace_sandboxes import wait
 from tests.forked_commands import NODEWISE, ForkedProcess
-from tests.unit.serve.certificate_files import ServerCertificateFiles
+from tests.unit.server.certificate_files import ServerCertificateFiles
 
 PATIENCE_S = 60.0
 """Deadline in seconds for a response. It suits a loaded machine and is no performance limit."""

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.kube.resource_kinds import NAMESPACES, NODES
-from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.simulate.in_memory_api_http_server import ApiServer, Receive, Scope, Send
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api_http_server import ApiServer, Receive, Scope, Send
 from tests.hostile import three_node_cluster_objects
 
 TASPOLICIES = RESOURCES["TASPolicy"]

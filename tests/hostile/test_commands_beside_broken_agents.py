@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster.namespace_sandboxes import wait
 from tests.hostile import broken_agent_packages
 from tests.hostile.broken_agent_packages import BROKEN_PACKAGES, UNREADABLE_NAMES

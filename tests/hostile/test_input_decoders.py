@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.cooperative_scheduling import run_without_pauses
-from nodewise.errors import BadInput, NodewiseError
+from nodewise.base.cooperative_scheduling import run_without_pauses
+from nodewise.base.errors import BadInput, NodewiseError
 from nodewise.metrics import metric_value_list
 from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -22,9 +19,12 @@ from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import queries, query_responses
 from nodewise.metrics.series import Sample, Series, merge_newer
 from nodewise.metrics.series_arrays import build_column
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.state import TelemetryStateBuilder
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
-from tests.unit.agents.telemetry.policy_snapshot_builders import tas_key
+from tests.unit.policies.policy_snapshot_builders import tas_key
 
 RULE_FIELDS = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
 keys = st.sampled_from(

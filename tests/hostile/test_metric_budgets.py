@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.kube.resource_kinds import NAMESPACES
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster import asgi_server_thread
 from tests.cluster.asgi_server_thread import Receive, Scope, Send
 from tests.hostile import malformed_metrics_api_server, three_node_cluster_objects

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.configure.atomic_host_files import digest
+from nodewise.install.atomic_host_files import digest
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 
 pytestmark = pytest.mark.root

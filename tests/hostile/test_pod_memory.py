@@ -11,21 +11,21 @@ import pytest
 from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.telemetry import unscheduled_pods
-from nodewise.agents.telemetry import waiting_pods as guarded_pods
-from nodewise.agents.telemetry.selected_pods import ListedPod, PodLabelGroups
-from nodewise.agents.telemetry.unscheduled_pods import UnscheduledPod
-from nodewise.agents.telemetry.verdict_labels import label_key
-from nodewise.agents.telemetry.waiting_pods import WaitingPod
-from nodewise.annotator import controller as annotator_controller
-from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import object_and_metric_sources
-from nodewise.extender.agent_chain import AgentChain
+from nodewise.engine.agent_chain import AgentChain
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import unscheduled_pods
+from nodewise.policies import waiting_pods as guarded_pods
+from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
+from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.verdict_labels import label_key
+from nodewise.policies.waiting_pods import WaitingPod
+from nodewise_scorers.annotator import controller as annotator_controller
+from nodewise_scorers.annotator.options import AnnotatorOptions
+from nodewise_scorers.pigeon.options import PigeonOptions
 
 Object = dict[str, Any]
 

@@ -5,21 +5,15 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agents.telemetry import KIND, policy_objects
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import MAX_SPEC_BYTES, PolicyObject
-from nodewise.agents.telemetry.state import TelemetryState, TelemetryStateBuilder
-from nodewise.agents.telemetry.taspolicy_parser import parse_policy
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.agents.telemetry.policy_snapshot_builders import (
-    cluster_state,
-    metrics_snapshot,
-    policy,
-    rule,
-    series,
-)
+from nodewise.policies import KIND, policy_objects
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import MAX_SPEC_BYTES, PolicyObject
+from nodewise.policies.state import TelemetryState, TelemetryStateBuilder
+from nodewise.policies.taspolicy_parser import parse_policy
+from tests.unit.policies.policy_snapshot_builders import cluster_state, metrics_snapshot, policy, rule, series
 
 NODES: Final = [f"node-{number}" for number in range(1000)]
 OPTIONS: Final = TelemetryOptions()

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from nodewise.base.errors import BadInput
 from nodewise.cli import policy_test
-from nodewise.errors import BadInput
-from nodewise.simulate.policy_suites import suite_parser
-from nodewise.simulate.policy_suites.suite_run import SuiteRunner
-from nodewise.simulate.policy_timeline import TimelineSettings
-from tests.unit.simulate.policy_suites.suite_texts import POLICY, TEST
+from nodewise.policy_tools.policy_suites import suite_parser
+from nodewise.policy_tools.policy_suites.suite_run import SuiteRunner
+from nodewise.policy_tools.policy_timeline import TimelineSettings
+from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, TEST
 
 PASSES: Final = "  - {eval_time: 1m, pod: web/web-1, rejected: [a], ranks: {c: 1, b: 2}}\n"
 EVERYTHING: Final = (

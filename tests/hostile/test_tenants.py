@@ -100,7 +100,7 @@ def _without_times(status: Object) -> Object:
 )
 def test_a_metric_name_is_neither_promql_nor_a_path(cluster: TenantCluster, name: str) -> None:
     """The API server refuses these names. nodewise also refuses a stored one
-    (`tests/unit/agents/telemetry/test_taspolicy_parser.py`)."""
+    (`tests/unit/policies/test_taspolicy_parser.py`)."""
     with pytest.raises(ApiError, match="metricname"):
         cluster.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 

@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.placement_policy import Policy
+from nodewise.base import cooperative_scheduling, quantity
 from nodewise.kube import object_files
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.node_attributes import NodeAttributes
@@ -19,10 +18,11 @@ from nodewise.metrics.prometheus import node_matching, range_matrix, series_labe
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
 from nodewise.metrics.prometheus.range_matrix import DifferingEntries, NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState
-from nodewise.simulate import policy_timeline
-from nodewise.simulate.backtest_variants import Variant
-from nodewise.simulate.policy_backtest import Backtest
-from nodewise.simulate.policy_timeline import PolicyTimeline, TimelineSettings
+from nodewise.policies.placement_policy import Policy
+from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools.backtest_variants import Variant
+from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 
 METRICS = ("temp", "load")
 NODES = NodeIndex(("a", "b", "c", "d"))

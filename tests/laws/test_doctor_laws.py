@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import vendor_resource_names
-from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.state import POLICY_KINDS
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     deschedulers,
@@ -31,7 +29,9 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
 from nodewise.doctor.policy_facts import MetricCoverage
-from nodewise.terminal_escaping import short
+from nodewise.policies import taspolicy_parser as policies
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policies.state import POLICY_KINDS
 from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

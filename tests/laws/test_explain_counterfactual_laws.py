@@ -7,21 +7,16 @@ import msgspec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling, quantity
 from nodewise.agent import Snapshot
-from nodewise.agents.telemetry.agent import TelemetryAgent
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import TelemetryStateBuilder
-from nodewise.extender import (
-    counterfactuals,
-    decision_codec,
-    decision_endpoint,
-    scheduling_attempt_explanation,
-)
-from nodewise.extender.agent_chain import AgentChain
-from nodewise.extender.decision import Decision, DecisionRing
-from nodewise.extender.scheduling_attempt_explanation import Attempt
-from tests.unit.agents.telemetry.policy_snapshot_builders import (
+from nodewise.base import cooperative_scheduling, quantity
+from nodewise.engine import counterfactuals, decision_codec, decision_endpoint, scheduling_attempt_explanation
+from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.decision import Decision, DecisionRing
+from nodewise.engine.scheduling_attempt_explanation import Attempt
+from nodewise.policies.agent import TelemetryAgent
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.state import TelemetryStateBuilder
+from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,

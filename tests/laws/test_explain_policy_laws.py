@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import Evidence, PolicyRejections, ValueState, Verdict
-from nodewise.extender import counterfactuals
-from nodewise.extender.decision import Decision
-from nodewise.extender.decision_codec import StaticReason
-from tests.unit.extender.decision_notation import of
+from nodewise.engine import counterfactuals
+from nodewise.engine.decision import Decision
+from nodewise.engine.decision_codec import StaticReason
+from tests.unit.engine.decision_notation import of
 
 COMPARE: Final[dict[str, Callable[[int, int], bool]]] = {
     "above": operator.gt,

@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import (
     allocation_cache_comparison,
     allocation_record,
@@ -17,6 +16,7 @@ from nodewise.agents.gpu import (
 from nodewise.agents.gpu.allocation_cache_comparison import ObservedChanges
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
 from nodewise.agents.gpu.state import GpuState
+from nodewise.base import cooperative_scheduling
 from tests.laws.test_incremental_gpu_allocations import NODES, SOME_PODS, SOME_RECORDS, VERSIONS
 from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, lease, node
 

@@ -1,6 +1,7 @@
 """Laws of GPUs for init containers and sidecars, for any pods and nodes, in a simulation of binds and ends of pods.
 
-The agent, its state and its reservations are the real ones. kube-scheduler's accounting is that of `nodewise.simulate`.
+The agent, its state and its reservations are the real ones. kube-scheduler's accounting is that of
+`nodewise.scheduling_model`.
 """
 
 import re
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import Snapshot
+from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
 from nodewise.agents.gpu import allocation_record, init_container_gpus
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
@@ -23,8 +25,7 @@ from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 from nodewise.agents.gpu.state import GpuState
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.bind_plugin_interface import BindPlan, Refusal
-from nodewise.simulate import resource_requests
+from nodewise.scheduling_model import resource_requests
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,
     agent_state,

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import responses, tls_handshake
-from nodewise.serve.application import Application, Response, Route
-from nodewise.serve.server import HttpServer
-from tests.unit.serve.raw_http_client import PATIENCE_S, PLAIN
-from tests.unit.serve.test_tls_handshake import client_hello
+from nodewise.server import responses, tls_handshake
+from nodewise.server.application import Application, Response, Route
+from nodewise.server.server import HttpServer
+from tests.unit.server.raw_http_client import PATIENCE_S, PLAIN
+from tests.unit.server.test_tls_handshake import client_hello
 
 HELLO = client_hello("h2", "http/1.1")
 

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import hysteresis
-from nodewise.agents.telemetry.hysteresis import HoldTimes, NodeStates, RulePart
+from nodewise.policies import hysteresis
+from nodewise.policies.hysteresis import HoldTimes, NodeStates, RulePart
 
 TARGET = 80
 Sample = tuple[float, int | None]

@@ -9,22 +9,22 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
-from nodewise.agents import pigeon
-from nodewise.agents.pigeon.node_request_sums import HoldingPod
-from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PODS, PigeonStateBuilder
-from nodewise.clock import ManualClock
-from nodewise.extender.cluster_state_reports import Override
-from nodewise.extender.snapshot_cache import SnapshotCache, Stores
+from nodewise.agent.state import NODES
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import ManualClock
+from nodewise.engine.cluster_state_reports import Override
+from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Key, StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.state import NODES
-from tests.unit.agents.pigeon.cluster_notation import node
+from nodewise_scorers import pigeon
+from nodewise_scorers.pigeon.node_request_sums import HoldingPod
+from nodewise_scorers.pigeon.options import PigeonOptions
+from nodewise_scorers.pigeon.state import PODS, PigeonStateBuilder
+from scorers_tests.unit.pigeon.cluster_notation import node
 from tests.unit.incremental_agent_states import built
 
 Thing = struct_type_merge.merge("Thing")

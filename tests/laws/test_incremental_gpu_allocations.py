@@ -7,15 +7,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agent.state import NODES as KIND_OF_NODES
 from nodewise.agents.gpu import extended_resource_amounts, free_cpu
 from nodewise.agents.gpu.gpu_pod_fields import cpu_milli
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.extender.agent_state_rebuilds import AgentStates
+from nodewise.base import cooperative_scheduling
+from nodewise.engine.agent_state_rebuilds import AgentStates
 from nodewise.kube.store import Change, ChangeLog, StoreWriter
-from nodewise.state import NODES as KIND_OF_NODES
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,

@@ -8,7 +8,7 @@ import httpx2
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.kube.resource_kinds import NODES, PODS, escape_path
 
 ODD = st.text("./%\\?#:;@&=*~2eEfF \t\n\x00", max_size=8)

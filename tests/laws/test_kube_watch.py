@@ -11,8 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.clock import ManualClock
-from nodewise.errors import Refused, Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import list_watch, struct_type_merge
 from nodewise.kube.http_client import LineSplitter
 from nodewise.kube.list_watch import WatchState
@@ -20,7 +20,7 @@ from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
 
 
 class WatchData(msgspec.Struct, frozen=True):

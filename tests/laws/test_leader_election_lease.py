@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.errors import Unavailable
+from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
 from nodewise.kube.leader_election_rules import LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
 

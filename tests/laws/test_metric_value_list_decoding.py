@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.metrics import metric_value_list
 
 NAMES = st.sampled_from(["a", "b", 'q"', '},{"describedObject":{', "[{", "}]", "é", ""])

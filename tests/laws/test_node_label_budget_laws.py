@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import node_label_budget
-from nodewise.agents.telemetry.node_label_budget import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
-from nodewise.agents.telemetry.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey
-from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.policies import node_label_budget
+from nodewise.policies.node_label_budget import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
+from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey
+from nodewise.policies.verdict_labels import label_key
 
 HOT = Comparison("temp", "above", 80)
 SIZES = st.lists(st.integers(20, 400), max_size=12)

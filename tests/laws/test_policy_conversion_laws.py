@@ -7,20 +7,21 @@ import msgspec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
-from nodewise.agents.telemetry import node_labels, policy_lint, taspolicy_conversion
-from nodewise.agents.telemetry.agent import TelemetryAgent
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
-from nodewise.agents.telemetry.policy_selection import PodFields, PodMetadata
-from nodewise.agents.telemetry.state import TelemetryStateBuilder
+from nodewise.base import cooperative_scheduling
 from nodewise.cli import policy_yaml
 from nodewise.kube import yaml_json_documents
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.policy_snapshot_builders import NOW, namespaces, policy
+from nodewise.policies import node_labels, taspolicy_conversion
+from nodewise.policies.agent import TelemetryAgent
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_namespace_trust import NAMESPACES
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject
+from nodewise.policies.policy_selection import PodFields, PodMetadata
+from nodewise.policies.state import TelemetryStateBuilder
+from nodewise.policy_tools import policy_lint
+from tests.unit.policies.policy_snapshot_builders import NOW, namespaces, policy
 
 NODES: Final = tuple(f"n{number}" for number in range(5))
 TIMES: Final = (NOW, NOW + 40.0, NOW + 80.0)

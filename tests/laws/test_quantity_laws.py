@@ -3,7 +3,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import quantity
+from nodewise.base import quantity
 
 SUFFIXES = {
     "": 1,

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.state import POLICIES
-from nodewise.extender import recording_deltas
-from nodewise.extender.recording_file import Record, RequestEntry
+from nodewise.engine import recording_deltas
+from nodewise.engine.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from tests.unit.agents.telemetry.policy_snapshot_builders import policy, rule
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.state import POLICIES
 from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
+from tests.unit.policies.policy_snapshot_builders import policy, rule
 
 NODES = [f"n{i}" for i in range(8)]
 METRICS = ["a", "b", "Ω\u2028\n"]

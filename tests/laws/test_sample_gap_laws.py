@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex
-from nodewise.clock import ManualClock
+from nodewise.base.clock import ManualClock
 from nodewise.metrics.prometheus.query_responses import QueryResponse, decode_response
-from nodewise.simulate.policy_suites.input_series_source import InputSeriesSource
-from nodewise.simulate.policy_suites.suite import START, InputSeries, PolicyTest
-from nodewise.simulate.policy_timeline import PolicyTimeline, TimelineSettings
+from nodewise.policy_tools.policy_suites.input_series_source import InputSeriesSource
+from nodewise.policy_tools.policy_suites.suite import START, InputSeries, PolicyTest
+from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 from tests.unit.metrics.refreshed_policy import PERIOD_S, objects_of, rejections
 
 NODES: Final = ("a", "b", "c", "d", "e")

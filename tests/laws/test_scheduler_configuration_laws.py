@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import yaml
 from hypothesis import given
 
-from nodewise.configure import scheduler_configuration_file
-from nodewise.configure.scheduler_configuration_file import RenderContext
-from nodewise.configure.scheduler_versions import SchedulerVersion
+from nodewise.install import scheduler_configuration_file
+from nodewise.install.scheduler_configuration_file import RenderContext
+from nodewise.install.scheduler_versions import SchedulerVersion
 
 HEADER = ("apiVersion: kubescheduler.config.k8s.io/v1", "kind: KubeSchedulerConfiguration")
 PIECES = (

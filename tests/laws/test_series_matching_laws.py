@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import cooperative_scheduling
+from nodewise.base import cooperative_scheduling
 from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metrics_source import MetricRequest, merge_requests

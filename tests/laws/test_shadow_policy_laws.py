@@ -10,13 +10,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.agent import TelemetryAgent
-from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.extender.request_handler import RequestHandler
+from nodewise.policies import KIND
+from nodewise.policies.agent import TelemetryAgent
+from nodewise.policies.options import TelemetryOptions
 from tests import short_and_long_case_counts
-from tests.unit.agents.telemetry.placement_policy_cluster import ALL, Cluster, pod, policy_object
-from tests.unit.agents.telemetry.policy_snapshot_builders import metrics_snapshot, policy, rule, series
+from tests.unit.policies.placement_policy_cluster import ALL, Cluster, pod, policy_object
+from tests.unit.policies.policy_snapshot_builders import metrics_snapshot, policy, rule, series
 
 NODES = ["n1", "n2", "n3"]
 HANDLER = RequestHandler([KIND], {KIND.name: TelemetryOptions()})

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from tests.unit.agents.telemetry.policy_snapshot_builders import (
+from nodewise.policies import taspolicy_parser as policies
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,

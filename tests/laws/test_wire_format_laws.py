@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex, Scores, Verdict
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
+from nodewise.engine.decision import Decision, PodRef
 from nodewise.extender import wire_format
-from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.wire_format import CandidateRequest
 from nodewise.kube.struct_type_merge import merge
 

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.kube import struct_type_merge, yaml_json_documents
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)

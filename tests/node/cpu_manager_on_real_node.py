@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx2
 
-from nodewise.cpu import cmk_names
-from nodewise.cpu.cpusets import container_cpusets
-from nodewise.cpu.node import thread_affinity
+from nodewise_cpu import cmk_names
+from nodewise_cpu.cpusets import container_cpusets
+from nodewise_cpu.node import thread_affinity
 from tests.cluster import child_processes
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User

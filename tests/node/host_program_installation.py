@@ -8,8 +8,8 @@ import hashlib
 import sys
 from pathlib import Path
 
-from nodewise.cli.cpu.install import bundled_modules
-from nodewise.cpu.install import bundle, installation
+from nodewise_cpu.cli.install import bundled_modules
+from nodewise_cpu.install import bundle, installation
 from tests.cluster import go_toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,9 @@ def install(into: Path, mount: Path = MOUNT) -> Path:
 
 def _digest() -> str:
     digest = hashlib.sha256(sys.version.encode())
-    for path in (*sorted((ROOT / "src").rglob("*.py")), ROOT / "uv.lock"):
+    for path in (
+        *sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py")]),
+        ROOT / "uv.lock",
+    ):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu.cpusets import container_cpusets
+from nodewise_cpu.cpusets import container_cpusets
 from tests.cluster import kubernetes_objects, read_only_commands
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import Object

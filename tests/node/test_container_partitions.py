@@ -22,10 +22,10 @@ BURSTABLE = f"kubepods/burstable/pod0f5b2c66-1f1e-4b55-8f6b-0d3c5a9be001/{ONE}"
 GUARANTEED = f"kubepods/pod0f5b2c66-1f1e-4b55-8f6b-0d3c5a9be002/{TWO}"
 CALL = """
 import sys
-sys.path.insert(0, "/source")
+sys.path[:0] = ["/source/src", "/source/packages/nodewise-cpu/src"]
 from pathlib import Path
-from nodewise.cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise.errors import NodewiseError
+from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise.base.errors import NodewiseError
 partitions = CgroupPartitions(Path("/sys/fs/cgroup"), Path("/run/nodewise/partitions.json"))
 verb, *words = sys.argv[1:]
 try:
@@ -45,14 +45,14 @@ def _python_modules() -> Mapping[str, FileEntry]:
     listing = (
         "print('\\n'.join(getattr(module, '__file__', '') or '' for module in list(sys.modules.values())))"
     )
-    imports = CALL.partition("partitions =")[0].replace("/source", str(ROOT / "src"))
+    imports = CALL.partition("partitions =")[0].replace("/source", str(ROOT))
     listed = subprocess.run(
         [real, "-S", "-I", "-c", f"{imports}\n{listing}"], capture_output=True, text=True, check=True
     ).stdout
     entries = {}
     for name in filter(None, listed.splitlines()):
         path = Path(name)
-        inside = f"source/{path.relative_to(ROOT / 'src')}" if path.is_relative_to(ROOT / "src") else name
+        inside = f"source/{path.relative_to(ROOT)}" if path.is_relative_to(ROOT) else name
         entries[inside.lstrip("/")] = virtual_machine.program(path)
     return entries
 

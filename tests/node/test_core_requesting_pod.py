@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import cmk_names
+from nodewise_cpu import cmk_names
 from tests.cluster import test_cpu_webhook as webhooks
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane

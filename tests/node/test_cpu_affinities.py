@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import topology
-from nodewise.cpu.cpusets import enforcer
-from nodewise.cpu.pool_allocations import Task
+from nodewise_cpu import topology
+from nodewise_cpu.cpusets import enforcer
+from nodewise_cpu.pool_allocations import Task
 from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import FileEntry
 from tests.node import virtual_cpu_machine

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.cpu import cmk_names
-from nodewise.cpu.cluster import node_setup_objects
-from nodewise.cpu.cluster.exclusive_core_advertisement import OURS
+from nodewise_cpu import cmk_names
+from nodewise_cpu.cluster import node_setup_objects
+from nodewise_cpu.cluster.exclusive_core_advertisement import OURS
 from tests import forked_commands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.debian_packages import ContainerPrograms

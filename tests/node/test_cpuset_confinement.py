@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.cpusets import container_cpusets
-from nodewise.cpu.cpusets.container_cpusets import Cpuset
-from nodewise.cpu.cpusets.container_runtime_client import ContainerRuntime
-from nodewise.cpu.node import thread_affinity
-from nodewise.errors import Refused
+from nodewise.base.errors import Refused
+from nodewise_cpu.cpusets import container_cpusets
+from nodewise_cpu.cpusets.container_cpusets import Cpuset
+from nodewise_cpu.cpusets.container_runtime_client import ContainerRuntime
+from nodewise_cpu.node import thread_affinity
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import containerd_runtime, script_pods
 from tests.node.kubelet import Kubelet

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu import cmk_names
+from cpu_tests.conformance import case_cpu_topologies
+from cpu_tests.conformance.test_node_commands import write
+from nodewise_cpu import cmk_names
 from tests.cluster import debian_packages
 from tests.cluster.api_client import Object
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.conformance.cmk import case_cpu_topologies
-from tests.conformance.cmk.test_node_commands import write
 from tests.node import cpu_manager_on_real_node, script_pods
 from tests.node import kubelet as kubelets
 from tests.node.cpu_manager_on_real_node import EXCLUSIVE, ISOLATE, CpuManagerOnNode

@@ -17,10 +17,10 @@ from tools.image.__main__ import identity
 from tools.image.image_assembly import ImageInputs
 
 import nodewise
-from nodewise.cli.cpu import COMMANDS as CPU_COMMANDS
 from nodewise.cli.main import COMMANDS
-from nodewise.cpu.cluster import api_server_features, node_setup_objects
-from nodewise.cpu.cluster.node_setup_objects import SetupOptions
+from nodewise_cpu.cli import COMMANDS as CPU_COMMANDS
+from nodewise_cpu.cluster import api_server_features, node_setup_objects
+from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from tests.cluster import go_toolchain, image_archive
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.debian_packages import ContainerPrograms

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cpu import cmk_names
+from nodewise_cpu import cmk_names
 from tests import docs_page_code_blocks
 from tests.cluster import admission_policy_waits
 from tests.cluster.api_client import ApiError, Object

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise.cpu import cmk_names, cpu_set_formats, sysfs
-from nodewise.cpu.install import installation
-from nodewise.cpu.topology import CPUS, NODES, ROOT_CGROUP
+from nodewise_cpu import cmk_names, cpu_set_formats, sysfs
+from nodewise_cpu.install import installation
+from nodewise_cpu.topology import CPUS, NODES, ROOT_CGROUP
 from tests.cluster import child_processes, virtual_machine
 from tests.cluster.debian_packages import MachinePackages
 from tests.cluster.virtual_machine import EmulatedHardware, FileEntry

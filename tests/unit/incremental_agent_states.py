@@ -5,10 +5,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, StateBuilder
+from nodewise.agent.state import NODES
+from nodewise.base import cooperative_scheduling
 from nodewise.kube.store import difference
-from nodewise.state import NODES
 
 _last: WeakKeyDictionary[Any, ClusterState] = WeakKeyDictionary()
 """The cluster state of the last build of each builder."""

@@ -10,9 +10,10 @@ import yaml
 
 from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
-from nodewise.agents.telemetry import node_label_ownership, taspolicy_parser
-from nodewise.annotator.node_pod_fields import WrittenAnnotations
-from nodewise.extender import binding, pod_requeueing
+from nodewise.engine import pod_requeueing
+from nodewise.extender import binding
+from nodewise.policies import node_label_ownership, taspolicy_parser
+from nodewise_scorers.annotator.node_pod_fields import WrittenAnnotations
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}

@@ -9,22 +9,25 @@ import yaml
 from tools import reference
 from tools.mkdocs_hook import lines, links
 
-from nodewise.agents.telemetry import policy_lint
-from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.log_events import EVENTS
 from nodewise.observe.metric_definitions import METRICS
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.policy_tools import policy_lint
 from tests import docs_page_code_blocks
 from tests.cluster import rbac_rights_comparison
 from tests.cluster.rbac_rights_comparison import ApiRight
 
 ROOT = Path(__file__).parents[2]
-SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+SOURCES = "\n".join(
+    path.read_text() for path in (*ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py"))
+)
 
 
 def test_every_file_that_architecture_names_exists() -> None:
     named = re.findall(
-        r"`((?:src|tests|docs|bench|deploy|examples)/[\w./-]*)`", (ROOT / "ARCHITECTURE.md").read_text()
+        r"`((?:src|packages|tests|docs|bench|deploy|examples)/[\w./-]*)`",
+        (ROOT / "ARCHITECTURE.md").read_text(),
     )
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -32,10 +35,10 @@ def test_every_file_that_architecture_names_exists() -> None:
 
 def test_every_package_and_module_is_in_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    modules = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {
-        "py.typed"
-    }
-    assert [module for module in sorted(modules) if f"src/nodewise/{module}" not in text] == []
+    rooms = [path for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")]
+    rooms += ROOT.glob("packages/*/src/*/")
+    names = sorted(str(path.relative_to(ROOT)) for path in rooms if any(path.glob("*.py")))
+    assert [name for name in names if name not in text] == []
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from nodewise import bind_plugin_interface
+from nodewise.agent import bind_plugin_interface
 from nodewise.agents.gpu import (
     bind_annotations,
     gpu_request_histogram,
@@ -17,19 +17,20 @@ from nodewise.agents.gpu import (
     pod_gpu_requests,
     telemetry_policy_gpu_labels,
 )
-from nodewise.agents.telemetry import taspolicy_status
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
-from nodewise.agents.telemetry.taspolicy_parser import PREFIX, VIOLATING
-from nodewise.annotator import patch_writer
-from nodewise.cpu import cmk_names
-from nodewise.extender import agent_memory_storage, pod_events
+from nodewise.engine import agent_memory_storage, pod_events
 from nodewise.kube import event_recorder, leader_election_rules
 from nodewise.kube.event_recorder import Type
 from nodewise.metrics.missing_values import CauseReason
-from nodewise.statistics import load_annotations
+from nodewise.policies import taspolicy_status
+from nodewise.policies.policy_selection import POLICY_LABEL
+from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
+from nodewise_cpu import cmk_names
+from nodewise_scorers.annotator import patch_writer
+from nodewise_scorers.statistics import load_annotations
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src/nodewise"
+SOURCES = [*ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py")]
+TELEMETRY = ROOT / "src/nodewise/policies"
 PAGE = (ROOT / "docs/reference/names.md").read_text()
 EVENTS = (ROOT / "docs/reference/kubernetes-events.md").read_text()
 KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
@@ -59,9 +60,7 @@ LOAD_ANNOTATIONS = [
 @cache
 def texts() -> frozenset[str]:
     """Every string literal of the code."""
-    nodes = itertools.chain.from_iterable(
-        ast.walk(ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")
-    )
+    nodes = itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in SOURCES)
     return frozenset(
         node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
@@ -124,9 +123,7 @@ def test_the_page_of_names_has_every_field_manager() -> None:
         text for text in texts() if re.fullmatch(r"nodewise-(telemetry|gpu|cpu|annotator|wake)", text)
     }
     written = {
-        name
-        for path in SOURCE.rglob("*.py")
-        for name in re.findall(r'"fieldManager": "([\w-]+)"', path.read_text())
+        name for path in SOURCES for name in re.findall(r'"fieldManager": "([\w-]+)"', path.read_text())
     }
     assert written <= managers
     assert [name for name in sorted(managers) if f"| `{name}` |" not in PAGE] == []
@@ -137,13 +134,12 @@ CONDITION = r'yield _\w+\.create\([^"]*?, "(\w+)",'
 
 
 def test_the_page_of_events_has_every_reason() -> None:
-    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    code = "\n".join(path.read_text() for path in SOURCES)
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
-    telemetry = SOURCE / "agents/telemetry"
-    of_taspolicies = re.findall(CONDITION, (telemetry / "taspolicy_status.py").read_text())
+    of_taspolicies = re.findall(CONDITION, (TELEMETRY / "taspolicy_status.py").read_text())
     assert len(of_taspolicies) == len(taspolicy_status.GOOD) - 1, "that of MetricsFetched is a cause"
-    text = (telemetry / "placement_policy_status.py").read_text()
+    text = (TELEMETRY / "placement_policy_status.py").read_text()
     of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
     assert len(set(of_others)) == 18
     reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}

@@ -36,7 +36,7 @@ from tools.image.oci import ImageIdentity
 from tools.image.python_wheels import PythonTarget
 
 from nodewise.cli.configure import command
-from nodewise.cpu.cluster import node_setup_objects
+from nodewise_cpu.cluster import node_setup_objects
 
 IDENTITY = ImageIdentity("1.2.3", 1_000_000_000, "amd64", "abc")
 

@@ -26,6 +26,8 @@ def test_every_test_that_is_not_long_is_run_by_one_command() -> None:
 def test_no_numbered_case_is_long() -> None:
     """Together with the tests of the tables, this means that every case runs in one of the two."""
     sources = chain(
-        (ROOT / "tests/conformance").rglob("*.py"), (ROOT / "tests/cluster").glob("test_*cases.py")
+        (ROOT / "tests/conformance").rglob("*.py"),
+        ROOT.glob("packages/*/*_tests/conformance/*.py"),
+        (ROOT / "tests/cluster").glob("test_*cases.py"),
     )
     assert [path for path in sources if "mark.long" in path.read_text()] == []

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from nodewise.cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
-from nodewise.cpu.cluster.node_setup_objects import SetupOptions
+from nodewise_cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from tests import docs_page_code_blocks
 
 NEWEST: Final = api_server_features.TABLE[-1]
@@ -83,7 +83,7 @@ def shipped() -> Iterator[ShippedContainer]:
         node_setup_objects.reconfiguration_pod("n1", SetupOptions()),
         agent_daemonset.daemon_set(SetupOptions(), NEWEST),
     ):
-        yield from containers("nodewise.cpu.cluster", made)
+        yield from containers("nodewise_cpu.cluster", made)
 
 
 def openings(shipped_container: ShippedContainer) -> set[str]:

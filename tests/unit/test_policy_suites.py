@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from bench import policy_mutants, results
 
-from nodewise.agents.telemetry.policy_objects import RESOURCES
 from nodewise.cli.policy_test import PolicyTestReport
+from nodewise.policies.policy_objects import RESOURCES
 from tests import shipped_policy_suites
 from tests.docs_page_code_blocks import HOW_TO, ROOT
 

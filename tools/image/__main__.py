@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import nodewise
-from nodewise.errors import NodewiseError
+from nodewise.base.errors import NodewiseError
 from tools.image import image_assembly, image_constants, oci
 from tools.image.command_execution_and_errors import ImageError, say
 from tools.image.image_assembly import ImageInputs

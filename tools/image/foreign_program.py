@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from nodewise.cpu.install import bundle
-from nodewise.cpu.install.installation import LIBRARIES, PROGRAM
+from nodewise_cpu.install import bundle
+from nodewise_cpu.install.installation import LIBRARIES, PROGRAM
 from tools.image import image_constants, python_wheels, shared_library_check
 from tools.image.command_execution_and_errors import ImageError, run, say
 from tools.image.python_wheels import PythonTarget
@@ -23,8 +23,8 @@ from tools.image.python_wheels import PythonTarget
 _BUILD: Final = """\
 import sys
 from pathlib import Path
-from nodewise.cli.cpu.install import bundled_modules
-from nodewise.cpu.install import bundle
+from nodewise_cpu.cli.install import bundled_modules
+from nodewise_cpu.install import bundle
 bundle.build(Path(sys.argv[1]), bundled_modules())
 """
 _ARCHIVE_BESIDE: Final = b"MEI\r\v\n\v\x0e"

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from nodewise.cli.cpu.install import bundled_modules
-from nodewise.cpu.install import bundle
+from nodewise_cpu.cli.install import bundled_modules
+from nodewise_cpu.install import bundle
 from tools.image import (
     debian_packages,
     digests,
@@ -187,9 +187,9 @@ def _wheels(tree: "LayerCache", target: PythonTarget, key: str) -> BuiltLayer:
 
 
 def _own(target: PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
-    say("building nodewise's wheel")
+    say("building nodewise's wheels")
     root = work / "nodewise"
-    python_wheels.install_own(python_wheels.build_wheel(work), target, root)
+    python_wheels.install_own(python_wheels.build_wheels(work), target, root)
     scheduler_templates.write(root)
     return _part("nodewise", root, identity)
 

@@ -27,10 +27,12 @@ LABELS: Final = {
     "org.opencontainers.image.licenses": "Apache-2.0",
 }
 """Static labels; version, created, and revision if known, are added."""
+PLUGINS: Final = tuple(ROOT / f"packages/nodewise-{name}" for name in ("cpu", "scorers"))
+"""The folders of nodewise's other distributions."""
 EXTRAS: Final = ("risk", "cri", "traces")
-"""Extras of nodewise's wheel. Not `install`, whose output is in the image, nor `plots`, which is for workstations."""
+"""Extras of nodewise. Not `install`, whose output is in the image, nor `plots`, which is for workstations."""
 
-SCRIPTS: Final = {"/cmk/cmk.py": "nodewise.cli.cmk"}
+SCRIPTS: Final = {"/cmk/cmk.py": "nodewise_cpu.cli.cmk"}
 """Programs besides the wheel's entry points: CMK's pods use this path."""
 READY: Final = "/usr/share/nodewise/cmk"
 """The program that `nodewise cpu install` copies to hosts: `<sys.prefix>/share/nodewise/cmk`."""

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -115,7 +115,7 @@ def export_lock(extras: Sequence[str] = image_constants.EXTRAS) -> str:
     """nodewise's dependencies in the lock file, in the format of requirements files."""
     uv = Path(sys.executable).with_name("uv")
     words = [word for extra in extras for word in ("--extra", extra)]
-    command = [uv, "export", "--quiet", "--frozen", "--no-emit-project", "--no-dev", *words]
+    command = [uv, "export", "--quiet", "--frozen", "--no-emit-workspace", "--no-dev", *words]
     return run(command, "reading the lock file", image_constants.ROOT)
 
 
@@ -143,35 +143,42 @@ def fetch(lines: Sequence[str], python: PythonTarget, into: Path) -> None:
         run([*command, "--target", into, "--requirement", file], "fetching wheels")
 
 
-def install_own(wheel: Path, python: PythonTarget, root: Path) -> None:
-    """Install nodewise and its entry points into a new folder and compile it."""
+def install_own(wheels: Iterable[Path], python: PythonTarget, root: Path) -> None:
+    """Install nodewise's distributions and their scripts into a new folder and compile them."""
     into = root / python.packages
     into.mkdir(parents=True)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(into)
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(into)
     programs = root / "usr/local/bin"
     programs.mkdir(parents=True)
-    (entries,) = into.glob("*.dist-info/entry_points.txt")
-    for name, module, function in re.findall(r"^(\w+) = ([\w.]+):(\w+)$", entries.read_text(), re.MULTILINE):
-        _script(programs / name, module, function)
+    for entries in sorted(into.glob("*.dist-info/entry_points.txt")):
+        for name, module, function in _console_scripts(entries.read_text()):
+            _script(programs / name, module, function)
     for path, module in image_constants.SCRIPTS.items():
         _script(root / path.lstrip("/"), module, "run")
     compile_modules(python, root)
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build nodewise's wheel from this source tree."""
+def _console_scripts(entry_points: str) -> list[tuple[str, str, str]]:
+    """Name, module and function of each script. Not those for kubectl, which run on workstations."""
+    scripts = entry_points.partition("[console_scripts]")[2].partition("\n[")[0]
+    return re.findall(r"^(\w+) = ([\w.]+):(\w+)$", scripts, re.MULTILINE)
+
+
+def build_wheels(folder: Path) -> list[Path]:
+    """Build the wheels of nodewise's distributions from this source tree."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(image_constants.EPOCH_S), "PYTHONPATH": ""}
     run(
-        [*command, "--wheel-dir", folder, image_constants.ROOT],
-        "building nodewise's wheel",
+        [*command, "--wheel-dir", folder, image_constants.ROOT, *image_constants.PLUGINS],
+        "building nodewise's wheels",
         environment=environment,
     )
-    wheels = list(folder.glob("nodewise-*.whl"))
-    if len(wheels) != 1:
-        raise ImageError(f"building nodewise's wheel: found {len(wheels)} wheels, expected one")
-    return wheels[0]
+    wheels, expected = sorted(folder.glob("nodewise*.whl")), 1 + len(image_constants.PLUGINS)
+    if len(wheels) != expected:
+        raise ImageError(f"building nodewise's wheels: found {len(wheels)} wheels, expected {expected}")
+    return wheels
 
 
 def compile_modules(python: PythonTarget, root: Path) -> None:

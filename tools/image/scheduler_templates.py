@@ -5,8 +5,8 @@ from typing import Final
 
 from nodewise.cli import agent_selection
 from nodewise.cli.agent_selection import agent_role_in_extender_entry
-from nodewise.configure import scheduler_configuration, scheduler_static_pod, yaml_editor
-from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
+from nodewise.install import scheduler_configuration, scheduler_static_pod, yaml_editor
+from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
 from tools.image import image_constants
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"

@@ -8,8 +8,9 @@ from typing import Final
 
 import click
 
-from nodewise.cli import cpu, exit_codes, main, older_program_flags
+from nodewise.cli import exit_codes, main, older_program_flags
 from nodewise.cli.command_help import SectionedCommand, parameter_help_heading
+from nodewise_cpu import cli
 from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -181,7 +182,7 @@ def cmk_page() -> str:
 
 
 def _is_command(cell: str) -> bool:
-    return cell.strip("`").removeprefix("cmk ") in cpu.COMMANDS
+    return cell.strip("`").removeprefix("cmk ") in cli.COMMANDS
 
 
 def _older(name: str, flag: older_program_flags.FlagTranslation) -> str:

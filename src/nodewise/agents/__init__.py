@@ -1,27 +1,31 @@
 """The agents, one folder each, and the functions that load them. Agents do not import each other.
 
-A folder whose `__init__.py` has a `KIND` is a built-in agent; `nodewise agents new` copies the folder `template`.
-A third-party agent is an entry point of the group `nodewise.agents`, `name = "package.module:KIND"`; its results are
-validated (`extender.third_party_agents`). A broken agent has no effect unless `--agents` names it, so commands list
+A folder whose `__init__.py` has a `KIND` is one of nodewise's own agents, as are `nodewise.policies` (the agent
+telemetry) and the entry points of nodewise-scorers; `nodewise agents new` copies the folder `template`. A third-party
+agent is an entry point of another package in the group `nodewise.agents`, `name = "package.module:KIND"`; its results
+are validated (`engine.third_party_agents`). A broken agent has no effect unless `--agents` names it, so commands list
 agents with `list_usable_agent_kinds`; `load` is for an agent that the user names.
 """
 
 import itertools
 import pkgutil
 from functools import cache
-from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions, entry_points
+from importlib import import_module, metadata
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Final, NamedTuple, cast
 
 import nodewise
 from nodewise.agent import AgentKind
-from nodewise.errors import BadSettings, Problem, did_you_mean
-from nodewise.extender import third_party_result_validation
-from nodewise.extender.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
+from nodewise.base import distributions
+from nodewise.base.errors import BadSettings, Problem, did_you_mean
+from nodewise.engine import third_party_result_validation
+from nodewise.engine.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
 
-ENTRY_POINT_GROUP: Final = "nodewise.agents"
 _TEMPLATE: Final = "template"
-_FIRST: Final = ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")
+_TELEMETRY: Final = "telemetry"
+_SCORERS: Final = "nodewise-scorers"
+_OF_SCORERS: Final = ("safe", "congestion", "pigeon", "learned")
+_FIRST: Final = (_TELEMETRY, "gpu", *_OF_SCORERS)
 """The order in `decide` and in help; other folders follow by name."""
 
 
@@ -37,9 +41,14 @@ class InstalledAgent(NamedTuple):
 
 @cache
 def built_in_names() -> tuple[str, ...]:
-    """The names of nodewise's own agents, which are those of their folders. No agent is imported."""
+    """The names of nodewise's own agents that are installed. No agent is imported."""
     folders = {module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.ispkg}
-    return (*_FIRST, *sorted(folders - {*_FIRST, _TEMPLATE}))
+    own = {_TELEMETRY, *folders, *_own_entry_points()} - {_TEMPLATE}
+    return (*(name for name in _FIRST if name in own), *sorted(own.difference(_FIRST)))
+
+
+def _own_entry_points() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in distributions.own_entry_points(distributions.AGENTS)}
 
 
 def names() -> list[str]:
@@ -58,6 +67,9 @@ def load(name: str, argument: str = "--agents") -> AgentKind:
                 why = f"{name!r} of {package} cannot be used: {agent.why}"
                 raise BadSettings("agents", [Problem(argument, why, "")])
             return agent.kind
+    if name in _OF_SCORERS:
+        missing = f"{name!r} needs the distribution {_SCORERS}, which is not installed"
+        raise BadSettings("agents", [Problem(argument, missing, distributions.install_command(_SCORERS))])
     expected = "one of " + ", ".join(names()) + did_you_mean(name, names())
     if unreadable := _read_entry_points().unreadable:
         expected += f"; the entry points of {', '.join(unreadable)} cannot be read"
@@ -109,7 +121,10 @@ def find_third_party_agents() -> list[InstalledAgent]:
 
 
 def _import_built_in_agent(name: str) -> AgentKind:
-    return cast("AgentKind", import_module(f"{__name__}.{name.replace('-', '_')}").KIND)
+    if entry := _own_entry_points().get(name):
+        return cast("AgentKind", entry.load())
+    module = "nodewise.policies" if name == _TELEMETRY else f"{__name__}.{name.replace('-', '_')}"
+    return cast("AgentKind", import_module(module).KIND)
 
 
 class _EntryPoints(NamedTuple):
@@ -127,7 +142,7 @@ def _entry_points() -> list[EntryPoint]:
 @cache
 def _read_entry_points() -> _EntryPoints:
     try:
-        return _EntryPoints(tuple(entry_points(group=ENTRY_POINT_GROUP)), ())
+        return _EntryPoints(tuple(entry_points(group=distributions.AGENTS)), ())
     except Exception:  # noqa: BLE001 - `importlib.metadata` has no error of its own for a damaged file of one package
         return _read_entry_points_by_package()
 
@@ -136,12 +151,12 @@ def _read_entry_points_by_package() -> _EntryPoints:
     """Reads each package by itself, which takes longer. Of two installations of a package, the first counts."""
     readable: dict[str, EntryPoints] = {}
     unreadable: list[str] = []
-    for package in distributions():
+    for package in metadata.distributions():
         name = _name_and_version(package)[0]
         if name in readable:
             continue
         try:
-            readable[name] = package.entry_points.select(group=ENTRY_POINT_GROUP)
+            readable[name] = package.entry_points.select(group=distributions.AGENTS)
         except Exception:  # noqa: BLE001 - as above
             unreadable.append(name)
     return _EntryPoints(tuple(itertools.chain.from_iterable(readable.values())), tuple(unreadable))

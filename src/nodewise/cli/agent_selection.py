@@ -5,17 +5,17 @@ from typing import Any, Final, cast
 
 from nodewise import agents
 from nodewise.agent import AgentKind
-from nodewise.bind_plugin_interface import BindPlugin
+from nodewise.agent.bind_plugin_interface import BindPlugin
+from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import object_and_metric_sources, options_from_settings
 from nodewise.cli.decide_inputs import PodPlacement
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.setting_declarations import Group, list_settings
 from nodewise.cli.settings_file import InstalledAgents
-from nodewise.configure.scheduler_configuration import AgentRole
-from nodewise.errors import BadSettings, Problem
-from nodewise.extender import agent_chain
-from nodewise.extender.third_party_agents import ThirdPartyKind
-from nodewise.extender.waiting_pods import WaitingPodFields
+from nodewise.engine import agent_chain
+from nodewise.engine.third_party_agents import ThirdPartyKind
+from nodewise.engine.waiting_pods import WaitingPodFields
+from nodewise.install.scheduler_configuration import AgentRole
 from nodewise.kube.struct_type_merge import merge
 
 _MAX_DIGITS: Final = 18

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nodewise.extender.scheduling_attempt_explanation import ScorePart
+from nodewise.engine.scheduling_attempt_explanation import ScorePart
 
 
 def format_agent_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:

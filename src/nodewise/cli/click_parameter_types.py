@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from nodewise import clock, quantity
+from nodewise.base import clock, quantity
 from nodewise.cli.setting_declarations import Setting
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.errors import did_you_mean
+from nodewise.base.errors import did_you_mean
 
 _MAX_OPTIONS: Final = 30
 """The most options of a command whose help shows all of them."""

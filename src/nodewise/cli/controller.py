@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from nodewise import agents
+from nodewise.base.clock import SystemClock
 from nodewise.cli import (
     agent_selection,
     extender_options,
@@ -18,9 +19,8 @@ from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.leader_wiring import InputPaths, LeaderContext
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
-from nodewise.clock import SystemClock
-from nodewise.extender.request_recorder import ReplaySettings
-from nodewise.extender.score_weights import ChainOptions
+from nodewise.engine.request_recorder import ReplaySettings
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.leader_election_rules import CONTROLLER_LEASE
 from nodewise.kube.options import KubeOptions
@@ -28,9 +28,9 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.admin_port import admin_routes, admin_server, restrict_to_loopback
-from nodewise.serve.application import Application
-from nodewise.serve.options import AdminOptions
+from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
+from nodewise.server.application import Application
+from nodewise.server.options import AdminOptions
 
 TELEMETRY: Final = agents.load("telemetry")
 

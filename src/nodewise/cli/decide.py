@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import click
 
-from nodewise import replicas
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
+from nodewise.base.option import Argument, Option
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
@@ -31,11 +33,10 @@ from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.running_configuration import RunningConfiguration
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.clock import SystemClock
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, shown
-from nodewise.extender import agent_state_rebuilds
-from nodewise.extender.agent_chain import AgentChain, assign_weights
-from nodewise.extender.score_weights import ChainOptions
+from nodewise.engine import agent_state_rebuilds
+from nodewise.engine.agent_chain import AgentChain, assign_weights
+from nodewise.engine.score_weights import ChainOptions
+from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
@@ -44,7 +45,6 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
 
 _METRICS_HELP = next(
     setting.help

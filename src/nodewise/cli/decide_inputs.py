@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import agents, cooperative_scheduling
+from nodewise import agents
 from nodewise.agent import AgentKind, ObjectKey, Watched
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import Refused, closest_name, shown
 from nodewise.cli import native_coverage, object_and_metric_sources, terminal_output
 from nodewise.cli.progress import Progress
-from nodewise.errors import Refused, closest_name, shown
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.object_files import FileObjects

@@ -8,13 +8,13 @@ import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nodewise import clock, cooperative_scheduling
 from nodewise.agent import MetricRequest
+from nodewise.base import clock, cooperative_scheduling
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, closest_names, shown
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.progress import Progress
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, closest_names, shown
 from nodewise.kube.api_server_interface import Api
 from nodewise.metrics import metric_files
 from nodewise.metrics import node_attributes as node_facts

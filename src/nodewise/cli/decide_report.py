@@ -10,14 +10,14 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
-from nodewise import clock
 from nodewise.agent import Snapshot
+from nodewise.base import clock
 from nodewise.cli import agent_value_format, tables, terminal_output
 from nodewise.cli.progress import Progress
-from nodewise.extender import decision_document
-from nodewise.extender.agent_chain import AgentChain
-from nodewise.extender.decision import Decision
-from nodewise.extender.scheduling_attempt_explanation import ScorePart
+from nodewise.engine import decision_document
+from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.decision import Decision
+from nodewise.engine.scheduling_attempt_explanation import ScorePart
 
 _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"

@@ -12,26 +12,26 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadSettings, Problem, did_you_mean
+from nodewise.base.option import Option
 from nodewise.cli import exit_codes, options_from_settings
 from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, Severity
 from nodewise.doctor.findings import PAGE, Finding, Report
-from nodewise.errors import BadSettings, Problem, did_you_mean
 from nodewise.kube import client_tls, credentials, kubeconfig
 from nodewise.kube.api_client_creation import Impersonation, connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Option
 
 _HEADINGS: Final[dict[Severity, tuple[str, str]]] = {
     "error": ("Error", "bold red"),

@@ -5,6 +5,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.cli import (
     agent_selection,
     extender_wiring,
@@ -17,8 +19,6 @@ from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
-from nodewise.clock import SystemClock
-from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 

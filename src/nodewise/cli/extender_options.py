@@ -4,14 +4,14 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from nodewise.annotator.options import AnnotatorOptions
-from nodewise.extender.score_weights import ChainOptions
+from nodewise.agent.controller_interface import LeaderTask
+from nodewise.base import distributions
+from nodewise.base.option import Option
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.option import Option
-from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.statistics.prometheus_load_queries import WindowOptions
+from nodewise.server.options import AdminOptions, ServeOptions
 
 
 class InputAndLogOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,12 @@ class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
     """Size at which the recording ends; the extender continues to serve."""
 
 
-GROUPS: Final = (
+LEADER_TASKS: Final[tuple[LeaderTask, ...]] = tuple(
+    entry.load() for entry in distributions.own_entry_points(distributions.LEADER_TASKS)
+)
+"""The tasks of the extender's leader that nodewise's other distributions add."""
+
+GROUPS: Final[tuple[type[msgspec.Struct], ...]] = (
     ExtenderOptions,
     ChainOptions,
     ServeOptions,
@@ -84,7 +89,6 @@ GROUPS: Final = (
     KubeOptions,
     RefreshOptions,
     PrometheusOptions,
-    AnnotatorOptions,
-    WindowOptions,
+    *(group for task in LEADER_TASKS for group in task.options),
 )
 """All groups of the extender. Other commands accept its settings file, and use the settings that they have."""

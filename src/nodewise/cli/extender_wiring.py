@@ -5,44 +5,39 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from nodewise.agent import StateBuilder
-from nodewise.agent_controller_interface import Controller, Handle
-from nodewise.annotator import controller as annotator
-from nodewise.annotator import patch_writer
-from nodewise.annotator.controller import AnnotatorController
-from nodewise.annotator.options import AnnotatorOptions
-from nodewise.bind_plugin_interface import AllocationStateBuilder, BindPlugin
+from nodewise.agent.bind_plugin_interface import AllocationStateBuilder, BindPlugin
+from nodewise.agent.controller_interface import Controller, Handle, LeaderTask
+from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import leader_wiring, object_and_metric_sources, server_components
-from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.cli.extender_options import LEADER_TASKS, ExtenderOptions
 from nodewise.cli.leader_wiring import InputPaths, LeaderContext, LeaderTasks, SnapshotComponents
 from nodewise.cli.object_and_metric_sources import DataRequirements
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
 from nodewise.cli.setting_declarations import list_settings
-from nodewise.errors import BadSettings, Problem
-from nodewise.extender import clusterless_snapshots, request_recorder, third_party_agents
-from nodewise.extender.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
+from nodewise.engine import request_recorder, third_party_agents
+from nodewise.engine.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
+from nodewise.engine.decision import DecisionRing
+from nodewise.engine.pod_events import PodEventRecorder
+from nodewise.engine.pod_requeueing import Requeuer
+from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
+from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.snapshot_cache import SnapshotCache
+from nodewise.extender import clusterless_snapshots
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
-from nodewise.extender.decision import DecisionRing
-from nodewise.extender.pod_events import PodEventRecorder
-from nodewise.extender.pod_requeueing import Requeuer
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.request_recorder import FileRecorder, ReplaySettings
 from nodewise.extender.reservation_writer import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
-from nodewise.extender.score_weights import ChainOptions
-from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.leader_election_rules import EXTENDER_LEASE
 from nodewise.kube.options import KubeOptions
-from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
-from nodewise.serve.admin_port import admin_routes, admin_server, restrict_to_loopback
-from nodewise.serve.application import Application, Route
-from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.serve.server import HttpServer
-from nodewise.statistics.prometheus_load_queries import WindowOptions
+from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
+from nodewise.server.application import Application, Route
+from nodewise.server.options import AdminOptions, ServeOptions
+from nodewise.server.server import HttpServer
 
 
 class ExtenderComponents(NamedTuple):
@@ -82,13 +77,11 @@ def wire_extender(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
 def _wire_clusterless(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
     """An extender that is ready immediately. `BadSettings` names agents that need a cluster."""
     own: ExtenderOptions = config.settings[ExtenderOptions]
-    annotates = config.settings[AnnotatorOptions].annotate != "off"
-    others = {"--objects-from": own.objects_from, "--record": own.record, "--annotate": annotates}
-    problems = [
-        Problem("--no-cluster", f"{flag} beside it", "one of the two")
-        for flag, set_ in others.items()
-        if set_
+    others = [
+        flag for flag, value in (("--objects-from", own.objects_from), ("--record", own.record)) if value
     ]
+    others += [task.flag for task in _enabled_leader_tasks(config)]
+    problems = [Problem("--no-cluster", f"{flag} beside it", "one of the two") for flag in others]
     if problems:
         raise BadSettings("settings", problems)
     clusterless_snapshots.reject_agents_that_need_cluster(config.agents, config.agent_options)
@@ -115,9 +108,10 @@ def _wire_clusterless(config: ServerConfig, tools: ClockAndMetrics) -> WiredServ
 
 def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
     own: ExtenderOptions = config.settings[ExtenderOptions]
-    if own.objects_from and config.settings[AnnotatorOptions].annotate != "off":
+    if own.objects_from and (writing := _enabled_leader_tasks(config)):
         raise BadSettings(
-            "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
+            "settings",
+            [Problem(task.flag, "--objects-from beside it", "a cluster to write to") for task in writing],
         )
     api = (
         None
@@ -138,12 +132,15 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
 
 
 def _data_requirements(config: ServerConfig) -> DataRequirements:
-    """The objects that agents read, and those that the annotator reads."""
+    """The objects that agents read, and those that tasks of the leader read."""
     needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
-    writes: AnnotatorOptions = config.settings[AnnotatorOptions]
-    if writes.annotate == "off":
-        return needs
-    return needs.with_additional_requirements(annotator.NODE_FIELDS, annotator.watched(writes))
+    for task in _enabled_leader_tasks(config):
+        needs = needs.with_additional_requirements(task.node_fields(), task.watched(config.settings))
+    return needs
+
+
+def _enabled_leader_tasks(config: ServerConfig) -> list[LeaderTask]:
+    return [task for task in LEADER_TASKS if task.is_enabled(config.settings)]
 
 
 def _assemble_extender(
@@ -231,11 +228,9 @@ def _create_leader_tasks(
 
     def create_more_controllers(handle: Handle) -> list[Controller]:
         components.extender.subscribe(PodEventRecorder(handle.recorder))
-        annotates = config.settings[AnnotatorOptions].annotate != "off"
         requeuer = Requeuer(chain, pods.store, handle, config.settings[RefreshOptions].sync_period_s)
-        if not annotates:
-            return [requeuer]
-        return [_create_annotation_controller(config, snapshots.sources, handle), requeuer]
+        tasks = _enabled_leader_tasks(config)
+        return [*(task.controller(config.settings, snapshots.sources, handle) for task in tasks), requeuer]
 
     leader = leader_wiring.create_leader_tasks(
         LeaderContext(config, api, snapshots, EXTENDER_LEASE, "nodewise.io/extender", tools),
@@ -243,17 +238,6 @@ def _create_leader_tasks(
         create_more_controllers,
     )
     return leader._replace(tasks=[*leader.tasks, pods.run])
-
-
-def _create_annotation_controller(
-    config: ServerConfig, sources: Sequence[MetricsSource], handle: Handle
-) -> AnnotatorController:
-    """The controller that writes statistics of nodes. A separate rate limit keeps patches from delaying labels."""
-    window: WindowOptions = config.settings[WindowOptions]
-    limited_api = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
-    return AnnotatorController(
-        config.settings[AnnotatorOptions], window, sources, handle._replace(api=limited_api)
-    )
 
 
 def _create_request_recorder(

@@ -10,22 +10,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodewise.agent import StateBuilder
-from nodewise.agent_controller_interface import (
+from nodewise.agent.controller_interface import (
     Controller,
     ControllerKind,
     Handle,
     ReservationCleaner,
     WriteCounter,
 )
+from nodewise.base.clock import format_rfc3339
 from nodewise.cli import object_and_metric_sources, server_components
 from nodewise.cli.object_and_metric_sources import DataRequirements, ObjectFeed, SourceDependencies
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, Task
-from nodewise.clock import format_rfc3339
-from nodewise.extender import metric_values_endpoint
-from nodewise.extender.leader_controller_loop import LeaderLoop
-from nodewise.extender.metric_values_endpoint import MetricValuesEndpoint
-from nodewise.extender.request_recorder import ReplaySettings
-from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.engine import metric_values_endpoint
+from nodewise.engine.leader_controller_loop import LeaderLoop
+from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
+from nodewise.engine.request_recorder import ReplaySettings
+from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_liveness import ApiServerLiveness
 from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
@@ -39,7 +39,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Route
+from nodewise.server.application import Route
 
 
 class InputPaths(NamedTuple):

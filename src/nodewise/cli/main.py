@@ -9,11 +9,13 @@ from typing import Any, Final, NoReturn
 import click
 
 import nodewise
+from nodewise.base import distributions
+from nodewise.base.errors import BadSettings, NodewiseError
+from nodewise.base.terminal_escaping import short
 from nodewise.cli import exit_codes, terminal_output
-from nodewise.errors import BadSettings, NodewiseError
-from nodewise.terminal_escaping import short
 
 COMMANDS: Final = {
+    # module, or the distribution that has the command as an entry point; and the short help
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize, preempt and bind."),
     "controller": ("nodewise.cli.controller", "Label nodes and write the status of policies."),
     "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
@@ -22,10 +24,10 @@ COMMANDS: Final = {
     "simulate": ("nodewise.cli.simulate", "Replay recordings, and place GPU traces and bursty pods."),
     "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
-        "nodewise.cli.annotate",
+        "nodewise-scorers",
         "Write statistics of nodes as annotations, for agents that read them.",
     ),
-    "cpu": ("nodewise.cli.cpu", "Manage pools of CPU cores on nodes."),
+    "cpu": ("nodewise-cpu", "Manage pools of CPU cores on nodes."),
     "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
     "certs": (
         "nodewise.cli.certs",
@@ -48,7 +50,7 @@ class CommandTable(click.Group):
     """A group that imports a command's module only when the command is called."""
 
     def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **options: Any) -> None:
-        """`commands_of`: module and short help by command."""
+        """`commands_of`: by command, its module or distribution and its short help."""
         super().__init__(*arguments, **options)
         self._table = commands_of
 
@@ -59,6 +61,8 @@ class CommandTable(click.Group):
         if cmd_name not in self._table:
             return None
         module = self._table[cmd_name][0]
+        if module in distributions.EXTRAS:
+            return _command_of_distribution(module, cmd_name)
         gc.disable()  # imports leave hardly any garbage, and collections take a twentieth of their time
         try:
             command = import_module(module).command
@@ -83,6 +87,17 @@ class CommandTable(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
+
+
+def _command_of_distribution(distribution: str, name: str) -> click.Command:
+    """The command that another distribution of nodewise adds. `ClickException` if it is not installed."""
+    for entry in distributions.own_entry_points(distributions.COMMANDS):
+        if entry.name == name:
+            command = entry.load()
+            assert isinstance(command, click.Command)
+            return command
+    remedy = distributions.install_command(distribution)
+    raise click.ClickException(f"{name} is part of {distribution}, which is not installed: {remedy}")
 
 
 @click.group(

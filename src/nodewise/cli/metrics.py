@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise import clock, replicas
 from nodewise.agent import ObjectKey, Watched
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.base import clock
+from nodewise.base.errors import NodewiseError, Refused
+from nodewise.base.option import Argument, Option
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
@@ -29,8 +29,7 @@ from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import NodewiseError, Refused
-from nodewise.kube import object_listing
+from nodewise.kube import object_listing, replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
@@ -42,7 +41,8 @@ from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
+from nodewise.policies import KIND
+from nodewise.policies.options import TelemetryOptions
 
 _MOST_SIMILAR: Final = 5
 _MOST_NAMES: Final = 100

@@ -15,8 +15,8 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from nodewise import agents
+from nodewise.base.errors import NodewiseError
 from nodewise.cli.click_parameter_types import Text
-from nodewise.errors import NodewiseError
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource

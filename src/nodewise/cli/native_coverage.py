@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.telemetry import policy_mode
-from nodewise.agents.telemetry.state import TelemetryState
-from nodewise.agents.telemetry.verdict_labels import label_key
-from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, verdict_requirements
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import native_labels, pod_policies
+from nodewise.policies import policy_mode
+from nodewise.policies.state import TelemetryState
+from nodewise.policies.verdict_labels import label_key
+from nodewise.policies.verdict_requirements import NodeConstraints, verdict_requirements
 
 _MAX_LISTED: Final = 5
 

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from nodewise.agent import AgentKind, Watched
-from nodewise.clock import Clock
-from nodewise.errors import BadSettings, NodewiseError, Problem
-from nodewise.extender import waiting_pods
-from nodewise.extender.agent_chain import AgentChain
-from nodewise.extender.snapshot_cache import ApplyResponse, Stores
-from nodewise.extender.waiting_pods import WaitingPodFields
+from nodewise.base.clock import Clock
+from nodewise.base.errors import BadSettings, NodewiseError, Problem
+from nodewise.engine import waiting_pods
+from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.snapshot_cache import ApplyResponse, Stores
+from nodewise.engine.waiting_pods import WaitingPodFields
 from nodewise.kube import object_files, object_listing
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from nodewise import safe_yaml_loader
-from nodewise.errors import BadInput
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import BadInput
 from nodewise.kube import object_files, yaml_json_documents
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings, Problem
 
 
 class FlagTranslation(NamedTuple):

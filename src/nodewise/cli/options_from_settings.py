@@ -9,32 +9,26 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import click
 import msgspec
 from click.core import ParameterSource
 
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.option import Argument, Option
 from nodewise.cli import older_program_flags, setting_declarations, settings_file
 from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
 from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
 from nodewise.cli.settings_file import AgentSections, InstalledAgents
 from nodewise.cli.unknown_variables import warn_of_unknown_variables
-from nodewise.errors import BadSettings, Problem
 from nodewise.kube.options import KubeOptions
-from nodewise.option import Argument, Option
 
 if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class SettingsByGroup(Protocol):
-    """The settings of several groups, by the struct that declares the group."""
-
-    def __getitem__(self, group: type[T], /) -> T: ...
 
 
 class CommandLine(NamedTuple):

@@ -9,15 +9,15 @@ from typing import Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
+from nodewise.base.errors import BadInput, Problem
 from nodewise.cli import terminal_output
 from nodewise.cli.click_parameter_types import FilePath
 from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import output_option
-from nodewise.errors import BadInput, Problem
 from nodewise.kube import object_files
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 
 
 class LintedPolicy(NamedTuple):
@@ -141,8 +141,8 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
       2  the command line or a setting is invalid
       3  a policy is not converted
     """
-    from nodewise.agents.telemetry import taspolicy_conversion  # start-up time: no other command needs them
     from nodewise.cli import policy_yaml
+    from nodewise.policies import taspolicy_conversion  # start-up time: no other command needs them
 
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     resource = RESOURCES["TASPolicy"]
@@ -169,8 +169,8 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
 def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder) -> LintedPolicy:
     # start-up time: no other command needs them
-    from nodewise.agents.telemetry import policy_lint
     from nodewise.metrics.refresher import RefreshOptions
+    from nodewise.policy_tools import policy_lint
 
     def with_lines(problems: Iterable[Problem]) -> list[tuple[int, Problem]]:
         numbered = [(sources.line(entry.location, problem.field), problem) for problem in problems]

@@ -8,10 +8,9 @@ import click
 import msgspec
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry import KIND, policy_conditions
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.state import POLICY_KINDS, PolicyState
+from nodewise.base.clock import format_duration, format_rfc3339
+from nodewise.base.errors import BadInput, BadSettings, Problem
+from nodewise.base.option import Argument, Option
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
@@ -31,8 +30,6 @@ from nodewise.cli.policy_backtest import text_report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.policy_diff_history import HistoryComparison
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.clock import format_duration, format_rfc3339
-from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
 from nodewise.metrics import missing_values
@@ -42,10 +39,13 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
-from nodewise.simulate import policy_diff, policy_timeline
-from nodewise.simulate.policy_diff import NodeVerdict, SelectedPodGroup
-from nodewise.simulate.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
+from nodewise.policies import KIND, policy_conditions
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.state import POLICY_KINDS, PolicyState
+from nodewise.policy_tools import policy_diff, policy_timeline
+from nodewise.policy_tools.policy_diff import NodeVerdict, SelectedPodGroup
+from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
 
 _MAX_ROWS: Final = 20
 """Nodes that the text lists for a group of pods; JSON has all of them."""

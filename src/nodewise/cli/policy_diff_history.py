@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.base.errors import BadInput
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.errors import BadInput
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
-from nodewise.simulate import policy_timeline
-from nodewise.simulate.policy_backtest import Backtest
-from nodewise.simulate.policy_diff import SelectedPodGroup
-from nodewise.simulate.policy_timeline import Objects, PolicyTimeline, TimelineSettings
+from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools.policy_diff import SelectedPodGroup
+from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
 
 Mask = NDArray[np.bool_]
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise import clock, quantity, safe_yaml_loader
-from nodewise.agents.telemetry.hysteresis import HoldTimes
+from nodewise.base import clock, quantity, safe_yaml_loader
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
+from nodewise.base.option import Argument, Option
+from nodewise.base.terminal_escaping import visible
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
@@ -28,7 +30,6 @@ from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_suite_template import POLICY_FILE, SUITE_FILE, NewPolicy, format_suite
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
@@ -40,8 +41,7 @@ from nodewise.metrics.series import Series
 from nodewise.metrics.value_distribution import Direction, ValueDistribution
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
-from nodewise.terminal_escaping import visible
+from nodewise.policies.hysteresis import HoldTimes
 
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
@@ -350,7 +350,7 @@ def _hold_lines(own: NewPolicyOptions) -> Iterator[str]:
 
 def _check(text: str, own: NewPolicyOptions) -> None:
     """Refuse a name or labels that the API server would refuse."""
-    from nodewise.agents.telemetry import policy_lint  # start-up time: only policies need it
+    from nodewise.policy_tools import policy_lint  # start-up time: only policies need it
 
     document: Any = safe_yaml_loader.load(text.encode(), "policy")
     kind: Literal["PlacementPolicy", "ClusterPlacementPolicy"] = (

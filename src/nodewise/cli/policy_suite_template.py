@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise import clock, quantity
-from nodewise.agents.telemetry.hysteresis import HoldTimes
+from nodewise.base import clock, quantity
 from nodewise.cli.policy_yaml import format_policy
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.value_distribution import Direction
+from nodewise.policies.hysteresis import HoldTimes
 
 POLICY_FILE: Final = "policy.yaml"
 SUITE_FILE: Final = "tests/suite.yaml"

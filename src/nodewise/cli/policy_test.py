@@ -10,23 +10,23 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import click
 
-from nodewise import clock
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import PolicyKey
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown
+from nodewise.base.option import Argument, Option
+from nodewise.base.terminal_escaping import visible
 from nodewise.cli import agent_selection, exit_codes, options_from_settings, terminal_output
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadInput, BadSettings, Problem, did_you_mean, shown
-from nodewise.option import Argument, Option
-from nodewise.simulate.policy_suites import policy_mutants, suite_parser
-from nodewise.simulate.policy_suites.rule_coverage import RuleCoverage
-from nodewise.simulate.policy_suites.suite import PolicyTest, Suite, SuiteObject
-from nodewise.simulate.policy_suites.suite_run import Mismatch, SuiteRunner
-from nodewise.simulate.policy_timeline import TimelineSettings
-from nodewise.terminal_escaping import visible
+from nodewise.policies import KIND
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policy_tools.policy_suites import policy_mutants, suite_parser
+from nodewise.policy_tools.policy_suites.rule_coverage import RuleCoverage
+from nodewise.policy_tools.policy_suites.suite import PolicyTest, Suite, SuiteObject
+from nodewise.policy_tools.policy_suites.suite_run import Mismatch, SuiteRunner
+from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 _SUITE_FILES: Final = "*suite.yaml"
 """The files of a folder, at any depth, that are suites."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise import quantity
+from nodewise.base import quantity
 from nodewise.metrics.series import Series
 from nodewise.metrics.value_distribution import Direction, ValueDistribution
 

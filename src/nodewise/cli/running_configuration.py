@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise import agents, clock, replicas
+from nodewise import agents
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, Problem, Unavailable
 from nodewise.cli.options_from_settings import CommandLine
-from nodewise.errors import BadInput, Problem, Unavailable
-from nodewise.extender import metric_values_endpoint
-from nodewise.extender.metric_values_endpoint import MetricValuesPage
-from nodewise.extender.recording_file import AgentHeader
+from nodewise.engine import metric_values_endpoint
+from nodewise.engine.metric_values_endpoint import MetricValuesPage
+from nodewise.engine.recording_file import AgentHeader
+from nodewise.kube import replicas
 from nodewise.kube.http_client import HttpApi
+from nodewise.kube.replicas import Replica
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.replicas import Replica
 
 TIMEOUT_S: Final = 10.0
 _COMPONENTS: Final = (replicas.EXTENDER, replicas.CONTROLLER)

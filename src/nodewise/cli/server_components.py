@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodewise.agent import AgentKind, StateBuilder
-from nodewise.cli.options_from_settings import SettingsByGroup
-from nodewise.clock import Clock
+from nodewise.base.clock import Clock
+from nodewise.base.option import SettingsByGroup
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import background_task_restarts, event_loop_lag, logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.server import HttpServer
+from nodewise.server.server import HttpServer
 
 Task = Callable[[], Coroutine[Any, Any, None]]
 

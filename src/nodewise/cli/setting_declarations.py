@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 
 import msgspec
 
-from nodewise import clock
-from nodewise.errors import BadSettings, Problem, shown
-from nodewise.option import Argument, Option
+from nodewise.base import clock
+from nodewise.base.errors import BadSettings, Problem, shown
+from nodewise.base.option import Argument, Option
 
 if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 from click.core import ParameterSource
 
-from nodewise import safe_yaml_loader
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.cli import terminal_output
 from nodewise.cli.click_parameter_types import click_type_of_setting
 from nodewise.cli.setting_declarations import Group, Setting, list_settings, merge_settings
-from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.observe import logs
 
 if TYPE_CHECKING:

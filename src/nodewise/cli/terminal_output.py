@@ -2,7 +2,7 @@
 
 import click
 
-from nodewise.terminal_escaping import visible
+from nodewise.base.terminal_escaping import visible
 
 
 def print_line(text: str) -> None:

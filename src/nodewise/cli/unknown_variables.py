@@ -7,8 +7,8 @@ from typing import Final
 
 import click
 
+from nodewise.base.errors import closest_name
 from nodewise.cli import terminal_output
-from nodewise.errors import closest_name
 from nodewise.observe import logs
 
 _PREFIX: Final = "NODEWISE_"

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
+from nodewise.base.clock import Clock
+from nodewise.base.errors import Unavailable
 from nodewise.cli import terminal_output
-from nodewise.clock import Clock
-from nodewise.errors import Unavailable
 
 T = TypeVar("T")
 

@@ -6,7 +6,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Final
 
-from nodewise import clock
+from nodewise.base import clock
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
 from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact
@@ -14,7 +15,6 @@ from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES
 from nodewise.doctor.findings import Finding, NotChecked, Report, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.policy_facts import PolicyEvaluation
-from nodewise.terminal_escaping import short
 
 _MAX_LISTED: Final = 3
 _MAX_FINDINGS: Final = 10

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
@@ -19,6 +18,7 @@ from nodewise.doctor.policy_facts import (
     Pods,
     PolicyEvaluation,
 )
+from nodewise.install.scheduler_versions import SchedulerVersion
 
 
 class UnavailableFact(NamedTuple):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE, Severity
-from nodewise.terminal_escaping import short
 
 PAGE: Final = "docs/how-to/doctor.md"
 """The page that describes each finding."""

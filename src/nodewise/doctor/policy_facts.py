@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 
 
 class PodInfo(NamedTuple):

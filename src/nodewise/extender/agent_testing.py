@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from nodewise.extender import third_party_result_validation
+from nodewise.engine import third_party_result_validation
+from nodewise.engine.third_party_agents import Origin, ThirdPartyKind
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.third_party_agents import Origin, ThirdPartyKind
 
 
 class AgentTester:

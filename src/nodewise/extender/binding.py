@@ -17,16 +17,16 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from nodewise.agent import ObjectKey, Reason
-from nodewise.bind_plugin_interface import BindPlan, Refusal
-from nodewise.clock import format_rfc3339
-from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
+from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
+from nodewise.agent.verdicts import OWN_REASON
+from nodewise.base.clock import format_rfc3339
+from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
 from nodewise.extender.reservation_writer import CALL_TIMEOUT_S, BindContext, ReservationWriter
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Store
 from nodewise.observe import logs, traces
-from nodewise.verdicts import OWN_REASON
 
 RESERVATION_DROPPED_ANNOTATION: Final = "nodewise.io/claim-dropped"
 """The annotation of a pod whose bind did not complete: when its reservation was dropped, RFC 3339."""

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder
-from nodewise.errors import BadSettings, Problem
-from nodewise.extender import agent_state_rebuilds, wire_format
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.engine import agent_state_rebuilds
+from nodewise.extender import wire_format
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.errors import UNREADABLE
+from nodewise.base.errors import UNREADABLE
 from nodewise.extender import request_limits
 
 MOST_BYTES: Final = 2**26

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
-from nodewise.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.engine.agent_chain import AgentChain, Filter, Scorer, assign_weights
+from nodewise.engine.decision import Decision, Verb
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.extender import wire_format
-from nodewise.extender.agent_chain import AgentChain, Filter, Scorer, assign_weights
-from nodewise.extender.decision import Decision, Verb
-from nodewise.extender.score_weights import ChainOptions
 from nodewise.kube.struct_type_merge import merge
 
 ALL_AGENTS: Final = "/scheduler"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.base.errors import UNREADABLE, BadInput, Problem
 
 MOST_CANDIDATES: Final = 2**18
 """Nodes of one request. Kubernetes supports 5,000."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.bind_plugin_interface import (
+from nodewise.agent.bind_plugin_interface import (
     ALLOCATION_RECORD_LABEL,
     RESERVATIONS_ANNOTATION,
     AllocationRecordLease,
@@ -22,10 +22,10 @@ from nodewise.bind_plugin_interface import (
     BindPlugin,
     Refusal,
 )
-from nodewise.clock import Clock
-from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.extender.cluster_state_reports import Override
-from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.base.clock import Clock
+from nodewise.base.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
+from nodewise.engine.cluster_state_reports import Override
+from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.kube.store import Store

@@ -12,20 +12,21 @@ import msgspec
 import numpy as np
 
 import nodewise
-from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot, StateExporter, Verdict
-from nodewise.bind_plugin_interface import BindPlugin
-from nodewise.clock import Clock
-from nodewise.errors import Unavailable
-from nodewise.extender import decision_endpoint, wire_format
+from nodewise.agent.bind_plugin_interface import BindPlugin
+from nodewise.agent.verdicts import OWN_REASON
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import Clock
+from nodewise.base.errors import Unavailable
+from nodewise.engine import decision_endpoint
+from nodewise.engine.decision import Decision, DecisionRing, PodRef
+from nodewise.engine.recording_file import RequestEntry
+from nodewise.engine.request_recorder import NullRecorder, RequestRecorder
+from nodewise.extender import wire_format
 from nodewise.extender.binding import Bindings, BindOutcome
-from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from nodewise.extender.recording_file import RequestEntry
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_predicate_or_priority_path
-from nodewise.extender.request_recorder import NullRecorder, RequestRecorder
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import ConcurrencyLimit, Handler, Request, Response, Route
-from nodewise.verdicts import OWN_REASON
+from nodewise.server.application import ConcurrencyLimit, Handler, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
 """Limit of concurrent requests with whole nodes (52 MB at 5,000 nodes); a further one gets status 503."""

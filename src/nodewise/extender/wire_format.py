@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.base.errors import UNREADABLE, BadInput, Problem
+from nodewise.engine.decision import Decision
 from nodewise.extender import lenient_request_decoder, node_name_json, request_limits
-from nodewise.extender.decision import Decision
 from nodewise.metrics.node_index import Names, NodeIndex
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.clock import SystemClock
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.kube import client_tls, credentials, kubeconfig, proxy_settings
 from nodewise.kube.connection_renewal import RenewingTransport
 from nodewise.kube.http_client import ConnectionInfo, HttpApi

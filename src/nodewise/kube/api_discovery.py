@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.errors import UNREADABLE, Problem, Unavailable
+from nodewise.base.errors import UNREADABLE, Problem, Unavailable
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import Resource

@@ -8,7 +8,7 @@ Conflict  └── Expired    the resource version or continue token is too old
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Final, Literal, Protocol
 
-from nodewise.errors import Conflict, Refused
+from nodewise.base.errors import Conflict, Refused
 
 Params = Mapping[str, str]
 NONE: Final[Params] = {}

@@ -6,7 +6,7 @@ work. A watch may have no events for a minute, and other calls are irregular.
 
 from typing import Final
 
-from nodewise.clock import Clock
+from nodewise.base.clock import Clock
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

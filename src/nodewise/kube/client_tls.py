@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from nodewise.clock import Clock, format_rfc3339
-from nodewise.errors import BadSettings, Problem
+from nodewise.base.clock import Clock, format_rfc3339
+from nodewise.base.errors import BadSettings, Problem
 from nodewise.kube.kubeconfig import KubeconfigContext
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableFiles
+from nodewise.tls import pem_files
+from nodewise.tls.certificate_reloader import CertificateReloader, ReloadableFiles
 
 _REMEDY: Final = "renew the credentials in the kubeconfig"
 

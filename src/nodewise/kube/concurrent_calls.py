@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator
 from typing import Final
 
-from nodewise.errors import NodewiseError, Unavailable
+from nodewise.base.errors import NodewiseError, Unavailable
 
 AT_ONCE: Final = 8
 """Concurrent calls. The API client limits the rate of writes (`--kube-qps`)."""

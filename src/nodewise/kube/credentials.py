@@ -6,8 +6,8 @@ from typing import Final
 
 import httpx2
 
-from nodewise.clock import Clock
-from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.base.clock import Clock
+from nodewise.base.errors import BadSettings, Problem, Refused
 from nodewise.kube.exec_credential_plugin import ExecPlugin, Flow, SetClientCertificate
 from nodewise.kube.kubeconfig import KubeconfigContext
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.clock import Clock
-from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
+from nodewise.base.clock import Clock
+from nodewise.base.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import leader_election_rules
 from nodewise.kube.api_latency import ApiLatency
 from nodewise.kube.api_server_interface import Api, NotFound

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
+from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api_server_interface import Expired, NotAllowed, NotFound
 
 KINDS: Final[Mapping[int, type[NodewiseError]]] = {

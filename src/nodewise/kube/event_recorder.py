@@ -9,8 +9,8 @@ import asyncio
 from collections import OrderedDict
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.clock import Clock, format_micro_time
-from nodewise.errors import NodewiseError, Unavailable
+from nodewise.base.clock import Clock, format_micro_time
+from nodewise.base.errors import NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.fair_event_queue import FairEventQueue
 from nodewise.kube.rate_limit import TokenBucket

@@ -12,9 +12,9 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from nodewise import clock
-from nodewise.clock import Clock
-from nodewise.errors import BadSettings, Problem, Refused, Unavailable
+from nodewise.base import clock
+from nodewise.base.clock import Clock
+from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube import client_tls
 from nodewise.kube.kubeconfig import KubeconfigContext
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import httpx2
 import msgspec
 
-from nodewise.clock import Clock
-from nodewise.cooperative_scheduling import Pacer
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
+from nodewise.base.clock import Clock
+from nodewise.base.cooperative_scheduling import Pacer
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import connection_renewal, error_responses
 from nodewise.kube.api_server_interface import (
     DEADLINE_S,

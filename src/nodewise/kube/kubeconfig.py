@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodewise import safe_yaml_loader
-from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The folder at which a kubelet mounts the service account of a pod."""

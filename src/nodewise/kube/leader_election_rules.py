@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.clock import format_micro_time
+from nodewise.base.clock import format_micro_time
 
 EXTENDER_LEASE: Final = "nodewise-extender"
 """The Lease of the leader election among replicas of `nodewise extender`."""

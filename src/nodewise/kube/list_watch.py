@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.errors import UNREADABLE, Problem, Unavailable
+from nodewise.base.errors import UNREADABLE, Problem, Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api_server_interface import Expired
 from nodewise.kube.error_responses import ApiCall

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from nodewise.errors import UNREADABLE
+from nodewise.base.errors import UNREADABLE
 from nodewise.kube import list_watch
 from nodewise.kube.store import Key, KubernetesObject, Store, StoreWriter
 from nodewise.kube.struct_type_merge import ReadKeys, split_read_keys

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from nodewise.errors import BadInput, NodewiseError, Problem, shown
+from nodewise.base.errors import BadInput, NodewiseError, Problem, shown
 from nodewise.kube import yaml_json_documents
 from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import Key, KubernetesObject

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from nodewise import cooperative_scheduling
+from nodewise.base import cooperative_scheduling
 from nodewise.kube import list_watch
 from nodewise.kube.api_server_interface import Api, Expired
 from nodewise.kube.list_watch import ListState, ListWatchState

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from nodewise.option import Option
+from nodewise.base.option import Option
 
 
 class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):

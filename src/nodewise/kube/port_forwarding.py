@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import httpcore2
 import httpx2
 
-from nodewise.errors import Problem, Refused, Unavailable
+from nodewise.base.errors import Problem, Refused, Unavailable
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.resource_kinds import PODS
 

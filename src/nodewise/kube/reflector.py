@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from nodewise import cooperative_scheduling
-from nodewise.clock import Clock
-from nodewise.errors import NodewiseError, Problem, Refused, Unavailable
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import Clock
+from nodewise.base.errors import NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube import api_discovery, list_watch
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState

@@ -7,7 +7,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from nodewise.errors import BadInput, Problem, shown
+from nodewise.base.errors import BadInput, Problem, shown
 
 _SELECTABLE: Final = re.compile(r"[A-Za-z0-9._:-]*", re.ASCII)
 """Characters of names and label values; none of them is special in a selector."""

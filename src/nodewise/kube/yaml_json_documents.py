@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from nodewise import safe_yaml_loader
-from nodewise.errors import BadInput, Problem, shown
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import BadInput, Problem, shown
 
 _TYPES: Final = (
     ("null", r"(~|null|Null|NULL|)", "~nN\0"),

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from nodewise import cooperative_scheduling
-from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import escape_path
 from nodewise.metrics import metric_value_list, missing_values

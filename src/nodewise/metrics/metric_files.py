@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise import cooperative_scheduling
-from nodewise.errors import UNREADABLE, BadInput, Problem, did_you_mean
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import UNREADABLE, BadInput, Problem, did_you_mean
 from nodewise.kube import object_files
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resource_kinds import NODES

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from nodewise import cooperative_scheduling
-from nodewise.clock import Clock
-from nodewise.errors import NodewiseError, closest_names
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import Clock
+from nodewise.base.errors import NodewiseError, closest_names
 from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import AGENTS
 from nodewise.metrics.metrics_source import MetricCatalog, MetricRequest, MetricsSource, SeriesCatalog

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import clock, cooperative_scheduling, quantity
-from nodewise.errors import UNREADABLE, BadInput, Problem, shown
+from nodewise.base import clock, cooperative_scheduling, quantity
+from nodewise.base.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import DifferingValues, Sample, Series, pack_samples

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from nodewise.errors import Problem, Unavailable
+from nodewise.base.errors import Problem, Unavailable
 from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
-from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable, truncate
+from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable, truncate
 from nodewise.metrics import aggregation
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative_scheduling, quantity
-from nodewise.errors import UNREADABLE
+from nodewise.base import cooperative_scheduling, quantity
+from nodewise.base.errors import UNREADABLE
 from nodewise.kube.store import Changes, Store
 
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nodewise.errors import closest_name, truncate
+from nodewise.base.errors import closest_name, truncate
 from nodewise.metrics.node_attributes import first_label
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Series, ValueState

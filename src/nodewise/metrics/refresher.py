@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from nodewise import cooperative_scheduling
-from nodewise.clock import Clock
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import Clock
 from nodewise.metrics.exported_metric_names import select_exported_names
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests, with_lookback

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock, cooperative_scheduling, quantity
-from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
+from nodewise.base import clock, cooperative_scheduling, quantity
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.metrics import missing_values
 from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp, parse_value

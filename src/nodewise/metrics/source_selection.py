@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.clock import Clock
-from nodewise.errors import BadInput, NodewiseError, Unavailable, shown
+from nodewise.base.clock import Clock
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable, shown
 from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import AGENTS, FairConcurrencyLimit, Slot
 from nodewise.metrics.metric_name_suggestions import MetricNameSuggestions

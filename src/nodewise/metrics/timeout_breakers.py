@@ -7,7 +7,7 @@ the source opens no breaker, so that all metrics are fetched again when it ends.
 
 from typing import Final, NamedTuple
 
-from nodewise.clock import Clock, format_rfc3339
+from nodewise.base.clock import Clock, format_rfc3339
 
 MAX_TIMEOUTS: Final = 3
 """Timeouts in a row after which a breaker opens."""

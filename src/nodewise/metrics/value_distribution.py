@@ -5,7 +5,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import ceil
 from typing import Final, Literal, NamedTuple
 
-from nodewise import quantity
+from nodewise.base import quantity
 
 Direction = Literal["above", "below"]
 

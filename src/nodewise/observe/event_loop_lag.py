@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from nodewise.clock import Clock
+from nodewise.base.clock import Clock
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 _LOOK_S: Final = 0.02

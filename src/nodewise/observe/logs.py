@@ -5,8 +5,8 @@ import os
 import sys
 from typing import Any, Final, Literal, NamedTuple
 
+from nodewise.base.terminal_escaping import visible
 from nodewise.observe.log_events import EVENTS
-from nodewise.terminal_escaping import visible
 
 # Import structlog without rich, which takes a tenth of the start-up time and is used only for pretty tracebacks.
 _rich = sys.modules.get("rich")

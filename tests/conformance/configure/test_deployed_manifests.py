@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise import cooperative_scheduling
-from nodewise.agents.telemetry import node_labels
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import PolicyObject
-from nodewise.agents.telemetry.state import TelemetryStateBuilder
+from nodewise.base import cooperative_scheduling
+from nodewise.policies import node_labels
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policies.state import TelemetryStateBuilder
 from tests.conformance.configure.case_numbers import case
-from tests.unit.agents.telemetry.policy_snapshot_builders import (
+from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
     policy,

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.configure import atomic_host_files, file_transaction
-from nodewise.configure.atomic_host_files import FileChange
-from nodewise.configure.backups import Backup
-from nodewise.errors import BadInput, Conflict
+from nodewise.base.errors import BadInput, Conflict
+from nodewise.install import atomic_host_files, file_transaction
+from nodewise.install.atomic_host_files import FileChange
+from nodewise.install.backups import Backup
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import with_field

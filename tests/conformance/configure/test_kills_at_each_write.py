@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.cli import configure
-from nodewise.configure import yaml_editor
+from nodewise.install import yaml_editor
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.configure import second_scheduler
+from nodewise.install import second_scheduler
 from tests.conformance.configure.case_numbers import case
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import httpx2
 
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster import asgi_server_thread, extender_process, gpu_cluster, namespace_sandboxes
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.conformance.tas.case_table_rows import ClientConnection, HttpCall
 from tests.forked_commands import NODEWISE, ForkedProcess
-from tests.unit.serve.certificate_files import NAMES, ServerCertificateFiles
+from tests.unit.server.certificate_files import NAMES, ServerCertificateFiles
 
 PATIENCE_S = 120.0
 _VERSIONS = {"1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock, quantity
-from nodewise.agents.telemetry import taspolicy_parser as policies
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.agents.telemetry.state import POLICIES, TelemetryStateBuilder
-from nodewise.errors import NodewiseError
+from nodewise.base import clock, quantity
+from nodewise.base.errors import NodewiseError
 from nodewise.kube.api_server_interface import NONE, NotFound, Params
 from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import taspolicy_parser as policies
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.state import POLICIES, TelemetryStateBuilder
 from tests.conformance.tas import case_cluster_objects, case_table_rows
 from tests.conformance.tas.faulty_proxy import METRICS
 from tests.conformance.tas.non_request_rows import (

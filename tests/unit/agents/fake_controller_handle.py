@@ -3,8 +3,8 @@
 from typing import Any
 
 from nodewise.agent import NodeIndex, Snapshot
-from nodewise.agent_controller_interface import Handle, ReservationCleaner, WriteCounter
-from nodewise.clock import Clock
+from nodewise.agent.controller_interface import Handle, ReservationCleaner, WriteCounter
+from nodewise.base.clock import Clock
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.store import Store, StoreWriter

@@ -14,12 +14,12 @@ from nodewise.agent import AgentKind
 from nodewise.cli import agent_selection, settings_file
 from nodewise.cli.agents import agent_package_scaffold, command
 from nodewise.cli.extender_options import GROUPS
-from nodewise.cli.simulate import bursts
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import NodewiseWorkload
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.extender.agent_chain import AgentChain, score_functions
+from nodewise.engine.agent_chain import AgentChain, score_functions
+from nodewise_scorers.cli import bursts
 
 NAME = "probe"
 

@@ -12,17 +12,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from nodewise import agents, cooperative_scheduling
-from nodewise.agents.telemetry.policy_objects import RESOURCES
-from nodewise.extender import metric_values_endpoint
-from nodewise.extender.request_recorder import ReplaySettings
-from nodewise.extender.score_weights import ChainOptions
+from nodewise import agents
+from nodewise.base import cooperative_scheduling
+from nodewise.engine import metric_values_endpoint
+from nodewise.engine.request_recorder import ReplaySettings
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.simulate.in_memory_api_http_server import ApiServer
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api_http_server import ApiServer
 from tests import forked_commands
 from tests.cluster.fake_port_forward import FakePortForward
 

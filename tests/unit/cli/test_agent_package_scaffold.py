@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from hatchling.builders.wheel import WheelBuilder
 
+from nodewise.base.errors import BadSettings
 from nodewise.cli.agents import agent_package_scaffold, command
-from nodewise.errors import BadSettings
 from nodewise.extender.agent_testing import AgentTester
 
 

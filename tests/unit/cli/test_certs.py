@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from nodewise.base.errors import BadInput, BadSettings, Unavailable
 from nodewise.cli import certs
-from nodewise.configure import certificate_folder
-from nodewise.errors import BadInput, BadSettings, Unavailable
+from nodewise.install import certificate_folder
 
 NAMES = {"tls.crt", "tls.key", "ca.crt", "client.crt", "client.key"}
 

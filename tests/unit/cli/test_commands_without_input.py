@@ -7,18 +7,12 @@ import pytest
 
 from nodewise.agent import ClusterState
 from nodewise.cli import main, server_components
-from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Header, Record, RecordingWriter, RequestEntry, SnapshotEntry
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
-from tests.unit.agents.telemetry.policy_snapshot_builders import (
-    cluster_state,
-    metrics_snapshot,
-    policy,
-    rule,
-    series,
-)
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import Header, Record, RecordingWriter, RequestEntry, SnapshotEntry
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.extender.recording_extender import RecordedExtender, body, records
+from tests.unit.policies.policy_snapshot_builders import cluster_state, metrics_snapshot, policy, rule, series
 
 ASK = body("pol", "n1 n2 n3")
 REQUESTS = 3
@@ -141,8 +135,8 @@ def test_a_recording_without_its_first_snapshots_says_how_many_responses_were_co
 def test_a_backtest_with_a_recording_without_pods(
     recording: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from nodewise.base.errors import BadInput
     from nodewise.cli.policy_backtest import recorded_pods
-    from nodewise.errors import BadInput
 
     kept = [item for item in records(recording) if not isinstance(item.entry, RequestEntry)]
     with pytest.raises(BadInput, match="no filter request with a pod"):

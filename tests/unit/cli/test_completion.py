@@ -7,9 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from nodewise.base.errors import Unavailable
 from nodewise.cli import completion, main, name_completion
 from nodewise.cli.main import command, run
-from nodewise.errors import Unavailable
 
 PODS = {"web": ["shop-1", "shop-2"], "default": ["one"]}
 

@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 import nodewise
+from nodewise.base.errors import BadSettings
 from nodewise.cli.configure import command
-from nodewise.configure import native_mode
-from nodewise.errors import BadSettings
+from nodewise.install import native_mode
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 VERSION = "--kubernetes-version=1.36"

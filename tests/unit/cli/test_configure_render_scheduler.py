@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from nodewise.base.errors import BadSettings
 from nodewise.cli import configure
-from nodewise.errors import BadSettings
 
 ROOT = Path(__file__).parents[3]
 LOCAL = "--url=http://127.0.0.1:9001"

@@ -8,11 +8,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
-from nodewise.extender import metric_values_endpoint
+from nodewise.base import cooperative_scheduling
+from nodewise.engine import metric_values_endpoint
 from nodewise.kube.resource_kinds import NAMESPACES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.cli.running_replica import AT, ForwardingApiServer, Replica, heat, replica
 
 __all__ = ["replica"]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from nodewise.base.errors import Refused
 from nodewise.cli import main
-from nodewise.errors import Refused
 
 
 def printed_error(capsys: pytest.CaptureFixture[str], text: str) -> str:

@@ -17,23 +17,24 @@ import msgspec
 from bench import generated_cluster_objects
 
 import nodewise
-from nodewise import agents, cooperative_scheduling
-from nodewise import clock as clocks
+from nodewise import agents
+from nodewise.base import clock as clocks
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import SystemClock
 from nodewise.cli import object_and_metric_sources
-from nodewise.clock import SystemClock
-from nodewise.extender.agent_chain import AgentChain
-from nodewise.extender.decision import DecisionRing
-from nodewise.extender.leader_controller_loop import LeaderLoop
-from nodewise.extender.pod_requeueing import Requeuer
+from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.decision import DecisionRing
+from nodewise.engine.leader_controller_loop import LeaderLoop
+from nodewise.engine.pod_requeueing import Requeuer
+from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
-from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Request
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.server.application import Request
 from tests.unit.agents.fake_controller_handle import build_handle
 
 COUNT: Final = 5000
@@ -46,7 +47,7 @@ METRICS: Final = (
 NAMES: Final = generated_cluster_objects.names(COUNT)
 PERIOD_S: Final = 0.5
 OURS: Final = str(Path(nodewise.__file__).parent)
-NOT_MEASURED: Final = str(Path(OURS, "simulate"))
+NOT_MEASURED: Final = str(Path(OURS, "scheduling_model"))
 """The API server in memory is not part of the extender."""
 TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 KIND: Final = agents.load("telemetry")

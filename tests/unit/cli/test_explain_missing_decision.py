@@ -8,7 +8,7 @@ from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pod_policies import SelectingPolicy
 from nodewise.cli.explain.pod_state import PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaResponse
-from nodewise.extender.decision_endpoint import DecisionPage
+from nodewise.engine.decision_endpoint import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"
 BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.telemetry.policy_objects import RESOURCES
-from nodewise.agents.telemetry.unscheduled_pods import GATE
-from nodewise.agents.telemetry.verdict_labels import label_key
+from nodewise.base.clock import SystemClock, format_micro_time, parse_rfc3339
+from nodewise.base.errors import Problem, Refused
 from nodewise.cli.explain import explanation, pod_state, rendering
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.clock import SystemClock, format_micro_time, parse_rfc3339
-from nodewise.errors import Problem, Refused
 from nodewise.kube.resource_kinds import LEASES, NAMESPACES, NODES, PODS
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.policies.unscheduled_pods import GATE
+from nodewise.policies.verdict_labels import label_key
+from nodewise.scheduling_model.in_memory_api import FakeApi
 
 NOW = "2026-11-21T10:00:00Z"
 COOL, CALM = label_key("uid-1"), label_key("uid-2")

@@ -12,12 +12,12 @@ from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_state import PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaResponse
-from nodewise.extender import scheduling_attempt_explanation
-from nodewise.extender.decision import Decision
-from nodewise.extender.decision_codec import StaticDetails, StaticReason
-from nodewise.extender.decision_endpoint import DecisionPage
-from nodewise.extender.scheduling_attempt_explanation import Attempt
-from tests.unit.extender.decision_notation import (
+from nodewise.engine import scheduling_attempt_explanation
+from nodewise.engine.decision import Decision
+from nodewise.engine.decision_codec import StaticDetails, StaticReason
+from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.engine.scheduling_attempt_explanation import Attempt
+from tests.unit.engine.decision_notation import (
     AT,
     ShareDetails,
     decision,
@@ -27,7 +27,7 @@ from tests.unit.extender.decision_notation import (
     prioritize_decision,
     verdict,
 )
-from tests.unit.extender.test_scheduling_attempt_explanation import scored
+from tests.unit.engine.test_scheduling_attempt_explanation import scored
 
 WAITS = PodState("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
 WAITING = PodReadResult(WAITS)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nodewise.base.errors import BadSettings
 from nodewise.cli import explain
 from nodewise.cli.explain import parse_pod_argument
-from nodewise.errors import BadSettings
 from nodewise.kube.resource_kinds import NAMESPACES
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 
 
 @pytest.mark.parametrize(

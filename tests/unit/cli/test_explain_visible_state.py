@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.telemetry.policy_objects import RESOURCES
-from nodewise.errors import Problem, Refused
+from nodewise.base.errors import Problem, Refused
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster.read_only_commands import run
 
 EVENTS = Resource("", "v1", "events", "Event")

@@ -8,9 +8,9 @@ from nodewise.cli.explain.explanation import PodExplanation, comparable_answer
 from nodewise.cli.explain.pod_policies import SelectingPolicy
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.visible_state import VisibleState
-from nodewise.extender.decision_codec import StaticDetails, StaticReason
+from nodewise.engine.decision_codec import StaticDetails, StaticReason
 from tests.unit.cli.test_explain_output import WAITS, create_explanation
-from tests.unit.extender.decision_notation import AT, of
+from tests.unit.engine.decision_notation import AT, of
 
 
 def answer(text: str, *, rejected: bool = False) -> object:

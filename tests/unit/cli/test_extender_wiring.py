@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from nodewise import agents
+from nodewise.base.clock import SystemClock
 from nodewise.cli import extender_wiring
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
-from nodewise.clock import SystemClock
 from nodewise.kube.leader_election_rules import EXTENDER_LEASE
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.server.options import AdminOptions, ServeOptions
 
 NAMESPACE = "nodewise"
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")

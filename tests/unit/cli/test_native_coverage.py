@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.policy_objects import RESOURCES
+from nodewise.base import cooperative_scheduling
 from nodewise.cli import decide_inputs, native_coverage
 from nodewise.cli.decide_inputs import InputSelection
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies import KIND
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model.in_memory_api import FakeApi
 
 PREFIX = "policy.nodewise.node-restriction.kubernetes.io/"
 

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from nodewise import agents
+from nodewise.base.errors import BadSettings
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import (
     MOST_WAITING_POD_BYTES,
     SourceDependencies,
     create_metric_sources,
 )
-from nodewise.errors import BadSettings
-from nodewise.extender.agent_chain import AgentChain
+from nodewise.engine.agent_chain import AgentChain
 from nodewise.metrics.node_attributes import NO_NODES, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry

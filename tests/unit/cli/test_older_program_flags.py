@@ -12,9 +12,9 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
+from nodewise.base.errors import BadSettings
 from nodewise.cli import extender, older_program_flags, options_from_settings
 from nodewise.doctor.checks import certificates
-from nodewise.errors import BadSettings
 from nodewise.observe import logs
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodewise.base.errors import BadInput
 from nodewise.cli.explain import pod_state
 from nodewise.cli.explain.pod_state import PodState
-from nodewise.errors import BadInput
 
 
 def parse_pod(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:

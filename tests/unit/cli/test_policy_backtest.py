@@ -8,16 +8,16 @@ import httpx2
 import pytest
 from click.testing import CliRunner, Result
 
-from nodewise import quantity
-from nodewise.agents.telemetry.placement_policy import Comparison
+from nodewise.base import quantity
+from nodewise.base.clock import format_rfc3339
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Unavailable
 from nodewise.cli.main import command
 from nodewise.cli.policy_backtest import plots
-from nodewise.clock import format_rfc3339
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Unavailable
-from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Header, Record, RecordingWriter, RequestEntry
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import Header, Record, RecordingWriter, RequestEntry
 from nodewise.metrics.prometheus import prometheus_connection
-from nodewise.simulate.backtest_variants import ThresholdCurve
+from nodewise.policies.placement_policy import Comparison
+from nodewise.policy_tools.backtest_variants import ThresholdCurve
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 NOW = 1_700_000_040.0

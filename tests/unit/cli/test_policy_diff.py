@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.base.errors import BadInput
 from nodewise.cli import policy_diff
-from nodewise.errors import BadInput
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.metrics.prometheus import prometheus_connection
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.policies import KIND
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 _POLICY = """

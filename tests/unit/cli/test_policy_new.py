@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from nodewise.agents.telemetry import policy_lint
 from nodewise.cli import main, policy_new
+from nodewise.policy_tools import policy_lint
 from tests.unit.metrics import fake_prometheus
 from tests.unit.metrics.fake_prometheus import PrometheusDouble
 

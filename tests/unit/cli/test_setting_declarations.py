@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from nodewise.base.errors import BadSettings
+from nodewise.base.option import Option
 from nodewise.cli import options_from_settings, setting_declarations
 from nodewise.cli.options_from_settings import CommandLine
-from nodewise.errors import BadSettings
 from nodewise.kube.options import KubeOptions
-from nodewise.option import Option
 
 
 class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import ReplicaResponse
-from nodewise.configure import file_diff
-from nodewise.cpu.store import configmap
-from nodewise.cpu.workload import isolate
-from nodewise.extender.decision_endpoint import DecisionPage
+from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.install import file_diff
+from nodewise_cpu.store import configmap
+from nodewise_cpu.workload import isolate
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"

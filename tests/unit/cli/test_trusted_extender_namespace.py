@@ -3,10 +3,10 @@
 import pytest
 
 from nodewise import agents
-from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.cli import server_components
 from nodewise.cli.server_components import ServerConfig
 from nodewise.kube.options import KubeOptions
+from nodewise.policies.options import TelemetryOptions
 
 KINDS = [agents.load("telemetry"), agents.load("gpu")]
 

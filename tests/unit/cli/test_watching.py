@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.cli import watching
-from nodewise.clock import ManualClock
-from nodewise.errors import Refused, Unavailable
 
 PERIOD_S = 2.0
 

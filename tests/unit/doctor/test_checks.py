@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.telemetry import placement_policy_status, policy_conditions
-from nodewise.configure import scheduler_versions
-from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor import check_runner
 from nodewise.doctor.facts import (
     AccessRight,
@@ -26,8 +23,11 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.finding_catalogue import CATALOGUE
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAdmission, PodAdmissionPolicy
+from nodewise.install import scheduler_versions
+from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
-from nodewise.serve.certificate_issuer import CertificateIssuer
+from nodewise.policies import placement_policy_status, policy_conditions
+from nodewise.tls.certificate_issuer import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,

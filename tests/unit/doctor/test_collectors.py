@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from nodewise import errors
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.base import errors
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
-from nodewise.clock import SystemClock
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
@@ -30,10 +30,10 @@ from nodewise.doctor.findings import Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.doctor.policy_facts import PolicyEvaluation
-from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series
+from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
 from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
 
 ALL = {"metadata": {"name": "p", "namespace": "web"}}

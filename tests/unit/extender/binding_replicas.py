@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState, Inputs, Snapshot, Watched
-from nodewise.bind_plugin_interface import (
+from nodewise.agent.bind_plugin_interface import (
     ALLOCATION_RECORD_LABEL,
     RESERVATIONS_ANNOTATION,
     AllocationRecordLease,
@@ -22,10 +22,10 @@ from nodewise.bind_plugin_interface import (
     BindPlugin,
     Refusal,
 )
-from nodewise.errors import NodewiseError, Problem, Unavailable
+from nodewise.base.errors import NodewiseError, Problem, Unavailable
+from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.binding import Bindings, BindOutcome
 from nodewise.extender.reservation_writer import BindContext
-from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
 from nodewise.kube.reflector import Reflector, ReflectorTarget
@@ -33,7 +33,7 @@ from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube.virtual_time import VirtualClock
 
 OURS = "nodewise"

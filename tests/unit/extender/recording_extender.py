@@ -5,24 +5,25 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nodewise import agents, cooperative_scheduling
+from nodewise import agents
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
-from nodewise.agents.telemetry import TelemetryKind
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.clock import ManualClock
-from nodewise.errors import BadInput
-from nodewise.extender import recording_file, request_recorder
-from nodewise.extender.agent_state_rebuilds import AgentStates
-from nodewise.extender.decision import DecisionRing
-from nodewise.extender.recording_file import Record
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import BadInput
+from nodewise.engine import recording_file, request_recorder
+from nodewise.engine.agent_state_rebuilds import AgentStates
+from nodewise.engine.decision import DecisionRing
+from nodewise.engine.recording_file import Record
+from nodewise.engine.request_recorder import FileRecorder
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.request_recorder import FileRecorder
 from nodewise.extender.routes import Extender
-from nodewise.extender.score_weights import ChainOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Request
-from nodewise.simulate.recording_replay import Player, ReplayAgents
-from nodewise.simulate.response_differences import Difference
+from nodewise.policies import TelemetryKind
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model.recording_replay import Player, ReplayAgents
+from nodewise.scheduling_model.response_differences import Difference
+from nodewise.server.application import Request
 from tests.unit.incremental_agent_states import changed
 
 KIND = agents.load("telemetry")

@@ -7,16 +7,16 @@ from typing import Any, Literal
 import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
-from nodewise.bind_plugin_interface import BindPlan, BindPlugin, Refusal
-from nodewise.clock import ManualClock
-from nodewise.errors import BadInput
+from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import BadInput
+from nodewise.engine.decision import Decision, DecisionRing
 from nodewise.extender.binding import BindOutcome
-from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Request
+from nodewise.server.application import Request
 from tests.unit.extender.binding_replicas import NoFreeDevice
 
 ASKED = {"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState
-from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
-from nodewise.errors import Conflict, NodewiseError, Problem, Refused
+from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import RESERVATION_DROPPED_ANNOTATION, BindOutcome
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from tests.unit.extender.binding_replicas import (

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, Resource, Watched
-from nodewise.errors import BadInput, BadSettings
+from nodewise.base.errors import BadInput, BadSettings
 from nodewise.extender import clusterless_snapshots
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
 

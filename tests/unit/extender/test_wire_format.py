@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Names, NodeIndex, Scores, Verdict
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
+from nodewise.engine.decision import Decision, PodRef
 from nodewise.extender import lenient_request_decoder, request_limits, wire_format
-from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.wire_format import CandidateRequest, MetaVictims, PreemptionRequest
 from nodewise.kube.struct_type_merge import merge
 

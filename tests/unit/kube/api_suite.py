@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.clock import SystemClock
-from nodewise.errors import BadInput, Conflict
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, Conflict
 from nodewise.kube import struct_type_merge
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.elector import Elector
@@ -23,7 +23,7 @@ from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import CONFIGMAPS
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS
 
 
 class DataFields(msgspec.Struct, frozen=True):

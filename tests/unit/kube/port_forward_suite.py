@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import Refused, Unavailable
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import port_forwarding
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi

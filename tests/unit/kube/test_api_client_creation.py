@@ -15,8 +15,8 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
-from nodewise.clock import ManualClock
-from nodewise.errors import BadSettings, Refused
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import BadSettings, Refused
 from nodewise.kube import client_tls, credentials
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER, connect
 from nodewise.kube.credentials import BearerTokenFile

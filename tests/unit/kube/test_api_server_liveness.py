@@ -1,10 +1,10 @@
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.clock import ManualClock
+from nodewise.base.clock import ManualClock
 from nodewise.kube.api_server_liveness import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
-from tests.unit.serve.raw_http_client import metric_value
+from tests.unit.server.raw_http_client import metric_value
 
 
 class LivenessFixture:

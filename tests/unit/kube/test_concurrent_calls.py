@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from nodewise.errors import Conflict, NodewiseError, Unavailable
+from nodewise.base.errors import Conflict, NodewiseError, Unavailable
 from nodewise.kube.concurrent_calls import AT_ONCE, run_api_calls
 
 

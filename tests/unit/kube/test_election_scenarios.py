@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import Unavailable
+from nodewise.base.errors import Unavailable
 from nodewise.kube.api_latency import ApiLatency
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
 from nodewise.kube.leader_election_rules import SLOW_TIMINGS, LeaseLock, LeaseTimings
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
 

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api_server_interface import Expired, NotAllowed, NotFound
 from nodewise.kube.error_responses import ApiCall

@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.kube.api_server_interface import Api
-from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.kube.api_suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decode, item
 
 

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import httpx2
 import pytest
 
-from nodewise.clock import ManualClock
-from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import connection_renewal, http_client
 from nodewise.kube.api_server_interface import Patch
 from nodewise.kube.error_responses import ApiCall

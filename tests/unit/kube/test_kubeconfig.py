@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.errors import BadSettings
+from nodewise.base.errors import BadSettings
 from nodewise.kube import kubeconfig
 
 

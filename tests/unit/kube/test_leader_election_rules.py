@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from nodewise.clock import ManualClock
-from nodewise.errors import Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Unavailable
 from nodewise.kube import leader_election_rules
 from nodewise.kube.elector import Elector
 from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 
 LOCK = LeaseLock("ns", "nodewise", "us")
 OURS = LeaseSpec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)

@@ -1,6 +1,6 @@
 import pytest
 
-from nodewise.errors import Unavailable
+from nodewise.base.errors import Unavailable
 from nodewise.kube.http_client import LineSplitter
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import list_watch
 from nodewise.kube.api_server_interface import Expired
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchEvent, WatchState

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.kube import object_files, struct_type_merge
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import StoreWriter

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.errors import Refused, Unavailable
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import object_listing
 from nodewise.kube.api_server_interface import NONE, Expired, Params
 from nodewise.kube.reflector import ReflectorTarget
@@ -15,7 +15,7 @@ from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.struct_type_merge import merge
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api import FakeApi
 
 NODE: Any = merge("Node")
 ALL = ReflectorTarget(NODES, NODE)

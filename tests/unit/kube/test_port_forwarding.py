@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.errors import Refused, Unavailable
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import port_forwarding
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.port_forwarding import PodPort

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.clock import ManualClock
-from nodewise.errors import Refused, Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.reflector import (
     MISSING_AT_START_S,
@@ -19,9 +19,9 @@ from nodewise.kube.reflector import (
 )
 from nodewise.kube.resource_kinds import Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
-from tests.unit.serve.raw_http_client import metric_value
+from tests.unit.server.raw_http_client import metric_value
 
 
 class ReflectorFixture:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import nodewise
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NODES, PODS, Resource, escape_path, selector
 
 POLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.kube import yaml_json_documents
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import BadInput, Unavailable
+from nodewise.base.errors import BadInput, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx2
 
-from nodewise.errors import NodewiseError
+from nodewise.base.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import query_responses

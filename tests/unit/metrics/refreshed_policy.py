@@ -6,18 +6,18 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry import KIND
-from nodewise.agents.telemetry.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.clock import ManualClock
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import ManualClock
 from nodewise.metrics.metrics_source import merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.policy_timeline import TimelineSettings
+from nodewise.policies import KIND
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 PERIOD_S: Final = RefreshOptions().sync_period_s
 _URL: Final = "http://127.0.0.1:9"

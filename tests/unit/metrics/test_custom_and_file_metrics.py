@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nodewise import clock
-from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_version
 from nodewise.metrics.metric_files import FileSource

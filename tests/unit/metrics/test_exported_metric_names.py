@@ -1,6 +1,6 @@
 """The metric names in `/metrics`, which tenants choose, are limited and shared fairly."""
 
-from nodewise.clock import ManualClock
+from nodewise.base.clock import ManualClock
 from nodewise.metrics import exported_metric_names
 from nodewise.metrics.exported_metric_names import MAX_METRIC_NAMES, select_exported_names
 from nodewise.metrics.metrics_source import MetricRequest

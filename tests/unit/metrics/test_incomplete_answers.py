@@ -10,12 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.annotator.node_usage import UsageMeasurement
-from nodewise.annotator.options import AnnotatorConfig
-from nodewise.annotator.prometheus_usage import PrometheusUsageSource
+from nodewise.base.clock import SystemClock
 from nodewise.cli import policy_text
 from nodewise.cli.policy_backtest import history_reading
-from nodewise.clock import SystemClock
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.range_matrix import TimeGrid
@@ -24,7 +21,10 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.metrics.value_distribution import distribution_of
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.annotator.node_usage import UsageMeasurement
+from nodewise_scorers.annotator.options import AnnotatorConfig
+from nodewise_scorers.annotator.prometheus_usage import PrometheusUsageSource
+from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, run_prometheus
 from tests.unit.metrics.fake_prometheus_history import FakeHistory, history_of, request_of
 from tests.unit.metrics.prometheus_suite import fetch, source, values

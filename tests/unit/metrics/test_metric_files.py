@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import BadInput, Unavailable
+from nodewise.base.errors import BadInput, Unavailable
 from nodewise.kube import object_files
 from nodewise.metrics import metric_files
 from nodewise.metrics.metric_files import FileSource

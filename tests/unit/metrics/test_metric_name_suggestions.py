@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodewise import cooperative_scheduling
-from nodewise.clock import ManualClock
-from nodewise.errors import Unavailable
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Unavailable
 from nodewise.metrics import metric_name_suggestions
 from nodewise.metrics.metric_name_suggestions import (
     MAX_COMPARED,

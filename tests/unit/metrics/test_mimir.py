@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodewise.errors import BadInput, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import NoValues
 from tests.unit.metrics.prometheus_suite import values

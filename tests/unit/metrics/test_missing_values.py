@@ -8,7 +8,7 @@ from typing import get_args
 import httpx2
 import pytest
 
-from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube import error_responses, http_client
 from nodewise.kube.error_responses import ApiCall, ErrorStatus
 from nodewise.metrics import missing_values

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
+from nodewise.base import cooperative_scheduling
 from nodewise.kube.store import StoreWriter
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import node_attributes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics import nodes_without_values, series_arrays
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.nodes_without_values import NONE

@@ -12,14 +12,14 @@ import pytest
 import structlog
 import trustme
 
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus import client as clients
 from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Series
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, SeriesSamples, run_prometheus
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
-from tests.unit.serve.certificate_files import ServerCertificateFiles
+from tests.unit.server.certificate_files import ServerCertificateFiles
 
 ONE = {'temp{instance="a"}': "1"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.errors import BadSettings, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadSettings, NodewiseError, Refused, Unavailable
 from nodewise.metrics import missing_values
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, run_prometheus
 from tests.unit.metrics.prometheus_suite import fetch, source

@@ -8,7 +8,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from nodewise.errors import BadInput, Unavailable
+from nodewise.base.errors import BadInput, Unavailable
 from nodewise.metrics.prometheus import history as prometheus_history
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import query_responses, range_samples, series_labels
 

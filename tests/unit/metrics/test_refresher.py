@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from nodewise.clock import SystemClock
-from nodewise.errors import BadInput, Unavailable
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series

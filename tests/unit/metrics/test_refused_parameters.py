@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.source import PrometheusSource
 from tests.unit.metrics.prometheus_suite import source, values

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodewise import clock
-from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes

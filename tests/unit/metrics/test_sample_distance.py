@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest, with_lookback
 from nodewise.metrics.series import Sample, Series, merge_newer

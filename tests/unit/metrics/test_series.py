@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Sample, Samples, Series, merge_newer, pack_samples
 

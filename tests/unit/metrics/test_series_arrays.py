@@ -1,7 +1,7 @@
 import numpy as np
 
-from nodewise import cooperative_scheduling
-from nodewise.cooperative_scheduling import run_without_pauses
+from nodewise.base import cooperative_scheduling
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics import series_arrays
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import structlog
 
-from nodewise.clock import ManualClock
-from nodewise.errors import Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series

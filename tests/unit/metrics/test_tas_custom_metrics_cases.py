@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise import clock as clocks
-from nodewise.clock import ManualClock
-from nodewise.errors import Unavailable
+from nodewise.base import clock as clocks
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest

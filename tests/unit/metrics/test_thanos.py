@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodewise.errors import BadInput
+from nodewise.base.errors import BadInput
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.prometheus import query_responses

@@ -4,8 +4,8 @@ import asyncio
 
 import structlog
 
-from nodewise.clock import ManualClock
-from nodewise.errors import Unavailable
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series

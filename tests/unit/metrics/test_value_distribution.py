@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import quantity
+from nodewise.base import quantity
 from nodewise.metrics.value_distribution import Direction, ValueDistribution, distribution_of
 
 DIRECTIONS: tuple[Direction, ...] = ("above", "below")

@@ -9,9 +9,9 @@ from typing import Any, Final
 import httpx2
 import pytest
 
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
@@ -279,7 +279,7 @@ class LateHistory(FakeHistory):
 
 def test_backtest_finds_no_clock_skew(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LateHistory({})
-    monkeypatch.setattr("nodewise.clock.SystemClock.now", lambda _: server.now)
+    monkeypatch.setattr("nodewise.base.clock.SystemClock.now", lambda _: server.now)
     notes: list[str] = []
     grid = asyncio.run(
         history_reading.time_grid(history_of(server, ("a",)), HistoryRange(3600.0, None, 60.0), notes)

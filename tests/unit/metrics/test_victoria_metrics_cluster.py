@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from nodewise.observe import traces
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.application import Application, RemotePeer, Request, RequestHeader, Response, Route
+from nodewise.server.application import Application, RemotePeer, Request, RequestHeader, Response, Route
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -51,7 +51,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import Resource, Watched
-from nodewise.agent_controller_interface import ControllerKind, Handle
+from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
+from nodewise.agent.controller_interface import ControllerKind, Handle
 from nodewise.agents.gpu import (
     container_gpu_amounts,
     dra_nodes,
@@ -67,7 +68,6 @@ from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, NAME, PODS, GpuStateBuilder
-from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

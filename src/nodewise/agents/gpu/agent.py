@@ -24,6 +24,7 @@ from nodewise.agent import (
     Verdict,
     Victims,
 )
+from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 from nodewise.agents.gpu import (
     allocation_record,
     bind_annotations,
@@ -53,7 +54,6 @@ from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState
 from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
 

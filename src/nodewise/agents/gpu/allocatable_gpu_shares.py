@@ -17,7 +17,7 @@ from nodewise.agents.gpu.counting_resource_units import Units
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
 from nodewise.agents.gpu.gpu_sharing import GpuSharing, RegisteredGpu
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import truncate
+from nodewise.base.errors import truncate
 
 AddProblem = Callable[[str], None]
 """Adds a problem of the node; an empty text is none."""

@@ -13,7 +13,7 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.node_allocations import PodAllocation
 from nodewise.agents.gpu.state import RECORD_PREFIX, GpuState, NodeState
-from nodewise.errors import shown
+from nodewise.base.errors import shown
 
 
 class ObservedChanges(NamedTuple):

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
-from nodewise.errors import UNREADABLE, shown
+from nodewise.agent.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
+from nodewise.base.errors import UNREADABLE, shown
 
 MAX_SUBDEVICE_NUMBER: Final = 1024
 """The numbers of sub-devices are below this; no GPU has as many."""

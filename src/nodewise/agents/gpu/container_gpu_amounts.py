@@ -7,7 +7,7 @@ from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod, is_sidecar
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.statistics.pod_requests import RequestingContainer
+from nodewise.kube.pod_requests import RequestingContainer
 
 
 def requests_gpu_resources(pod: GpuPod, profile: ResourceProfile) -> bool:

@@ -7,8 +7,8 @@ Here an amount is either exact or an error.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from nodewise import quantity
-from nodewise.errors import shown
+from nodewise.base import quantity
+from nodewise.base.errors import shown
 
 LARGEST: Final = 2**63 - 1
 """Amounts are summed in arrays of int64."""

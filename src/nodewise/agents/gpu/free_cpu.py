@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import quantity
 from nodewise.agents.gpu import node_allocations, pod_reduction
 from nodewise.agents.gpu.gpu_pod_fields import (
     AllocatedMetadata,
@@ -22,8 +21,9 @@ from nodewise.agents.gpu.gpu_pod_fields import (
 )
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.errors import UNREADABLE
-from nodewise.statistics.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
+from nodewise.base import quantity
+from nodewise.base.errors import UNREADABLE
+from nodewise.kube.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
 
 Cpu = NDArray[np.int64]
 

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu.gpu_array_node_column import (
     ABSENT,
     ONE_GROUP,
@@ -22,6 +21,7 @@ from nodewise.agents.gpu.gpu_array_node_column import (
     build_node_column,
 )
 from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.base import cooperative_scheduling
 
 Amounts = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from nodewise.agents.gpu import extended_resource_amounts, gpu_sharing
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import shown, truncate
+from nodewise.base.errors import shown, truncate
 
 _INTEL_DEVICES: Final = re.compile(r"gpu\.intel\.com/device-id\.([0-9a-f]{4}-[0-9a-f]{4})\.count")
 _AMD_MEMORY: Final = re.compile(r"([0-9]{1,6})G")

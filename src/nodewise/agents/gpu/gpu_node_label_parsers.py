@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodewise.errors import shown
+from nodewise.base.errors import shown
 
 TELEMETRY: Final = "telemetry.aware.scheduling."
 PCI_GROUP: Final = "PCI_GROUP"

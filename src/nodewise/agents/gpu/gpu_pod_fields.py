@@ -5,8 +5,8 @@ from typing import Annotated, Final
 import msgspec
 
 from nodewise.agent import ReadKeys
-from nodewise.statistics import pod_requests
-from nodewise.statistics.pod_requests import (
+from nodewise.kube import pod_requests
+from nodewise.kube.pod_requests import (
     HoldingSpec,
     HoldingStatus,
     RequestingContainer,

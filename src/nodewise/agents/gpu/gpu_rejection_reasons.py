@@ -13,9 +13,9 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from nodewise.agent.verdicts import OWN_REASON
 from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts
-from nodewise.errors import truncate
-from nodewise.verdicts import OWN_REASON
+from nodewise.base.errors import truncate
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"

@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.typical_pods import History, PodClass
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+from nodewise.base import clock
 
 NAME: Final = "nodewise-gpu-typical-pods"
 UNTIL: Final = "counted-until"

@@ -22,7 +22,7 @@ import msgspec
 
 from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
-from nodewise.errors import UNREADABLE, shown, truncate
+from nodewise.base.errors import UNREADABLE, shown, truncate
 
 HAMI_REGISTER: Final = "hami.io/node-nvidia-register"
 NVIDIA_GPU: Final = "nvidia.com/gpu"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nodewise.agent import NodeIndex
 from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
 from nodewise.agents.gpu.vendor_resource_names import PROFILES, ResourceProfile
-from nodewise.errors import truncate
+from nodewise.base.errors import truncate
 
 ANNOTATION: Final = "nodewise.io/gpu-cards"
 _VENDORS: Final = re.compile(

@@ -25,7 +25,7 @@ from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Re
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import shown
+from nodewise.base.errors import shown
 
 _MOST_GPUS: Final = 1024
 """The most GPUs in one pod's annotation. Tenants write it, and no pod that requests more than some hundred is

@@ -28,7 +28,7 @@ from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME, Link
 from nodewise.agents.gpu.gpu_topology_labels import MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES
 from nodewise.agents.gpu.missing_gpus import MissingGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import UNREADABLE, shown, truncate
+from nodewise.base.errors import UNREADABLE, shown, truncate
 
 __all__ = [
     "GPUS",

@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import BadSettings, Problem, shown
-from nodewise.option import Option
+from nodewise.base.errors import BadSettings, Problem, shown
+from nodewise.base.option import Option
 
 Placement = Literal["first-fit", "pack", "spread", "balanced", "fragmentation"]
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)

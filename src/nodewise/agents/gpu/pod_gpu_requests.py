@@ -40,8 +40,8 @@ from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKi
 from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import shown, truncate
-from nodewise.statistics.pod_requests import RequestingContainer
+from nodewise.base.errors import shown, truncate
+from nodewise.kube.pod_requests import RequestingContainer
 
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""

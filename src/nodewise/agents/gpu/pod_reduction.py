@@ -23,13 +23,8 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     cpu_milli,
     is_sidecar,
 )
-from nodewise.statistics.integer_quantities import Quantity
-from nodewise.statistics.pod_requests import (
-    HoldingSpec,
-    HoldingStatus,
-    RequestedResources,
-    RequestingContainer,
-)
+from nodewise.base.integer_quantities import Quantity
+from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestedResources, RequestingContainer
 
 MOST_BYTES: Final = 2**16
 """Memory of one stored pod. 64 containers with four resources each take about 48,000."""

@@ -9,10 +9,10 @@ from collections.abc import Container, Generator, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from nodewise.agent import ObjectKey
+from nodewise.agent.bind_plugin_interface import AllocationRecordLease
 from nodewise.agents.gpu import allocation_record, node_allocations
 from nodewise.agents.gpu.allocation_record import AllocationRecord
 from nodewise.agents.gpu.state import RECORD_PREFIX, GpuState, NodeState
-from nodewise.bind_plugin_interface import AllocationRecordLease
 
 Why = Literal["unbound", "unknown", "stale"]
 """`unbound`: the pod is on no node. `unknown`: the pod is not known; it may be new or deleted. `stale`: the

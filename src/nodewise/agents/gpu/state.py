@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
+from nodewise.agent.bind_plugin_interface import AllocationRecordLease, AllocationStateBuilder
+from nodewise.agent.state import NODES, Change
 from nodewise.agents.gpu import (
     allocation_record,
     allocation_record_limits,
@@ -35,8 +37,6 @@ from nodewise.agents.gpu.missing_gpus import NO_NODES, MissingGpusOfNodes, Missi
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.bind_plugin_interface import AllocationRecordLease, AllocationStateBuilder
-from nodewise.state import NODES, Change
 
 NAME: Final = "gpu"
 """The name of the agent: its key in `Snapshot.agent_states`."""

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from nodewise.agents.gpu import gpu_node_label_parsers
 from nodewise.agents.gpu.gpu_node_label_parsers import PCI_GROUP, TelemetryLabel
-from nodewise.errors import shown
+from nodewise.base.errors import shown
 
 Groups = Mapping[str, frozenset[str]]
 Tiles = Mapping[str, frozenset[int]]

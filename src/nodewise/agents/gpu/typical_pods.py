@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import safe_yaml_loader
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.extended_resource_amounts import LARGEST, Amounts
 from nodewise.agents.gpu.gpu_pod_fields import (
@@ -26,8 +25,9 @@ from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
-from nodewise.statistics.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
+from nodewise.kube.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
 
 DAYS: Final = 7
 """The number of days that count, including today."""

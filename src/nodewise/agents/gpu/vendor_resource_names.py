@@ -32,8 +32,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise import safe_yaml_loader
-from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base import safe_yaml_loader
+from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 
 
 class ResourceProfile(msgspec.Struct, frozen=True):

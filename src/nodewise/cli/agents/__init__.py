@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewise import agents
+from nodewise.base.terminal_escaping import visible
 from nodewise.cli import agent_selection
 from nodewise.cli.agents import agent_package_scaffold
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.name_completion import AgentNames
 from nodewise.cli.options_from_settings import output_option
 from nodewise.cli.setting_declarations import list_settings
-from nodewise.terminal_escaping import visible
 
 
 @click.group()

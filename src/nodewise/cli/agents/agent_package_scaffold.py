@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from nodewise import agents
-from nodewise.errors import BadSettings, Problem
-from nodewise.extender.third_party_result_validation import MAX_NAME_LENGTH, NAME
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.engine.third_party_result_validation import MAX_NAME_LENGTH, NAME
 
 TEMPLATE: Final = Path(agents.__file__).parent / "template"
 RESERVED: Final = frozenset(

@@ -10,31 +10,30 @@ from typing import Final
 
 import click
 
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
 from nodewise.cli import terminal_output
 from nodewise.cli.certs import output
 from nodewise.cli.certs.options import CertsOptions, check_options
 from nodewise.cli.options_from_settings import CommandLine, click_parameters, create_click_command
-from nodewise.clock import SystemClock
-from nodewise.configure import (
+from nodewise.install import (
     certificate_folder,
     certificate_manifests,
     certificate_renewal,
     certificate_secrets,
-    x509_certificates,
 )
-from nodewise.configure.certificate_renewal import (
+from nodewise.install.certificate_renewal import (
     CertificateSpec,
     ConnectionCertificates,
     PeerCertificates,
     RenewalPlan,
 )
-from nodewise.configure.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
-from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
+from nodewise.install.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import certificate_issuer
+from nodewise.tls import certificate_issuer, x509_certificates
 
 _MAX_ATTEMPTS: Final = 5
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")

@@ -4,11 +4,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.option import Option
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.configure import certificate_renewal, certificate_secrets
-from nodewise.errors import BadSettings, Problem
+from nodewise.install import certificate_renewal, certificate_secrets
 from nodewise.kube.options import KubeOptions
-from nodewise.option import Option
 
 _SIGNER: Final = "Signer of the cluster for kube-scheduler's certificate"
 _CONTENTS: Final = "Content of certificates"

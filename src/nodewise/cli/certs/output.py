@@ -9,9 +9,9 @@ import yaml
 
 from nodewise.cli import exit_codes, terminal_output
 from nodewise.cli.certs.options import CertsOptions
-from nodewise.configure.certificate_renewal import CertificateSummary, RenewalPlan
-from nodewise.configure.certificate_secrets import SigningRequest
-from nodewise.configure.x509_certificates import format_rfc3339_time
+from nodewise.install.certificate_renewal import CertificateSummary, RenewalPlan
+from nodewise.install.certificate_secrets import SigningRequest
+from nodewise.tls.x509_certificates import format_rfc3339_time
 
 
 def print_kubernetes_objects(made: list[dict[str, Any]], output: str | None) -> None:

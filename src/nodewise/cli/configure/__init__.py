@@ -7,6 +7,7 @@ from typing import Final
 import click
 import msgspec
 
+from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import agent_selection, older_program_flags
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.configure import host, platform_modes
@@ -17,7 +18,6 @@ from nodewise.cli.options_from_settings import (
     click_parameters,
     create_click_command,
 )
-from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
 COMMANDS: Final = {

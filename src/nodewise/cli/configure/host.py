@@ -10,6 +10,7 @@ import click
 import msgspec
 
 import nodewise
+from nodewise.base.errors import BadInput, NodewiseError, Problem
 from nodewise.cli import exit_codes
 from nodewise.cli.configure import report
 from nodewise.cli.configure.options import (
@@ -19,7 +20,7 @@ from nodewise.cli.configure.options import (
     check_contradictory_options,
     flags_to_repeat_run,
 )
-from nodewise.configure import (
+from nodewise.install import (
     atomic_host_files,
     backups,
     control_plane_file_plan,
@@ -31,11 +32,10 @@ from nodewise.configure import (
     scheduler_configuration,
     scheduler_static_pod,
 )
-from nodewise.configure.backups import Backup
-from nodewise.configure.control_plane_file_plan import ChangePlan, HostRequest
-from nodewise.configure.other_control_plane_hosts import OtherHostRun
-from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
-from nodewise.errors import BadInput, NodewiseError, Problem
+from nodewise.install.backups import Backup
+from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
+from nodewise.install.other_control_plane_hosts import OtherHostRun
+from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
 """The image of nodewise sets this variable."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.option import Option
 from nodewise.cli.setting_declarations import CommandOptions, Setting, list_settings
-from nodewise.configure.kubernetes_distribution_files import PLATFORMS
-from nodewise.errors import BadSettings, Problem
-from nodewise.option import Option
+from nodewise.install.kubernetes_distribution_files import PLATFORMS
 
 DEFAULT_TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"

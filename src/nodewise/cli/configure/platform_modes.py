@@ -10,8 +10,9 @@ import click
 import msgspec
 
 import nodewise
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.cli.configure.options import NATIVE, SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
-from nodewise.configure import (
+from nodewise.install import (
     kubernetes_distribution_files,
     native_mode,
     scheduler_configuration,
@@ -19,10 +20,9 @@ from nodewise.configure import (
     second_scheduler,
     yaml_editor,
 )
-from nodewise.configure.kubernetes_distribution_files import PLATFORMS, Platform
-from nodewise.configure.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
-from nodewise.configure.scheduler_versions import SchedulerVersion
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.install.kubernetes_distribution_files import PLATFORMS, Platform
+from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
+from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube import yaml_json_documents
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions

@@ -6,14 +6,14 @@ import click
 import msgspec
 import yaml
 
+from nodewise.base.option import Option
 from nodewise.cli import agent_selection, options_from_settings, terminal_output
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.configure import scheduler_configuration
-from nodewise.configure.scheduler_configuration import EntryFiles, SchedulerOptions
+from nodewise.install import scheduler_configuration
+from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
 from nodewise.observe import logs
-from nodewise.option import Option
 
 
 class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):

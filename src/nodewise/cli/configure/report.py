@@ -8,14 +8,14 @@ from typing import Any, Final
 import click
 import msgspec
 
+from nodewise.base.errors import BadInput
+from nodewise.base.terminal_escaping import visible
 from nodewise.cli import exit_codes
 from nodewise.cli.configure.options import ConfigureOptions
-from nodewise.configure import control_plane_file_plan, file_diff
-from nodewise.configure.atomic_host_files import FileChange
-from nodewise.configure.backups import Backup
-from nodewise.configure.control_plane_file_plan import ChangePlan, HostRequest
-from nodewise.errors import BadInput
-from nodewise.terminal_escaping import visible
+from nodewise.install import control_plane_file_plan, file_diff
+from nodewise.install.atomic_host_files import FileChange
+from nodewise.install.backups import Backup
+from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
 
 
 def print_message(text: str) -> None:

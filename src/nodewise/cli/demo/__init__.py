@@ -20,6 +20,7 @@ import msgspec
 from rich.console import Console
 
 import nodewise
+from nodewise.base.errors import NodewiseError, Unavailable
 from nodewise.cli.demo import extender_process
 from nodewise.cli.demo.cluster import (
     NAMESPACE,
@@ -31,11 +32,10 @@ from nodewise.cli.demo.cluster import (
     example,
 )
 from nodewise.cli.demo.extender_process import ExtenderProcess
-from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.simulated_cluster import Cluster
+from nodewise.scheduling_model.simulated_cluster import Cluster
 
 _SCALE: Final = 5000
 _CALLS: Final = 200

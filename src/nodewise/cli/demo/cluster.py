@@ -9,14 +9,14 @@ from typing import Any, Final
 import msgspec
 
 import nodewise
-from nodewise.agents.telemetry import KIND as TELEMETRY
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.extender.pod_requeueing import ANNOTATION
+from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
-from nodewise.simulate import in_memory_api_http_server
-from nodewise.simulate.in_memory_api import FakeApi
-from nodewise.simulate.in_memory_api_http_server import ApiServer
+from nodewise.policies import KIND as TELEMETRY
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api_http_server import ApiServer
 
 NAMESPACE: Final = "health-metric-demo"
 RESOURCE: Final = "telemetry/scheduling"

@@ -12,7 +12,7 @@ from typing import IO
 
 import httpx2
 
-from nodewise.errors import Problem, Unavailable
+from nodewise.base.errors import Problem, Unavailable
 
 
 class ExtenderProcess:

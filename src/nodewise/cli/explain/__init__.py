@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from nodewise import clock, replicas
+from nodewise.base import clock
+from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.base.option import Argument, Option
 from nodewise.cli import exit_codes, options_from_settings, terminal_output, watching
 from nodewise.cli.explain import (
     explanation,
@@ -25,15 +27,14 @@ from nodewise.cli.name_completion import NamespaceName, PodName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
-from nodewise.extender import scheduling_attempt_explanation
+from nodewise.engine import scheduling_attempt_explanation
+from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.options import KubeOptions
+from nodewise.kube.replicas import Replica
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
-from nodewise.replicas import Replica
 
 _WATCH_PERIOD_S: Final = 2.0
 _POD_WORDS: Final = frozenset({"pod", "pods", "po"})

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise import quantity
-from nodewise.extender.counterfactuals import PolicyRemoval
-from nodewise.extender.scheduling_attempt_explanation import Explanation
+from nodewise.base import quantity
+from nodewise.engine.counterfactuals import PolicyRemoval
+from nodewise.engine.scheduling_attempt_explanation import Explanation
 
 _MAX_LISTED: Final = 3
 _TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})

@@ -4,17 +4,17 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise import clock, quantity
 from nodewise.agent import is_unresolvable
+from nodewise.base import clock, quantity
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.cli.explain.visible_state import VisibleState
-from nodewise.extender import decision_document
-from nodewise.extender.counterfactuals import PolicyRemoval, RuleChange
-from nodewise.extender.decision import Decision
-from nodewise.extender.scheduling_attempt_explanation import (
+from nodewise.engine import decision_document
+from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
+from nodewise.engine.decision import Decision
+from nodewise.engine.scheduling_attempt_explanation import (
     Explanation,
     MeasuredRule,
     NodeExplanation,

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from nodewise import clock
-from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
+from nodewise.base import clock
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaResponse
+from nodewise.policies.agent import SCHEDULING_RESOURCE
+from nodewise.policies.policy_selection import POLICY_LABEL
 
 _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 

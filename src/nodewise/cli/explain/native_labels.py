@@ -6,22 +6,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
-from nodewise.agents.telemetry import unscheduled_pods
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABELS
-from nodewise.agents.telemetry.verdict_requirements import (
-    NodeConstraints,
-    VerdictRequirement,
-    verdict_requirements,
-)
+from nodewise.base import clock
+from nodewise.base.errors import UNREADABLE, NodewiseError
 from nodewise.cli.explain.pod_policies import PolicyOfLabel
-from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube import object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import unscheduled_pods
+from nodewise.policies.node_label_ownership import VERDICT_LABELS
+from nodewise.policies.verdict_requirements import NodeConstraints, VerdictRequirement, verdict_requirements
 
 _LEASE_EXPIRED: Final = 2
 """A Lease that was not renewed for so many of its durations has no leader; clocks may differ by one."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise import clock
-from nodewise.agents.telemetry.unscheduled_pods import GATE
+from nodewise.base import clock
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.explain.native_labels import LabelledNode, NativeState, RequiredLabel
+from nodewise.policies.unscheduled_pods import GATE
 
 _STALE_S: Final = 300.0
 """An evaluation that is older is reported, like the alert NodewiseNoEvaluation."""

@@ -8,23 +8,23 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey, Watched
-from nodewise.agents.telemetry import KIND, policy_mode
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
-from nodewise.agents.telemetry.placement_policy_status import GOOD
-from nodewise.agents.telemetry.policy_conditions import StatusWithConditions
-from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, decode_status
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields, SelectionIndex, named_by_label
-from nodewise.agents.telemetry.policy_status_fields import PlacementPolicyStatus
-from nodewise.agents.telemetry.state import POLICIES
-from nodewise.agents.telemetry.verdict_labels import label_key
-from nodewise.errors import UNREADABLE, Refused, did_you_mean
+from nodewise.base.errors import UNREADABLE, Refused, did_you_mean
 from nodewise.kube import object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import KIND, policy_mode
+from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies.placement_policy_status import GOOD
+from nodewise.policies.policy_conditions import StatusWithConditions
+from nodewise.policies.policy_namespace_trust import NAMESPACES
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
+from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex, named_by_label
+from nodewise.policies.policy_status_fields import PlacementPolicyStatus
+from nodewise.policies.state import POLICIES
+from nodewise.policies.verdict_labels import label_key
 
 _MOST_RULES: Final = 10
 _SYNC_PERIOD_S: Final = 5.0

@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from nodewise.agents.telemetry.agent import find_misspelt_policy_label
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem
 from nodewise.cli.explain import native_labels, pod_policies, similar_names
 from nodewise.cli.explain.native_labels import NativeState
 from nodewise.cli.explain.pod_policies import SelectingPolicy
-from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import PODS
+from nodewise.policies.agent import find_misspelt_policy_label
+from nodewise.policies.policy_selection import POLICY_LABEL
 
 DEFAULT_SCHEDULER = "default-scheduler"
 

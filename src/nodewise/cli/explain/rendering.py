@@ -5,15 +5,15 @@ from typing import Final
 
 import click
 
-from nodewise import clock, quantity
+from nodewise.base import clock, quantity
 from nodewise.cli import agent_value_format, tables, terminal_output
 from nodewise.cli.explain import counterfactual_rendering, missing_decision, native_rendering, visible_state
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.native_labels import NativeState
-from nodewise.extender import decision_document
-from nodewise.extender.decision import Decision
-from nodewise.extender.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
+from nodewise.engine import decision_document
+from nodewise.engine.decision import Decision
+from nodewise.engine.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
 
 _CLOSEST: Final = 3
 _DETAILS: Final = "DETAILS"

@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 
 import httpx2
 
-from nodewise import replicas
-from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
-from nodewise.extender import decision_endpoint
-from nodewise.extender.decision import Decision
-from nodewise.extender.decision_endpoint import DecisionPage
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
+from nodewise.engine import decision_endpoint
+from nodewise.engine.decision import Decision
+from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.kube import replicas
 from nodewise.kube.http_client import HttpApi
-from nodewise.replicas import Replica
+from nodewise.kube.replicas import Replica
 
 _PATH: Final = "/decisions"
 _MAX_DECISIONS: Final = "30"

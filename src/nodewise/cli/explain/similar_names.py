@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.errors import UNREADABLE, NodewiseError, did_you_mean
+from nodewise.base.errors import UNREADABLE, NodewiseError, did_you_mean
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
 

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
+from nodewise.base import clock
+from nodewise.base.errors import UNREADABLE, NodewiseError
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import missing_decision
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import Resource
 

@@ -16,8 +16,9 @@ from typing import Annotated, Literal
 import click
 import msgspec
 
-from nodewise import clock
-from nodewise.agents.telemetry import KIND
+from nodewise.base import clock
+from nodewise.base.errors import BadSettings, Problem, shown
+from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, decide_inputs, options_from_settings
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
@@ -26,7 +27,6 @@ from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.policy_backtest.report import BacktestReport
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.errors import BadSettings, Problem, shown
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.resource_kinds import NODES
@@ -34,9 +34,9 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.option import Argument, Option
-from nodewise.simulate import policy_timeline
-from nodewise.simulate.policy_timeline import TimelineSettings
+from nodewise.policies import KIND
+from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 _DAY_S = 86400.0
 
@@ -89,7 +89,7 @@ def run(command_line: CommandLine) -> None:
     logs.configure("error")
     own = command_line.settings(BacktestOptions)
     if own.html:
-        from nodewise.cli.simulate.plots import check_matplotlib_installed
+        from nodewise.cli.plots import check_matplotlib_installed
 
         check_matplotlib_installed("--html")
     report = asyncio.run(_backtest(own, command_line))

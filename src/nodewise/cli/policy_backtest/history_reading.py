@@ -11,23 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from nodewise import clock, cooperative_scheduling
 from nodewise.agent import NodeIndex, ObjectKey
-from nodewise.agents.telemetry import policy_selection
-from nodewise.agents.telemetry.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
-from nodewise.agents.telemetry.placement_policy_fields import SELECTOR_OPERATORS
-from nodewise.agents.telemetry.policy_namespace_trust import NAMESPACES
-from nodewise.agents.telemetry.policy_selection import (
-    PodFields,
-    PodMetadata,
-    SelectionIndex,
-    daemon_set_pod,
-)
+from nodewise.base import clock, cooperative_scheduling
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.policy_backtest import recorded_pods
 from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.policy_backtest.report import BacktestReport
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
 from nodewise.metrics import node_attributes
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus import history as prometheus_history
@@ -36,11 +26,16 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate import backtest_variants
-from nodewise.simulate.backtest_summary import StartedPod
-from nodewise.simulate.backtest_variants import Variant
-from nodewise.simulate.policy_backtest import Backtest
-from nodewise.simulate.policy_timeline import Objects, PolicyTimeline, TimelineSettings
+from nodewise.policies import policy_selection
+from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
+from nodewise.policies.placement_policy_fields import SELECTOR_OPERATORS
+from nodewise.policies.policy_namespace_trust import NAMESPACES
+from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
+from nodewise.policy_tools import backtest_variants
+from nodewise.policy_tools.backtest_summary import StartedPod
+from nodewise.policy_tools.backtest_variants import Variant
+from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
 
 _WHAT: Final = "policy backtest"
 _SAMPLE_STEPS: Final = 200

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
-from nodewise import clock
+from nodewise.base import clock
+from nodewise.base.terminal_escaping import visible
 from nodewise.cli.policy_backtest import plots, text_report
 from nodewise.cli.policy_backtest.report import BacktestReport, PolicyReport
 from nodewise.cli.tables import TableData
-from nodewise.terminal_escaping import visible
 
 _MAX_NODES: Final = 50
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

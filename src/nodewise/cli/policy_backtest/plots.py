@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import quantity
+from nodewise.base import quantity
+from nodewise.base.errors import truncate
+from nodewise.cli.plots import STYLE
 from nodewise.cli.policy_backtest.report import BacktestReport, PolicyReport
-from nodewise.cli.simulate.plots import STYLE
-from nodewise.errors import truncate
-from nodewise.simulate import backtest_variants
-from nodewise.simulate.backtest_summary import History, Interval
-from nodewise.simulate.backtest_variants import ThresholdCurve
+from nodewise.policy_tools import backtest_variants
+from nodewise.policy_tools.backtest_summary import History, Interval
+from nodewise.policy_tools.backtest_variants import ThresholdCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import recording_file
-from nodewise.extender.recording_file import RequestEntry
+from nodewise.base.errors import UNREADABLE, BadInput, Problem
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import RequestEntry
 from nodewise.metrics.prometheus.history import PodStart
 
 

@@ -5,13 +5,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from nodewise import clock, quantity
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.placement_policy import Policy, PolicyKey
+from nodewise.base import clock, quantity
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
-from nodewise.simulate import backtest_summary, backtest_variants
-from nodewise.simulate.backtest_rules import Mask
-from nodewise.simulate.backtest_summary import (
+from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policy_tools import backtest_summary, backtest_variants
+from nodewise.policy_tools.backtest_rules import Mask
+from nodewise.policy_tools.backtest_summary import (
     History,
     Interval,
     Measures,
@@ -19,8 +19,8 @@ from nodewise.simulate.backtest_summary import (
     PodWaits,
     StartedPod,
 )
-from nodewise.simulate.backtest_variants import ThresholdCurve
-from nodewise.simulate.policy_backtest import Backtest, PolicyRecord
+from nodewise.policy_tools.backtest_variants import ThresholdCurve
+from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord
 
 _MAX_INTERVALS: Final = 10_000
 """Intervals of one rule in JSON."""

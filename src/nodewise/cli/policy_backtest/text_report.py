@@ -5,11 +5,11 @@ from typing import Final
 
 import click
 
-from nodewise import clock
+from nodewise.base import clock
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.policy_backtest.report import AlternativeReport, BacktestReport, PolicyReport
 from nodewise.cli.tables import TableData
-from nodewise.simulate.backtest_summary import Interval, Measures
+from nodewise.policy_tools.backtest_summary import Interval, Measures
 
 _MAX_NODES: Final = 10
 _MAX_OUTAGES: Final = 3

@@ -13,20 +13,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind, ObjectKey, Watched
+from nodewise.base import distributions
+from nodewise.base.errors import BadInput, Problem
+from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, exit_codes, object_and_metric_sources, options_from_settings
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
-from nodewise.cli.simulate import bursts, replay_report, trace
+from nodewise.cli.simulate import replay_report, trace
 from nodewise.cli.simulate.replay_report import Replayed
-from nodewise.errors import BadInput, Problem
-from nodewise.extender import recording_file
-from nodewise.extender.recording_file import Header, Record
-from nodewise.extender.score_weights import ChainOptions
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import Header, Record
+from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube import object_files
 from nodewise.observe import logs
-from nodewise.option import Argument, Option
-from nodewise.simulate.recording_replay import Player, ReplayAgents
-from nodewise.simulate.response_differences import Difference
+from nodewise.scheduling_model.recording_replay import Player, ReplayAgents
+from nodewise.scheduling_model.response_differences import Difference
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -221,7 +222,9 @@ def _replay_parameters() -> list[click.Parameter]:
 
 
 command.add_command(trace.command)
-command.add_command(bursts.command)
+for entry in distributions.own_entry_points(distributions.COMMANDS):
+    if entry.name.startswith("simulate "):
+        command.add_command(entry.load())
 command.add_command(
     options_from_settings.create_click_command(
         "replay",

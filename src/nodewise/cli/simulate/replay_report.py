@@ -7,11 +7,11 @@ import click
 import msgspec
 
 import nodewise
-from nodewise import clock
+from nodewise.base import clock
 from nodewise.cli import tables, terminal_output
-from nodewise.extender.recording_file import Header
-from nodewise.simulate.recording_replay import Tally
-from nodewise.simulate.response_differences import Difference, NodeResult
+from nodewise.engine.recording_file import Header
+from nodewise.scheduling_model.recording_replay import Tally
+from nodewise.scheduling_model.response_differences import Difference, NodeResult
 
 _MAX_NAMED_NODES: Final = 3
 """Maximum number of nodes that are named for the same change."""

@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agents.gpu.options import Placement
-from nodewise.cli import options_from_settings
+from nodewise.base.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base.option import Argument, Option
+from nodewise.cli import options_from_settings, plots
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.cli.simulate import plots
-from nodewise.errors import BadInput, BadSettings, Problem, shown
-from nodewise.option import Argument, Option
-from nodewise.simulate import gpu_trace_files, gpu_trace_replay
-from nodewise.simulate.gpu_trace_replay import Trace, TraceResult
+from nodewise.scheduling_model import gpu_trace_files, gpu_trace_replay
+from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
 
 _PUBLISHED_PCT: Final = (50, 80, 90, 100, 130)
 """Shares of requested GPUs, in per cent, for which results are published."""

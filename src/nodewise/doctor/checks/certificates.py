@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
@@ -22,8 +23,7 @@ from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.doctor.policy_facts import Pods
-from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER, is_loopback
-from nodewise.terminal_escaping import short
+from nodewise.server.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 
 EXPIRES_SOON: Final = timedelta(days=14)
 OLDER_FLAGS: Final = frozenset(

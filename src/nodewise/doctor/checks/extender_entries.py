@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise import clock
 from nodewise.agent import LoadScoring
 from nodewise.agents import find_agent_kind as find_agent
-from nodewise.configure.scheduler_versions import SchedulerVersion, parse_image_version
+from nodewise.base import clock
+from nodewise.base.errors import BadInput
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
@@ -21,7 +21,7 @@ from nodewise.doctor.findings import Finding, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.doctor.policy_facts import Policies
-from nodewise.errors import BadInput
+from nodewise.install.scheduler_versions import SchedulerVersion, parse_image_version
 
 _LOAD_AWARE_PLUGINS: Final = {
     "TargetLoadPacking": "Trimaran",

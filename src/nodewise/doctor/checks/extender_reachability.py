@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, cast
 
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
@@ -19,8 +19,8 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.doctor.policy_facts import PodInfo, Pods
-from nodewise.serve.options import is_loopback
-from nodewise.terminal_escaping import short
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.server.options import is_loopback
 
 _IDLE_S: Final = 600.0
 """A replica without a call for this long is not called."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.configure import scheduler_versions
-from nodewise.configure.scheduler_versions import SchedulerVersion
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.findings import Finding, finding
+from nodewise.install import scheduler_versions
+from nodewise.install.scheduler_versions import SchedulerVersion
 
 
 @check("kubernetes-version-untested")

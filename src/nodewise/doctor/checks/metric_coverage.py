@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nodewise.agents.telemetry import policy_conditions
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.telemetry_policies import format_names
 from nodewise.doctor.facts import ReplicaMetrics, UnavailableFact
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, Policies, PolicyEvaluation
-from nodewise.terminal_escaping import short
+from nodewise.policies import policy_conditions
 
 _MAX_LISTED: Final = 3
 

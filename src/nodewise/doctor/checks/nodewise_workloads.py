@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.agents.telemetry.policy_namespace_trust import LABEL
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,
@@ -17,7 +17,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.finding_catalogue import NOT_CHECKED, Severity
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing import workloads
-from nodewise.terminal_escaping import short
+from nodewise.policies.policy_namespace_trust import LABEL
 
 _MAX_RIGHTS: Final = 6
 _MAX_LISTED: Final = 3

@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.agents.telemetry.agent import SCHEDULING_RESOURCE
-from nodewise.agents.telemetry.placement_policy_status import REJECTS_EVERY_NODE
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Controllers,
@@ -19,6 +16,9 @@ from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 from nodewise.metrics import missing_values
+from nodewise.policies.agent import SCHEDULING_RESOURCE
+from nodewise.policies.placement_policy_status import REJECTS_EVERY_NODE
+from nodewise.policies.policy_selection import POLICY_LABEL
 
 _MIN_NODES_TO_FIND: Final = 100
 _MIN_PERCENTAGE: Final = 5

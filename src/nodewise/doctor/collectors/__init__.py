@@ -5,7 +5,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nodewise.clock import SystemClock
+from nodewise.base.clock import SystemClock
 from nodewise.doctor.collectors import (
     deschedulers,
     metric_coverage,

@@ -6,12 +6,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from nodewise.base.errors import UNREADABLE, NodewiseError, Refused
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.facts import UnavailableFact
-from nodewise.errors import UNREADABLE, NodewiseError, Refused
 from nodewise.kube import api_discovery
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import Resource
-from nodewise.terminal_escaping import short
 
 T = TypeVar("T")
 

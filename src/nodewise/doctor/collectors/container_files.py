@@ -7,13 +7,13 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
+from nodewise.base.errors import BadInput
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing import certificates, workloads
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get_text
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.errors import BadInput
 from nodewise.kube.resource_kinds import CONFIG_MAPS, SECRETS, Resource
 
 _MAX_BYTES: Final = 2**20

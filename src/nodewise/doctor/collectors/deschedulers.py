@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise.base.errors import UNREADABLE, BadInput
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,
@@ -18,9 +20,7 @@ from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_text_list
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import yaml_json_documents
-from nodewise.terminal_escaping import short
 
 _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
 _MAX_BYTES: Final = 2**20

@@ -10,9 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import NodeIndex
-from nodewise.clock import SystemClock
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import NodewiseError
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodes import collect_nodes
@@ -21,7 +23,6 @@ from nodewise.doctor.collectors.policy_objects import collect_policy_objects, ru
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus
-from nodewise.errors import NodewiseError
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api
 from nodewise.metrics import series_arrays as columns
@@ -31,7 +32,6 @@ from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.metrics.series import Series, ValueState
-from nodewise.terminal_escaping import short
 
 MAX_METRICS: Final = 100
 _MAX_NAMES: Final = 5

@@ -7,7 +7,8 @@ Without the right to impersonate a node, the flags of kube-apiserver's static po
 import re
 from typing import Any, Final
 
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.base.errors import NodewiseError, Refused
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.cluster_reader import parse_json, unavailable
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.nodes import collect_nodes
@@ -15,10 +16,9 @@ from nodewise.doctor.collectors.nodewise_workloads import collect_controllers, c
 from nodewise.doctor.facts import NodeRestriction, UnavailableFact, native_mode_workloads
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Container
-from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise.terminal_escaping import short
+from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
 
 _PLUGIN: Final = "NodeRestriction"
 _API_SERVERS: Final = {"labelSelector": "component=kube-apiserver"}

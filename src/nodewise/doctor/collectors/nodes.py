@@ -8,24 +8,25 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode
-from nodewise.agents.telemetry.node_label_ownership import VERDICT_LABEL_PREFIX
-from nodewise.cpu.cmk_names import LABEL
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import UNREADABLE
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodewise_workloads import collect_extenders
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, NodewiseWorkload, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_text_mapping
-from nodewise.errors import UNREADABLE
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
-from nodewise.terminal_escaping import short
+from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
 
 _MAX_KUBELETS: Final = 50
 _MAX_GPU_NODES: Final = 5000
+POOLS_LABEL: Final = "cmk.intel.com/cmk-node"
+"""The label of nodes that nodewise-cpu gave pools (`nodewise_cpu.cmk_names.LABEL`)."""
 
 
 class _Metadata(msgspec.Struct, frozen=True, gc=False):
@@ -95,7 +96,7 @@ def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: 
     parsed = (_parse_gpus(body, node.metadata.name, profile, resources) for profile in profiles)
     gpus = next((info for info in parsed if info), None)
     has_verdicts = any(key.startswith(VERDICT_LABEL_PREFIX) for key in labels)
-    has_pools = labels.get(LABEL) == "true"
+    has_pools = labels.get(POOLS_LABEL) == "true"
     return ParsedNode(_Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts)
 
 

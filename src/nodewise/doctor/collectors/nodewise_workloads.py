@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from nodewise.clock import SystemClock
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import shown
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.scheduling_program_workloads import (
@@ -17,9 +18,8 @@ from nodewise.doctor.collectors.scheduling_program_workloads import (
 from nodewise.doctor.facts import NodewiseWorkload, ReplicaMetrics, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.errors import shown
 from nodewise.kube.resource_kinds import PODS
-from nodewise.serve.options import is_loopback
+from nodewise.server.options import is_loopback
 
 _MAX_REPLICAS: Final = 10
 _DEFAULT_ADDRESS: Final = "127.0.0.1"

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nodewise import clock
-from nodewise.configure import scheduler_versions
-from nodewise.configure.scheduler_versions import SchedulerVersion
+from nodewise.base import clock
+from nodewise.base.errors import BadInput
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
@@ -24,7 +23,8 @@ from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.object_fields import get_number, get_text
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.doctor.policy_facts import PodAdmission, PodAdmissionPolicy
-from nodewise.errors import BadInput
+from nodewise.install import scheduler_versions
+from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES
 

@@ -7,19 +7,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise import clock, cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.telemetry import policy_conditions, verdict_labels
-from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
-from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_conditions import PolicyCondition
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject
-from nodewise.agents.telemetry.state import (
-    POLICY_KINDS,
-    PolicyState,
-    TelemetryStateBuilder,
-)
-from nodewise.clock import SystemClock
+from nodewise.base import clock, cooperative_scheduling
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import UNREADABLE
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.metric_coverage import collect_metric_series
 from nodewise.doctor.collectors.nodes import collect_nodes
@@ -31,11 +23,15 @@ from nodewise.doctor.collectors.policy_objects import (
 )
 from nodewise.doctor.facts import NodewiseWorkload, UnavailableFact
 from nodewise.doctor.policy_facts import PolicyEvaluation
-from nodewise.errors import UNREADABLE
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
-from nodewise.terminal_escaping import short
+from nodewise.policies import policy_conditions, verdict_labels
+from nodewise.policies.options import TelemetryOptions, max_age_s
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_conditions import PolicyCondition
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject
+from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 
 _SYNC_PERIOD_S: Final = 5.0
 

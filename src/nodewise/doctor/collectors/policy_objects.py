@@ -7,22 +7,18 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.telemetry import policy_mode
-from nodewise.agents.telemetry.options import TelemetryOptions
-from nodewise.agents.telemetry.placement_policy import Comparison, Policy, PolicyKey
-from nodewise.agents.telemetry.policy_namespace_trust import (
-    NAMESPACES,
-    NamespaceObject,
-    drop_oversized_labels,
-)
-from nodewise.agents.telemetry.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.agents.telemetry.policy_selection import PodFields, SelectionIndex
-from nodewise.agents.telemetry.state import POLICY_KINDS, TelemetryStateBuilder
+from nodewise.base.errors import UNREADABLE
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.facts import UnavailableFact
-from nodewise.errors import UNREADABLE
 from nodewise.kube import resource_kinds
+from nodewise.policies import policy_mode
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
+from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
+from nodewise.policies.policy_selection import PodFields, SelectionIndex
+from nodewise.policies.state import POLICY_KINDS, TelemetryStateBuilder
 
 T = TypeVar("T")
 

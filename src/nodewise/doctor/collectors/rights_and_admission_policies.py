@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from nodewise import agents
-from nodewise.agents.telemetry import deleted_policies
-from nodewise.configure import second_scheduler
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
@@ -26,9 +24,11 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_text_list
+from nodewise.install import second_scheduler
 from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
+from nodewise.policies import deleted_policies
 
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import httpx2
 
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
@@ -39,10 +40,9 @@ from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_text_list
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.errors import BadSettings, Problem
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube.resource_kinds import ENDPOINT_SLICES, selector
-from nodewise.serve.options import is_loopback
-from nodewise.terminal_escaping import short
+from nodewise.server.options import is_loopback
 
 _SERVICE_HOST: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
 _MAX_ENDPOINTS: Final = 2

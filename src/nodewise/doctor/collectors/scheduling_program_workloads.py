@@ -7,12 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
-from nodewise.agents.telemetry.agent import find_misspelt_policy_label
-from nodewise.agents.telemetry.placement_policy import PolicyKey
-from nodewise.agents.telemetry.policy_selection import POLICY_LABEL, PodFields
-from nodewise.agents.telemetry.verdict_requirements import NodeConstraints, verdict_requirements
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.base import clock
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -35,8 +31,12 @@ from nodewise.doctor.parsing.object_fields import (
 )
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.doctor.policy_facts import PodInfo
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube.resource_kinds import PODS, selector
-from nodewise.terminal_escaping import short
+from nodewise.policies.agent import find_misspelt_policy_label
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
+from nodewise.policies.verdict_requirements import NodeConstraints, verdict_requirements
 
 _MAX_PODS: Final = 20_000
 """In a cluster with more pods, not all of them are read to find single ones."""

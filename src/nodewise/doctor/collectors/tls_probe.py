@@ -6,11 +6,11 @@ import ssl
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
-from nodewise.serve.tls_handshake import peer_certificates
-from nodewise.terminal_escaping import short
+from nodewise.server.tls_handshake import peer_certificates
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 _RESPONSE_TIMEOUT_S: Final = 5.0

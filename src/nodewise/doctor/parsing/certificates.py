@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from nodewise.configure.x509_certificates import is_ca, public_key_as_der
+from nodewise.tls.x509_certificates import is_ca, public_key_as_der
 
 _MAX_CERTIFICATES: Final = 50
 _ERRORS: Final = (ValueError, TypeError, UnsupportedAlgorithm)

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.base.errors import UNREADABLE, BadInput, shown
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
-from nodewise.errors import UNREADABLE, BadInput, shown
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube import yaml_json_documents
-from nodewise.terminal_escaping import short
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000

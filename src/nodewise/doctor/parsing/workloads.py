@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.configure.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.base.errors import UNREADABLE, BadInput
+from nodewise.base.terminal_escaping import short
 from nodewise.doctor.parsing.object_fields import (
     get,
     get_condition,
@@ -18,9 +19,8 @@ from nodewise.doctor.parsing.object_fields import (
     get_text_list,
     get_text_mapping,
 )
-from nodewise.errors import UNREADABLE, BadInput
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube import yaml_json_documents
-from nodewise.terminal_escaping import short
 
 _TEMPLATES: Final = {
     "Deployment": ("spec", "template"),

@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx2
 
-from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import http_client as kube_client
 from nodewise.kube.api_server_interface import BeforeBody
 from nodewise.metrics import missing_values

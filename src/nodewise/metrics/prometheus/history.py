@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodewise import cooperative_scheduling
-from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from nodewise.option import Option
+from nodewise.base.option import Option
 
 NODE_LABELS: Final = (
     "exported_node",

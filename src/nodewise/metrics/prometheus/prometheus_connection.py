@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.clock import SystemClock
-from nodewise.errors import BadSettings, Problem
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadSettings, Problem
 from nodewise.kube import proxy_settings
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.connection_renewal import RenewingTransport
@@ -17,8 +17,8 @@ from nodewise.metrics.prometheus import request_headers
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.request_headers import SecretHeaders
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import pem_files
-from nodewise.serve.certificate_reloader import CertificateReloader, ReloadableFiles
+from nodewise.tls import pem_files
+from nodewise.tls.certificate_reloader import CertificateReloader, ReloadableFiles
 
 _WHAT: Final = "Prometheus' settings"
 _HEADERS: Final = {

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import quantity
-from nodewise.errors import (
+from nodewise.base import quantity
+from nodewise.base.errors import (
     UNREADABLE,
     BadInput,
     NodewiseError,
@@ -17,9 +17,9 @@ from nodewise.errors import (
     shown,
     truncate,
 )
+from nodewise.base.terminal_escaping import short
 from nodewise.metrics import missing_values, sample_distance
 from nodewise.metrics.metrics_source import NoValues
-from nodewise.terminal_escaping import short
 
 MATRIX: Final = "matrix"
 VECTOR: Final = "vector"

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import cooperative_scheduling, quantity
-from nodewise.errors import UNREADABLE
+from nodewise.base import cooperative_scheduling, quantity
+from nodewise.base.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import series_owners

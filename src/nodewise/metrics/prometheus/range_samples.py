@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.errors import UNREADABLE
+from nodewise.base.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import series_owners
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue

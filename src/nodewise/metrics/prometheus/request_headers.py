@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import httpx2
 
-from nodewise.errors import Problem, Refused
+from nodewise.base.errors import Problem, Refused
 from nodewise.metrics.prometheus.options import PrometheusOptions
 
 HEADER_FLAG: Final = "--prometheus-header"

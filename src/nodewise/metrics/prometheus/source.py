@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from nodewise import cooperative_scheduling
-from nodewise.errors import Problem
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import Problem
 from nodewise.metrics import missing_values, nodes_without_values, sample_distance
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues

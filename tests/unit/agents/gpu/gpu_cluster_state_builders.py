@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agent.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
@@ -14,7 +15,6 @@ from nodewise.agents.gpu.node_allocations import GPUS, SUBDEVICES
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.unit.incremental_agent_states import built
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import Snapshot, is_unresolvable
+from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
 from nodewise.agents.gpu import allocation_record_limits, gpu_arrays
 from nodewise.agents.gpu import vendor_resource_names as profiles
 from nodewise.agents.gpu.agent import GpuAgent
@@ -15,7 +16,6 @@ from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_rejection_reasons import GpuStateNotReady, UnknownNode
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.bind_plugin_interface import BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,
     agent_state,

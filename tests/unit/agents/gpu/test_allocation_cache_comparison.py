@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import allocation_cache_comparison, gpu_arrays
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.allocation_cache_comparison import ObservedChanges
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
+from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,

@@ -6,6 +6,12 @@ import msgspec
 import pytest
 
 from nodewise.agent import Snapshot
+from nodewise.agent.bind_plugin_interface import (
+    RESERVATIONS_ANNOTATION,
+    AllocationRecordLease,
+    BindPlan,
+    Refusal,
+)
 from nodewise.agents.gpu import (
     allocation_record,
     allocation_record_limits,
@@ -15,7 +21,6 @@ from nodewise.agents.gpu import (
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.state import GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease, BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_cluster_state_builders import lease_of, node
 from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts
 

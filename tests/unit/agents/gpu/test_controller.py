@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ObjectKey
-from nodewise.agent_controller_interface import Handle, WriteCounter
+from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
+from nodewise.agent.controller_interface import Handle, WriteCounter
 from nodewise.agents.gpu import (
     KIND,
     allocation_metrics,
@@ -24,18 +24,18 @@ from nodewise.agents.gpu.controller import gpu_request_histogram_writer
 from nodewise.agents.gpu.descheduler_pod_labels import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import StoreRelister
-from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.extender.leader_controller_loop import LeaderLoop
-from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.engine.leader_controller_loop import LeaderLoop
+from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.simulate.in_memory_api import CONFIGMAPS, FakeApi
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     amounts,

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import descheduler_pod_labels
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
+from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,

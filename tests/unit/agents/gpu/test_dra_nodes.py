@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import ClusterState, Snapshot
+from nodewise.agent.bind_plugin_interface import Refusal
 from nodewise.agents.gpu import dra_nodes
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.dra_nodes import DeviceClass, ResourceSlice
@@ -13,7 +14,6 @@ from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
-from nodewise.bind_plugin_interface import Refusal
 from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, decode
 from tests.unit.agents.gpu.gpu_node_and_pod_builders import raw_node
 

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock, cooperative_scheduling
 from nodewise.agents.gpu import gpu_request_histogram
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_request_histogram import (
@@ -19,6 +18,7 @@ from nodewise.agents.gpu.gpu_request_histogram import (
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
 from nodewise.agents.gpu.vendor_resource_names import INTEL
+from nodewise.base import clock, cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, node, pod
 
 NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
 from nodewise.agents.gpu import KIND, allocation_record, allocation_record_limits, pod_gpu_requests
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
@@ -14,7 +15,6 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.state import PODS
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.bind_plugin_interface import BindPlan, Refusal
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,
     agent_state,

@@ -4,9 +4,9 @@ import pytest
 
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
+from nodewise.base.errors import BadSettings
 from nodewise.cli import options_from_settings as command_options
 from nodewise.cli import setting_declarations
-from nodewise.errors import BadSettings
 
 
 def test_first_fit_is_the_default_and_pods_lists_are_off() -> None:

@@ -18,7 +18,7 @@ from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_reduction import MOST_BYTES, MOST_PENDING_BYTES, gpu_field_bytes
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.statistics.pod_requests import RequestingContainer
+from nodewise.kube.pod_requests import RequestingContainer
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     charged_amounts,

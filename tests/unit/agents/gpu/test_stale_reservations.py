@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agents.gpu import stale_reservations
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.stale_reservations import UnconfirmedReservation
+from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,

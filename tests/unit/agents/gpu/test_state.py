@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import gpu_resource_count_limit
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
+from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu import gpu_node_and_pod_builders
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,

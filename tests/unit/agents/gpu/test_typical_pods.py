@@ -9,7 +9,7 @@ from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
-from nodewise.errors import BadSettings
+from nodewise.base.errors import BadSettings
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import demand, share
 
 HALF = "{cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 500}"

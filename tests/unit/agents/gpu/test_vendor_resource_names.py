@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL, ResourceProfile
-from nodewise.errors import BadSettings
+from nodewise.base.errors import BadSettings
 
 WHOLE = """
 prefix: example.com/

@@ -10,9 +10,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import Snapshot
-from nodewise.agent_controller_interface import Controller, Handle
+from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.agents.gpu import allocation_metrics, descheduler_pod_labels
 from nodewise.agents.gpu.allocation_metrics import MetricKey
 from nodewise.agents.gpu.controller.allocation_cache_checker import ConsistencyChecker
@@ -22,7 +21,8 @@ from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuState
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import BadInput, Conflict, Refused
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import BadInput, Conflict, Refused
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from nodewise import cooperative_scheduling
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agent_controller_interface import Handle
+from nodewise.agent.controller_interface import Handle
+from nodewise.agent.state import NODES
 from nodewise.agents.gpu import allocation_cache_comparison
 from nodewise.agents.gpu.allocation_cache_comparison import NodeDifference, ObservedChanges
 from nodewise.agents.gpu.allocation_record import record_text
@@ -19,11 +19,11 @@ from nodewise.agents.gpu.state import (
     GpuStateBuilder,
 )
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.errors import NodewiseError
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import NodewiseError
 from nodewise.kube.store import Changes, Store
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
-from nodewise.state import NODES
 
 _REACH_S: Final = 150.0
 """The timeout for watches to catch up: a watch without events reports its version every minute."""

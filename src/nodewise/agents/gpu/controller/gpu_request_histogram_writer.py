@@ -3,14 +3,14 @@
 from collections import deque
 from typing import Final
 
-from nodewise import cooperative_scheduling
-from nodewise.agent_controller_interface import Handle
+from nodewise.agent.controller_interface import Handle
 from nodewise.agents.gpu import gpu_request_histogram
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap, DemandReader
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import DEMAND_CONFIGMAP, PODS
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+from nodewise.base import cooperative_scheduling
 from nodewise.kube import resource_kinds
 from nodewise.kube.store import Changes, Store
 

@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from nodewise import cooperative_scheduling
-from nodewise.agent_controller_interface import Handle
+from nodewise.agent.bind_plugin_interface import AllocationRecordLease
+from nodewise.agent.controller_interface import Handle
 from nodewise.agents.gpu import stale_reservations
 from nodewise.agents.gpu.stale_reservations import UnconfirmedReservation
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, RECORD_PREFIX, GpuState
-from nodewise.bind_plugin_interface import AllocationRecordLease
-from nodewise.errors import Conflict
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import Conflict
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls

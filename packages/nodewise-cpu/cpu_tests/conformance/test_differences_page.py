@@ -1,0 +1,147 @@
+"""`docs/differences.md` and the tables are consistent, and the tables are complete.
+
+The numbers are those of the observations of CMK. They have gaps.
+"""
+
+import re
+from pathlib import Path
+
+from tests.conformance import differences_page
+
+from cpu_tests.conformance import case_table_rows
+from cpu_tests.conformance.case_table_rows import (
+    ArgumentsRow,
+    ClaimRow,
+    ClusterRow,
+    CmkRow,
+    ContainerRow,
+    DiscoverRow,
+    InitRow,
+    LineRow,
+    ListRow,
+    MaskRow,
+    MovedRow,
+    MoveRow,
+    NameRow,
+    PoolsRow,
+    PublishRow,
+    StoryRow,
+    SweepRow,
+    VersionRow,
+    WebhookHttpRow,
+    WebhookRow,
+    WordsRow,
+)
+
+HEADING = "CPU Manager for Kubernetes"
+NUMBERS = {
+    *range(3, 8),
+    *range(9, 14),
+    *(18, 19, 20, 22),
+    *range(24, 29),
+    *range(30, 34),
+    *(36, 38, 39),
+    *range(41, 56),
+    *range(57, 68),
+    *range(70, 83),
+    *range(84, 88),
+    *range(89, 94),
+    *range(96, 105),
+    *range(106, 126),
+    *range(127, 132),
+    *range(134, 144),
+    145,
+    *range(148, 171),
+    *range(172, 178),
+    *range(179, 184),
+    *range(185, 191),
+    *range(193, 201),
+    202,
+    *range(204, 215),
+    *range(216, 226),
+}
+ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
+"""Cases without a table; tests have them in their names."""
+FAULTS = {"B": 76}
+"""The number of faults by letter."""
+SHOWN = {
+    18: "conformance/cmk/test_isolate_errors_and_signals.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
+    22: "conformance/cmk/test_isolate_errors_and_signals.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
+    34: "conformance/cmk/test_isolate_errors_and_signals.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
+    38: "unit/cpu/store/test_configmap.py::test_keys_and_annotations_of_others_are_kept",
+    43: "conformance/cmk/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
+    45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
+    50: "unit/cpu/webhook/test_manifests.py::test_options_are_applied",
+    51: "cluster/test_cpu_node_setup_and_removal.py::test_all_that_is_made_is_what_the_api_server_knows",
+    55: "cluster/test_cpu_node_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
+    56: "unit/cpu/cluster/test_node_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
+    65: "conformance/cmk/test_webhook.py::test_silent_clients_delay_no_others",
+    75: "unit/cpu/webhook/test_manifests.py::"
+    "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
+    76: "unit/test_docs_match_code.py::",
+}
+"""The tests of faults without a row, if they are not in `test_known_cmk_bugs.py`."""
+HERE = Path(__file__).parent
+TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_program_in_minimal_images.py"]
+TABLES: dict[str, type[CmkRow]] = {
+    "arguments": ArgumentsRow,
+    "lists": ListRow,
+    "masks": MaskRow,
+    "lines": LineRow,
+    "pools": PoolsRow,
+    "isolate": ClaimRow,
+    "words": WordsRow,
+    "isolate_process": StoryRow,
+    "reconcile": SweepRow,
+    "reconfigure": MoveRow,
+    "moving": MovedRow,
+    "versions": VersionRow,
+    "names": NameRow,
+    "init": InitRow,
+    "discover": DiscoverRow,
+    "publish": PublishRow,
+    "container": ContainerRow,
+    "cluster": ClusterRow,
+    "webhook": WebhookRow,
+    "webhook_http": WebhookHttpRow,
+    "webhook_process": StoryRow,
+}
+
+
+def tables() -> list[CmkRow]:
+    return [row for table, kind in TABLES.items() for row in case_table_rows.read(table, kind)]
+
+
+def test_every_table_is_asked() -> None:
+    assert {path.stem for path in HERE.glob("*.yaml")} == TABLES.keys()
+
+
+def test_every_row_is_in_the_tables() -> None:
+    assert {row.number for row in tables()} == NUMBERS - ELSEWHERE
+
+
+def test_every_other_row_has_a_test_of_its_number() -> None:
+    sources = "".join(path.read_text() for path in TESTS)
+    assert {int(number) for number in re.findall(r"def test_(\d+)_", sources)} == ELSEWHERE
+
+
+def test_every_difference_is_on_the_page_once() -> None:
+    assert sorted(differences_page.rows(HEADING)) == sorted({row.number for row in tables() if row.differs})
+
+
+def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS)
+
+
+def test_every_fault_has_a_test_or_a_row() -> None:
+    rows = re.findall(r"^\| B(\d+) \| (.*?) \| ([\d, ]*)\|$", differences_page.section(HEADING), re.MULTILINE)
+    assert len(rows) == FAULTS["B"]
+    silent = {int(number) for number, text, cell in rows if not cell and not text.startswith("unchanged")}
+    here = {
+        int(number)
+        for number in re.findall(r"def test_b(\d+)_", (HERE / "test_known_cmk_bugs.py").read_text())
+    }
+    assert silent <= here | SHOWN.keys()
+    for place in SHOWN.values():
+        path, _, name = place.partition("::")
+        assert f"def {name}" in (HERE.parents[1] / path).read_text() or not name, place

@@ -1,0 +1,256 @@
+"""Other programs that assign CPUs on a node, by their files and ResourceSlices, and their conflicts with pools."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpu_tests.conformance.case_cpu_topologies import texts
+from cpu_tests.unit.node.in_memory_api_client import InMemoryApiClient
+from nodewise.base.errors import Refused
+from nodewise_cpu import pool_allocations, topology
+from nodewise_cpu.node import node_report, other_cpu_managers, systemd_allowed_cpus
+from nodewise_cpu.topology import Topology
+
+MACHINE = topology.parse(texts("T8"))
+"""One socket with eight cores of two threads: core 2 has the CPUs 2 and 10."""
+POOLS = pool_allocations.allocations_without_tasks(
+    {"exclusive": {0: ["2,10", "3,11"]}, "shared": {0: ["4,12"]}, "infra": {0: ["0,8,1,9,5,13,6,14,7,15"]}}
+)
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def conflicts(root: Path) -> list[str]:
+    return [str(problem) for problem in other_cpu_managers.conflicts(other_cpu_managers.read(root), POOLS)]
+
+
+def cpus(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("AllowedCPUs=2-3 9", cpus(2, 3, 9)),
+        (" AllowedCPUs = 1,4-5\n[Service]\nAllowedCPUs=7", cpus(1, 4, 5, 7)),
+        ("AllowedCPUs=1\nAllowedCPUs=\nAllowedCPUs=6", cpus(6)),
+        ("StartupAllowedCPUs=3", cpus(3)),
+        ("#AllowedCPUs=3\nAllowedMemoryNodes=1", cpus()),
+        ("AllowedCPUs=all of them\nAllowedCPUs=2", cpus(2)),
+    ],
+    ids=["white space", "several settings", "reset", "at startup", "comment", "invalid"],
+)
+def test_allowed_cpus_of_a_unit_are_read_as_by_systemd(lines: str, expected: frozenset[int]) -> None:
+    assert systemd_allowed_cpus.parse_allowed_cpus(f"[Slice]\n{lines}\n") == expected
+
+
+def test_drop_ins_count_in_the_order_of_their_names_and_the_first_folder_wins(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "usr/lib/systemd/system/db.service": "[Service]\nAllowedCPUs=0\n",
+            "usr/lib/systemd/system/db.service.d/10-cpus.conf": "[Service]\nAllowedCPUs=5\n",
+            "etc/systemd/system/db.service.d/10-cpus.conf": "[Service]\nAllowedCPUs=\nAllowedCPUs=3\n",
+            "run/systemd/system.control/db.service.d/50-AllowedCPUs.conf": "[Service]\nAllowedCPUs=11\n",
+            "etc/systemd/system/db.service.d/notes.txt": "AllowedCPUs=7",
+        },
+    )
+    assert systemd_allowed_cpus.read(root) == {"db.service": {3, 11}}
+
+
+def test_units_on_cpus_of_pools_are_reported_and_others_are_not(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "etc/systemd/system/backup.service": "[Service]\nAllowedCPUs=2,4\n",
+            "etc/systemd/system/web.service": "[Service]\nAllowedCPUs=0-1,8-9\n",
+        },
+    )
+    assert conflicts(root) == [
+        (
+            "systemd unit backup.service: has CPUs 2,4 of the pools exclusive, shared; expected AllowedCPUs"
+            " without them: systemctl edit backup.service"
+        )
+    ]
+
+
+def test_cpuset_of_a_running_unit_counts_instead_of_its_file(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "etc/systemd/system/old.service": "[Service]\nAllowedCPUs=2\n",
+            "sys/fs/cgroup/cgroup.controllers": "cpuset cpu\n",
+            "sys/fs/cgroup/system.slice/cpuset.cpus": "\n",
+            "sys/fs/cgroup/system.slice/old.service/cpuset.cpus": "5\n",
+            "sys/fs/cgroup/machine.slice/cpuset.cpus": "10-11\n",
+        },
+    )
+    assert systemd_allowed_cpus.read(root) == {"old.service": {5}, "machine.slice": {10, 11}}
+    assert [line.partition(";")[0] for line in conflicts(root)] == [
+        "systemd unit machine.slice: has CPUs 10-11 of the pools exclusive"
+    ]
+
+
+def test_cpusets_of_version_1_that_are_inherited_are_no_limits(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        {
+            "sys/fs/cgroup/cpuset/cpuset.cpus": "0-15\n",
+            "sys/fs/cgroup/cpuset/system.slice/cpuset.cpus": "0-15\n",
+            "sys/fs/cgroup/cpuset/system.slice/log.service/cpuset.cpus": "3\n",
+        },
+    )
+    assert systemd_allowed_cpus.read(root) == {"log.service": {3}}
+
+
+@pytest.mark.parametrize("folder", ["kubepods.slice", "kubepods"])
+def test_pods_without_cpus_of_the_pools_are_reported_and_their_containers_are_not(
+    tmp_path: Path, folder: str
+) -> None:
+    pod = "kubepods-podc26b9e2e_0b7b_4d61_9c2e_6a1f5e0a3c11.slice"
+    root = write(
+        tmp_path,
+        {
+            f"sys/fs/cgroup/{folder}/cpuset.cpus": "0-3,8-15\n",
+            f"sys/fs/cgroup/{folder}/{pod}/cpuset.cpus": "2\n",
+        },
+    )
+    assert conflicts(root) == [
+        (
+            f"systemd unit {folder}: pods may not use CPUs 4 of the pools; expected AllowedCPUs with the CPUs of the"
+            " pools, or none"
+        )
+    ]
+
+
+@pytest.mark.parametrize("place", ["run/cdi/dra.cpu.json", "var/run/cdi/dra.cpu.json"])
+def test_cpus_of_dra_claims_are_reported(tmp_path: Path, place: str) -> None:
+    claims = {"7d0f-1": "3,11", "7d0f-2": "5,13", "7d0f-3": "not a list"}
+    devices = [
+        {"name": f"claim-{uid}", "containerEdits": {"env": [f"DRA_CPUSET_{uid}={text}"]}}
+        for uid, text in claims.items()
+    ]
+    root = write(tmp_path, {place: json.dumps({"kind": "dra.k8s.io/cpu", "devices": devices})})
+    assert conflicts(root) == [
+        (
+            "DRA driver dra.cpu, claim 7d0f-1: has CPUs 3,11 of the pools exclusive; expected its option"
+            " --reserved-cpus with the CPUs of the pools"
+        )
+    ]
+
+
+def test_registered_dra_driver_without_a_file_of_claims_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, {"var/lib/kubelet/plugins_registry/dra.cpu-reg.sock": ""})
+    assert conflicts(tmp_path)[0].startswith("DRA driver dra.cpu: registered at the kubelet; expected")
+
+
+@pytest.mark.parametrize("policy", ["balloons", "topology-aware"])
+def test_nri_resource_policy_is_reported_by_its_name(tmp_path: Path, policy: str) -> None:
+    cache = {"Version": "1", "Pods": {}, "Containers": {}, "PolicyName": policy, "PolicyJSON": {}}
+    write(tmp_path, {"var/lib/nri-resource-policy/cache": json.dumps(cache)})
+    (line,) = conflicts(tmp_path)
+    assert line.startswith(f"NRI resource policy '{policy}': it sets the CPUs of every container")
+    assert "cpu.preserve.resource-policy.nri.io" in line
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"balloons"'])
+def test_state_that_cannot_be_read_is_reported(tmp_path: Path, text: str) -> None:
+    file = "var/lib/nri-resource-policy/cache"
+    write(tmp_path, {file: text})
+    (line,) = conflicts(tmp_path)
+    assert line.startswith(str(tmp_path / file))
+
+
+def test_host_without_other_managers_and_node_without_pools_have_no_conflicts(tmp_path: Path) -> None:
+    assert conflicts(tmp_path) == []
+    write(tmp_path, {"etc/systemd/system/backup.service": "[Service]\nAllowedCPUs=2\n"})
+    nothing = pool_allocations.allocations_without_tasks({})
+    assert other_cpu_managers.conflicts(other_cpu_managers.read(tmp_path), nothing) == ()
+
+
+def device(**attributes: Any) -> dict[str, Any]:
+    kinds = {bool: "bool", int: "int", str: "string"}
+    return {
+        "name": "cpudev",
+        "attributes": {f"dra.cpu/{name}": {kinds[type(value)]: value} for name, value in attributes.items()},
+    }
+
+
+def offered(*devices: dict[str, Any], driver: str = "dra.cpu", machine: Topology = MACHINE) -> set[int]:
+    slices = [{"spec": {"driver": driver, "nodeName": "n1", "devices": list(devices)}}]
+    ours = cpus(2, 3, 4, 10, 11, 12)
+    assignments = other_cpu_managers.parse_resource_slices(slices, machine, ours)
+    return {cpu for assignment in assignments for cpu in assignment.cpus}
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ([device(cpuID=3, coreID=3, smtEnabled=True), device(cpuID=11)], {3, 11}),
+        ([device(numCPUs=4, cpuIDs="2-3,10-11")], {2, 3, 10, 11}),
+        ([device(numCPUs=10, socketID=0)], set()),
+        ([device(numCPUs=11, socketID=0)], set(range(16))),
+        ([device(numCPUs=16)], set(range(16))),
+        ([{"basic": {"attributes": {"dra.cpu/cpuID": {"int": 4}}}}], {4}),
+        ([{"name": "nothing"}, {"attributes": None}], set()),
+    ],
+    ids=["individual", "listed", "all but the pools", "one more", "whole machine", "v1beta1", "empty"],
+)
+def test_cpus_of_resource_slices(devices: list[dict[str, Any]], expected: set[int]) -> None:
+    assert offered(*devices) == expected
+    assert offered(*devices, driver="gpu.example.com") == set()
+
+
+def test_resource_slices_of_the_node_are_read_and_a_missing_right_is_ignored() -> None:
+    api = InMemoryApiClient()
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "n1-dra.cpu"},
+        "spec": {"driver": "dra.cpu", "nodeName": "n1", "devices": [device(cpuID=12)]},
+    }
+
+    class Api(InMemoryApiClient):
+        def get(self, path: str, params: Mapping[str, str] = {}) -> Any:
+            assert (path, params["fieldSelector"]) == (
+                "/apis/resource.k8s.io/v1/resourceslices",
+                "spec.driver=dra.cpu,spec.nodeName=n1",
+            )
+            return {"items": [body]}
+
+    class RefusingApi(InMemoryApiClient):
+        def get(self, path: str, params: Mapping[str, str] = {}) -> Any:
+            raise Refused("forbidden")
+
+    managers = other_cpu_managers.read_all(Path("/nowhere"), POOLS, MACHINE, Api(), "n1")
+    assert [str(problem) for problem in other_cpu_managers.conflicts(managers, POOLS)] == [
+        (
+            "DRA driver dra.cpu: offers CPUs 12 of the pools shared; expected its option --reserved-cpus with the"
+            " CPUs of the pools"
+        )
+    ]
+    for other in (RefusingApi(), api):
+        assert other_cpu_managers.fetch_dra_devices(other, "n1", MACHINE, cpus(12)) == ()
+
+
+def test_lists_with_cpus_in_a_partition_are_reported() -> None:
+    machine = topology.parse(texts("T8") | {topology.PARTITION_CPUS: "3,12\n"})
+    assert [str(problem) for problem in node_report.find_partition_conflicts(POOLS, machine)] == [
+        (
+            "exclusive:3,11: CPUs 3 are in a cgroup partition; expected CPUs in no partition: remove it"
+            " (cpuset.cpus.partition), or change the pools with `reconfigure`"
+        ),
+        (
+            "shared:4,12: CPUs 12 are in a cgroup partition; expected CPUs in no partition: remove it"
+            " (cpuset.cpus.partition), or change the pools with `reconfigure`"
+        ),
+    ]

@@ -1,0 +1,165 @@
+"""The identification of processes by the kernel."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster import skip_conditions
+
+from nodewise.base.errors import Unavailable
+from nodewise_cpu import procfs
+from nodewise_cpu.cgroup_owners import USER_SLICE, CgroupOwner, parse_cgroup
+from nodewise_cpu.node import peer_credentials
+
+POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
+ESCAPED = POD.replace("-", "_")
+OTHER = "ffffffff-9d1b-4c55-8a3e-6f0d0c8e4b11"
+STATIC = "0123456789abcdef0123456789abcdef"
+ID = "c" * 64
+
+CASES = {
+    "v1, cgroupfs, burstable": (f"3:cpuset:/kubepods/burstable/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "v1, cgroupfs, guaranteed": (f"3:cpuset:/kubepods/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "v2, systemd, containerd": (
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "v1, systemd, guaranteed": (
+        f"9:cpu,cpuacct:/kubepods.slice/kubepods-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "systemd, Docker": (
+        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/docker-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "systemd, CRI-O": (
+        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "systemd, CRI-O with a folder for the processes": (
+        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-{ID}.scope/container",
+        CgroupOwner(POD, ID),
+    ),
+    "cgroupfs, CRI-O": (f"0::/kubepods/burstable/pod{POD}/crio-{ID}", CgroupOwner(POD, ID)),
+    "CRI-O's monitor is no container": (
+        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-conmon-{ID}.scope",
+        CgroupOwner(POD),
+    ),
+    "containerd with cgroupfs under a kubelet with systemd": (
+        f"0::/system.slice/containerd.service/kubepods-besteffort-pod{ESCAPED}.slice:cri-containerd:{ID}",
+        CgroupOwner(POD, ID),
+    ),
+    "a kubelet in a container": (
+        f"0::/docker/{'a' * 64}/kubelet/kubepods/pod{POD}/{ID}",
+        CgroupOwner(POD, ID),
+    ),
+    "a kubelet with a root of its own, systemd": (
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "read in a cgroup namespace": (
+        f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
+        CgroupOwner(POD, ID),
+    ),
+    "read in a cgroup namespace, cgroupfs": (f"0::/../../pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "a static pod": (f"0::/kubepods/burstable/pod{STATIC}/{ID}", CgroupOwner(STATIC, ID)),
+    "systemd in the container": (
+        f"0::/kubepods/pod{POD}/{ID}/system.slice/web.service",
+        CgroupOwner(POD, ID),
+    ),
+    "a pod that was made up in the container": (
+        f"0::/kubepods/pod{POD}/{ID}/kubepods/pod{OTHER}/{'d' * 64}",
+        CgroupOwner(POD, ID),
+    ),
+    "the pause container's parent": (f"0::/kubepods/pod{POD}", CgroupOwner(POD)),
+    "a cgroup that is gone": (f"0::/kubepods/pod{POD}/{ID} (deleted)", CgroupOwner(POD, ID)),
+    "the line of CPUs comes first": (
+        f"4:memory:/kubepods/pod{OTHER}/{ID}\n3:cpu,cpuset:/kubepods/pod{POD}/{ID}",
+        CgroupOwner(POD, ID),
+    ),
+    "only one controller is the pod's": (f"0::/\n3:pids:/kubepods/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "the host": ("0::/system.slice/ssh.service", CgroupOwner()),
+    "a user's session": (f"0::/user.slice/user-0.slice/session-{ID}.scope", CgroupOwner()),
+    "a user's own cgroup, named like a pod's": (
+        f"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod{POD}/{ID}",
+        CgroupOwner(USER_SLICE),
+    ),
+    "a user's own cgroup, read in a cgroup namespace": (
+        f"0::/../../../user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
+        CgroupOwner(USER_SLICE),
+    ),
+    "a user's own cgroup in one hierarchy of version 1": (
+        f"3:cpuset:/\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
+        CgroupOwner(USER_SLICE),
+    ),
+    "a pod's process with a user's cgroup in another hierarchy": (
+        f"3:cpuset:/kubepods/pod{POD}/{ID}\n1:name=systemd:/user.slice/pod{OTHER}/{ID}",
+        CgroupOwner(POD, ID),
+    ),
+    "a slice that is not that of users": (f"0::/user.slicer/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "a name that only looks like a pod": (f"0::/mypod{POD}/{ID}", CgroupOwner()),
+    "nothing": ("", CgroupOwner()),
+    "garbage": ("\x00\xff::\n::::", CgroupOwner()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cgroup_names_pod_and_container(case: str) -> None:
+    text, place = CASES[case]
+    assert parse_cgroup(text) == place
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        server.settimeout(30)
+        yield server
+
+
+def test_a_peer_is_the_process_that_connected(listening: socket.socket) -> None:
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, listening.getsockname()]
+    proc = Path("/proc")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        with listening.accept()[0] as connected:
+            peer = peer_credentials.identify(connected, proc, procfs.read_boot_id(proc))
+        assert peer.task.pid == child.pid
+        assert peer.task == peer_credentials.read_process_as_task(proc, child.pid, procfs.read_boot_id(proc))
+        assert peer.task.start == procfs.read_processes(proc).processes[child.pid].start
+        child.communicate()
+
+
+def test_a_peer_that_is_gone_is_not_known(listening: socket.socket) -> None:
+    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, listening.getsockname()], check=True)
+    with listening.accept()[0] as connected, pytest.raises(Unavailable, match="cannot identify the peer"):
+        peer_credentials.identify(connected, Path("/proc"), "boot")
+
+
+def test_a_reused_process_id_is_not_the_peer(listening: socket.socket, tmp_path: Path) -> None:
+    """A process may connect and end, and another process may get its id before the check. A folder simulates this."""
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, listening.getsockname()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child, listening.accept()[0] as connected:
+        try:
+            connected.getsockopt(socket.SOL_SOCKET, 77, 4)
+        except OSError:
+            skip_conditions.not_run("the kernel gives no descriptor of a peer: Linux 6.5 does")
+        another = tmp_path / f"proc/{child.pid}"
+        another.mkdir(parents=True)
+        for name in ("stat", "cgroup"):
+            (another / name).write_text(Path(f"/proc/self/{name}").read_text())
+        assert peer_credentials.identify(connected, another.parent, "boot").task.pid == child.pid
+        child.communicate()
+        with pytest.raises(Unavailable, match="is over"):
+            peer_credentials.identify(connected, another.parent, "boot")

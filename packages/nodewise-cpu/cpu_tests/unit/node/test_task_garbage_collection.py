@@ -1,0 +1,154 @@
+"""Garbage collections with real processes of this machine."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise_cpu import allocation_store, pool_allocations, procfs
+from nodewise_cpu.allocation_store import StoredAllocations
+from nodewise_cpu.node import task_garbage_collection
+from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.store.directory import DirectoryStore
+
+PROC = Path("/proc")
+GONE = 99_999_999
+FREE = pool_allocations.allocations_without_tasks({"exclusive": {0: ["0", "1"]}, "shared": {0: ["2,3"]}})
+
+
+def no_wait(_: int) -> None:
+    """Do not wait between attempts."""
+
+
+def collect(store: DirectoryStore) -> task_garbage_collection.CollectionRound:
+    return task_garbage_collection.collect_garbage(store, PROC, None, no_wait)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    made = DirectoryStore(tmp_path / "conf")
+    made.create(FREE)
+    return made
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        yield child
+        child.kill()
+
+
+def held(allocations: Allocations) -> dict[str, set[int]]:
+    return {
+        cpu_list.text: {task.pid for task in cpu_list.tasks}
+        for _, cpu_list in allocations.cpu_lists
+        if cpu_list.tasks
+    }
+
+
+def hold(store: DirectoryStore, tasks: dict[str, Task]) -> None:
+    def decide(stored: StoredAllocations) -> tuple[Allocations, None]:
+        return stored.allocations.with_tasks(
+            lambda _, cpu_list: [*cpu_list.tasks, *([tasks[cpu_list.text]] if cpu_list.text in tasks else [])]
+        ), None
+
+    allocation_store.update(store, decide, no_wait)
+
+
+def test_ended_tasks_are_removed_and_others_get_their_start(
+    store: DirectoryStore, sleeper: subprocess.Popen[bytes]
+) -> None:
+    hold(store, {"0": Task(sleeper.pid), "1": Task(GONE)})
+    done = collect(store)
+    assert [(reclaimed.cpus, reclaimed.task.pid) for reclaimed in done.reclaimed] == [("1", GONE)]
+    (task,) = [cpu_list.tasks[0] for _, cpu_list in store.read().allocations.cpu_lists if cpu_list.tasks]
+    assert task == Task(sleeper.pid, _start(sleeper.pid), procfs.read_boot_id(PROC))
+
+
+def _start(pid: int) -> int:
+    return procfs.parse_stat((PROC / f"{pid}/stat").read_text()).start
+
+
+def test_a_process_that_took_over_an_id_is_another_one(
+    store: DirectoryStore, sleeper: subprocess.Popen[bytes]
+) -> None:
+    hold(store, {"0": Task(sleeper.pid, _start(sleeper.pid) - 1, procfs.read_boot_id(PROC))})
+    assert len(collect(store).reclaimed) == 1
+    assert held(store.read().allocations) == {}
+
+
+@pytest.mark.root
+def test_unreadable_processes_keep_their_tasks(
+    store: DirectoryStore, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """A wrapper is gone, and root runs something that was started after it."""
+    boot = procfs.read_boot_id(PROC)
+    begun = _start(sleeper.pid)
+    inside = "c" * 64  # no process is in this container
+    hold(
+        store,
+        {"0": Task(GONE, begun, boot), "1": Task(GONE - 1, begun, boot, "p", inside), "2,3": Task(GONE - 2)},
+    )
+    for path in [tmp_path, *tmp_path.parents]:
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+    for path in (tmp_path / "conf", *(tmp_path / "conf").rglob("*")):
+        os.chown(path, 65_534, 65_534)
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from nodewise_cpu.node import task_garbage_collection\n"
+        "from nodewise_cpu.store.directory import DirectoryStore\n"
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "store = DirectoryStore(Path(sys.argv[1]))\n"
+        "done = task_garbage_collection.collect_garbage(store, Path('/proc'), None, lambda number: None)\n"
+        "print(sorted(one.cpus for one in done.reclaimed), [task.pid for task in done.uncertain])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "conf")], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.strip() == f"['1', '2,3'] [{GONE}]", ran.stderr
+    for path in (tmp_path / "conf", *(tmp_path / "conf").rglob("*")):
+        os.chown(path, 0, 0)  # root does not trust files of other users
+    assert held(store.read().allocations) == {"0": {GONE}}
+    collect(store)
+    assert held(store.read().allocations) == {}
+
+
+def test_a_new_task_is_never_collected(store: DirectoryStore) -> None:
+    """New tasks are added during collections. A task is alive before it is in the state, so it is found alive."""
+    children: list[subprocess.Popen[bytes]] = []
+    over = threading.Event()
+    failed: list[BaseException] = []
+
+    def sweep() -> None:
+        try:
+            while not over.is_set():
+                collect(store)
+        except BaseException as error:
+            failed.append(error)
+
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in sweepers:
+        thread.start()
+    try:
+        for _ in range(25):
+            children.append(subprocess.Popen(["sleep", "1000"]))
+            pid = children[-1].pid
+            hold(store, {"2,3": Task(pid, _start(pid), procfs.read_boot_id(PROC))})
+    finally:
+        over.set()
+        for thread in sweepers:
+            thread.join()
+    living = {child.pid for child in children}
+    try:
+        assert not failed
+        assert held(store.read().allocations) == {"2,3": living}
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    assert len(collect(store).reclaimed) == 25

@@ -1,0 +1,217 @@
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+
+from nodewise_cpu.webhook import certificates, manifests
+from nodewise_cpu.webhook.manifests import DEFAULT_CAFILE, Object, WebhookInstallation
+
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+OPTIONS = WebhookInstallation()
+
+
+def installed(options: WebhookInstallation = OPTIONS) -> dict[str, Object]:
+    made = certificates.create(options.namespace, NOW)
+    return {obj["kind"]: obj for obj in manifests.objects(options, made)}
+
+
+def test_objects_are_in_creation_order() -> None:
+    assert list(installed()) == [
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "Deployment",
+        "MutatingWebhookConfiguration",
+    ]
+
+
+def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> None:
+    objects = {obj["kind"]: obj for obj in manifests.objects(WebhookInstallation(), None)}
+    assert "Secret" not in objects
+    assert "caBundle" not in objects["MutatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
+
+
+def test_a_certificate_that_serves_is_kept_and_its_objects_are_the_same() -> None:
+    before = installed()
+    args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
+    kept = manifests.reuse_or_create_certificate(*args, NOW + timedelta(days=3000))
+    assert list(before.values()) == manifests.objects(WebhookInstallation(), kept)
+
+
+@pytest.mark.parametrize("days", [3290, 4000])
+def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> None:
+    before = installed()
+    args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
+    now = NOW + timedelta(days=days)
+    kept = manifests.reuse_or_create_certificate(*args, now)
+    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", now)
+    old = base64.b64decode(before["Secret"]["data"]["cert.pem"])
+    trusted = x509.load_pem_x509_certificates(kept.authorities)
+    assert len(trusted) == (2 if days < 3650 else 1)
+    assert certificates.is_certificate_valid_for_service(old, kept.authorities, "default", NOW) == (
+        days < 3650
+    )
+
+
+@pytest.mark.parametrize(
+    ("secret", "registration"),
+    [
+        (None, None),
+        ({"data": None}, {"webhooks": None}),
+        (
+            {"data": {"cert.pem": "!", "key.pem": "eA=="}},
+            {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]},
+        ),
+        ({"data": {"cert.pem": 5}}, {"webhooks": [{}]}),
+    ],
+)
+def test_an_unusable_certificate_is_replaced(secret: Object | None, registration: Object | None) -> None:
+    kept = manifests.reuse_or_create_certificate(secret, registration, "default", NOW)
+    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", NOW)
+
+
+def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
+    before = installed()
+    hook = before["MutatingWebhookConfiguration"]
+    again = manifests.objects(
+        OPTIONS, manifests.reuse_or_create_certificate(before["Secret"], hook, "default", NOW)
+    )
+    assert kinds(manifests.sort_in_creation_order(again, hook))[-1] == "MutatingWebhookConfiguration"
+    renewed = manifests.objects(
+        OPTIONS,
+        manifests.reuse_or_create_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300)),
+    )
+    assert kinds(manifests.sort_in_creation_order(renewed, hook)) == [
+        "MutatingWebhookConfiguration",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "Deployment",
+    ]
+
+
+def test_the_registration_is_last_for_a_new_namespace() -> None:
+    hook = installed()["MutatingWebhookConfiguration"]
+    moved = WebhookInstallation("other")
+    made = manifests.objects(moved, manifests.reuse_or_create_certificate(None, hook, "other", NOW))
+    for existing in (hook, None, {"webhooks": None}):
+        assert kinds(manifests.sort_in_creation_order(made, existing))[-1] == "MutatingWebhookConfiguration"
+
+
+def kinds(made: Sequence[Object]) -> list[str]:
+    return [obj["kind"] for obj in made]
+
+
+def test_a_certificate_of_another_namespace_is_replaced() -> None:
+    made = certificates.create("one", NOW)
+    assert not certificates.is_certificate_valid_for_service(made.cert, made.authorities, "two", NOW)
+
+
+def test_a_certificate_of_another_authority_is_invalid() -> None:
+    made, other = certificates.create("one", NOW), certificates.create("one", NOW)
+    assert not certificates.is_certificate_valid_for_service(made.cert, other.authorities, "one", NOW)
+    assert certificates.is_certificate_valid_for_service(
+        made.cert, other.authorities + made.authorities, "one", NOW
+    )
+
+
+def test_a_namespace_whose_name_is_long_has_a_certificate_too() -> None:
+    space = "n" * 63
+    made = certificates.create(space, NOW)
+    assert certificates.is_certificate_valid_for_service(made.cert, made.authorities, space, NOW)
+
+
+def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems() -> None:
+    spec = installed()["Deployment"]["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in spec
+    (container,) = spec["containers"]
+    assert container["securityContext"]["runAsNonRoot"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [
+        "/etc/webhook",
+        "/etc/webhook-certs",
+    ]
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+@pytest.mark.parametrize(
+    ("cafile", "arguments"),
+    [
+        ("", ["--insecure=True"]),
+        (DEFAULT_CAFILE, ["--cafile=/etc/webhook-clients/ca.crt", "--insecure=False"]),
+        ("/etc/own.crt", ["--cafile=/etc/own.crt", "--insecure=False"]),
+    ],
+)
+def test_client_certificates_are_optional(cafile: str, arguments: list[str]) -> None:
+    (container,) = installed(WebhookInstallation(cafile=cafile))["Deployment"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert container["args"][3:] == arguments
+
+
+def test_an_older_api_server_gets_only_what_it_knows() -> None:
+    webhook_config = installed(WebhookInstallation(version="v1beta1"))["MutatingWebhookConfiguration"]
+    assert webhook_config["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
+    assert webhook_config["webhooks"][0].keys() == {
+        "name",
+        "clientConfig",
+        "rules",
+        "failurePolicy",
+        "namespaceSelector",
+    }
+
+
+def test_options_are_applied() -> None:
+    options = WebhookInstallation(
+        "own", "image:1", "Never", "secret", "/opt/cmk", "", "Fail", {"cores": "yes"}
+    )
+    objects = installed(options)
+    spec = objects["Deployment"]["spec"]["template"]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "secret"}]
+    assert (spec["containers"][0]["image"], spec["containers"][0]["imagePullPolicy"]) == ("image:1", "Never")
+    mutations = yaml.safe_load(objects["ConfigMap"]["data"]["mutations.yaml"])["mutations"]
+    assert mutations["perPod"]["spec"]["volumes"][0]["hostPath"]["path"] == "/opt/cmk"
+    (hook,) = objects["MutatingWebhookConfiguration"]["webhooks"]
+    assert hook["failurePolicy"] == "Fail"
+    assert hook["namespaceSelector"] == {"matchLabels": {"cores": "yes"}}
+    assert hook["clientConfig"]["service"]["namespace"] == "own"
+
+
+def test_the_api_servers_files_name_each_other() -> None:
+    texts = certificates.admission_configuration_files(
+        "/etc/x/", "ns1", certificates.ApiServerCertificate("/c", "/k")
+    )
+    configuration = yaml.safe_load(texts[certificates.ADMISSION_CONFIGURATION])
+    assert (
+        configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{certificates.KUBECONFIG}"
+    )
+    (user,) = yaml.safe_load(texts[certificates.KUBECONFIG])["users"]
+    assert user == {
+        "name": "cmk-webhook-service.ns1.svc",
+        "user": {"client-certificate": "/c", "client-key": "/k"},
+    }
+
+
+DEPLOY = Path(__file__).parents[5] / "deploy"
+
+
+def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
+    """The only exception are the rights to the older program's reports, which are in `default`."""
+    names: set[tuple[str, str]] = set()
+    for path in DEPLOY.glob("cpu*.yaml"):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            about = manifest["metadata"]
+            name = about["name"] if manifest["kind"] == "Namespace" else about.get("namespace", "")
+            names.add((name, about["name"] if name == "default" else ""))
+    assert names == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
+
+
+def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
+    shipped = (Path(__file__).parents[5] / "deploy/cpu-webhook.yaml").read_text()
+    assert list(yaml.safe_load_all(shipped)) == manifests.objects(WebhookInstallation("cmk-namespace"), None)

@@ -1,0 +1,319 @@
+"""The node agent's socket server: one line per request and response, for many clients that can be hostile.
+
+One thread handles all connections and never blocks on one. Worker threads (`worker_pool.py`) compute the responses. A
+connection has a deadline for each pending input or output, and the number of connections per tenant is limited, so that
+a tenant cannot block other tenants.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.connection_close_reasons import CloseReasons
+from nodewise_cpu import agent_messages
+from nodewise_cpu.agent.worker_pool import FairWorkerPool
+from nodewise_cpu.agent_messages import MAX_LINE_BYTES
+from nodewise_cpu.node.peer_credentials import PeerProcess
+
+REASONS: Final[dict[str, str]] = {
+    "peer": "The process that connected cannot be identified. It may have ended; otherwise set hostPID: true.",
+    "too_many": "More connections than --max-connections, or of one pod than --max-per-pod.",
+    "line_size": "A line was longer than a message may be.",
+    "line_deadline": "A line was not complete in time.",
+    "answer_deadline": "The client did not read its response in time.",
+    "idle": "A connection had no request for a minute, and its process has no allocation.",
+}
+
+_CHECK_S: Final = 0.25
+"""How often deadlines are checked."""
+_ACCEPTS: Final = 64
+"""Connections accepted at once, before open ones are handled again."""
+_PAUSE_S: Final = 0.1
+"""The pause after a failed accept, for example without a free file descriptor."""
+
+
+class ConnectionLimits(NamedTuple):
+    """Limits of number and time."""
+
+    connections: int = 1024
+    of_one: int = 64
+    """Of one pod, or of one user outside of pods."""
+    line_s: float = 5.0
+    """The time from the first byte of a line to its end."""
+    answer_s: float = 5.0
+    """The time until the client has read a response."""
+    idle_s: float = 60.0
+    """The time between two lines, if the process has no allocation."""
+
+
+class SocketResponse(NamedTuple):
+    """A line. With `holds` the client has an allocation, so its connection has no idle deadline."""
+
+    line: bytes
+    holds: bool = False
+
+
+class _Connection:
+    def __init__(self, socket: socket.socket, peer: PeerProcess, deadline_s: float) -> None:
+        self.socket = socket
+        self.peer = peer
+        self.deadline_s = deadline_s
+        self.received = bytearray()
+        self.unsent = b""
+        self.is_busy = False
+        """A worker makes its response; until that is sent nothing is read."""
+        self.holds = False
+
+    @property
+    def owner(self) -> str:
+        return self.peer.task.pod or f"user {self.peer.user}"
+
+    @property
+    def reason(self) -> str:
+        """The reason for the end of the connection at its deadline."""
+        if self.unsent:
+            return "answer_deadline"
+        return "line_deadline" if self.received else "idle"
+
+
+class SocketServer:
+    """Serves connections from `run` to `stop`.
+
+    `identify` returns the process that connected. `answer` returns the response to a line; it runs in a worker thread
+    and may raise `NodewiseError`. `on_disconnect` is called at the end of a connection whose process has an allocation.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        identify: Callable[[socket.socket], PeerProcess],
+        answer: Callable[[PeerProcess, bytes], SocketResponse],
+        on_disconnect: Callable[[PeerProcess], None],
+        limits: ConnectionLimits,
+        registry: MetricsRegistry,
+    ) -> None:
+        self._listening = listening
+        self._identify = identify
+        self._answer = answer
+        self._on_disconnect = on_disconnect
+        self._limits = limits
+        self._registry = registry
+        self._close_reasons = CloseReasons(registry, SystemClock(), REASONS)
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[_Connection] = set()
+        self._workers = FairWorkerPool(4)
+        self._responses: list[tuple[_Connection, SocketResponse]] = []
+        """Responses that worker threads have made, to be sent."""
+        self._lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ending = False
+        self._end_s = 0.0
+
+    def run(self) -> None:
+        """Serve until `stop`; then send the responses to requests in progress."""
+        self._listening.setblocking(False)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept_connections)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._send_responses)
+        check_s = 0.0
+        while not (self._ending and self._is_done()):
+            for key, _ in self._selector.select(_CHECK_S):
+                key.data()
+            if time.monotonic() >= check_s:
+                self._close_overdue()
+                check_s = time.monotonic() + _CHECK_S
+        for connection in list(self._connections):
+            self._close_connection(connection)
+        self._workers.stop(0.0)
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Accept no more connections, finish requests in progress, and let `run` return. Callable from any thread."""
+        self._end_s = time.monotonic() + grace_s
+        self._ending = True
+        self._wake_up_server_loop()
+
+    def _is_done(self) -> bool:
+        waiting = any(connection.is_busy or connection.unsent for connection in self._connections)
+        return not waiting or time.monotonic() >= self._end_s
+
+    def _wake_up_server_loop(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _send_responses(self) -> None:
+        os.eventfd_read(self._wake_fd)
+        with self._lock:
+            responses, self._responses = self._responses, []
+        for connection, response in responses:
+            connection.is_busy = False
+            connection.holds = response.holds
+            connection.unsent = response.line
+            connection.deadline_s = time.monotonic() + self._limits.answer_s
+            self._send(connection)
+        if self._ending:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._listening)
+
+    def _accept_connections(self) -> None:
+        """Accept many connections at once: clients may connect faster than once per round."""
+        for _ in range(_ACCEPTS):
+            try:
+                socket, _address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logs.emit("accept_failed", error=str(error))
+                time.sleep(_PAUSE_S)
+                return
+            self._register_connection(socket)
+
+    def _register_connection(self, socket: socket.socket) -> None:
+        socket.setblocking(False)
+        try:
+            peer = self._identify(socket)
+        except NodewiseError as error:
+            self._reject_connection(socket, "peer", "", error)
+            return
+        connection = _Connection(socket, peer, time.monotonic() + self._limits.idle_s)
+        if not self._make_room_for_connection(connection.owner):
+            wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
+            problem = Problem("connections", "too many", wanted)
+            busy = Unavailable("the node agent is busy", [problem])
+            self._reject_connection(socket, "too_many", connection.owner, busy)
+            return
+        self._connections.add(connection)
+        self._registry.set("cpu_connections", len(self._connections))
+        self._selector.register(socket, selectors.EVENT_READ, partial(self._receive, connection))
+
+    def _reject_connection(self, socket: socket.socket, reason: str, peer: str, error: NodewiseError) -> None:
+        """Close a new connection. The error is sent if that does not block."""
+        self._close_reasons.record(reason, peer, str(error))
+        with socket, contextlib.suppress(OSError):
+            socket.send(agent_messages.encode_error(error))
+
+    def _make_room_for_connection(self, owner: str) -> bool:
+        """Whether there is room for one more connection of this owner.
+
+        If there is none, a connection of an owner with more connections is closed, preferably one without an
+        allocation. A client with an allocation keeps it without a connection: it ends with its processes, and the
+        client connects again to release it.
+        """
+        counts = Counter(connection.owner for connection in self._connections)
+        if counts[owner] >= self._limits.of_one:
+            return False
+        if len(self._connections) < self._limits.connections:
+            return True
+        idle = [
+            connection
+            for connection in self._connections
+            if not (connection.is_busy or connection.unsent) and counts[connection.owner] > counts[owner] + 1
+        ]
+        if not idle:
+            return False
+        self._end_connection(
+            max(idle, key=lambda item: (not item.holds, counts[item.owner], -item.deadline_s)), "too_many"
+        )
+        return True
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            received = connection.socket.recv(MAX_LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._close_connection(connection)
+            return
+        if not connection.received:
+            connection.deadline_s = time.monotonic() + self._limits.line_s
+        connection.received += received
+        self._dispatch_line(connection)
+
+    def _dispatch_line(self, connection: _Connection) -> None:
+        """Hand the next line to a worker, if it is complete."""
+        line, newline, rest = connection.received.partition(b"\n")
+        if len(line) > MAX_LINE_BYTES:
+            problem = Problem("line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}")
+            connection.unsent = agent_messages.encode_error(BadInput("cannot read a message", [problem]))
+            with contextlib.suppress(OSError):
+                connection.socket.send(connection.unsent)
+            self._end_connection(connection, "line_size")
+        elif newline and not self._ending:
+            connection.received = rest
+            connection.is_busy = True
+            self._selector.unregister(connection.socket)
+            self._workers.add(connection.owner, partial(self._make_response, connection, bytes(line)))
+
+    def _make_response(self, connection: _Connection, line: bytes) -> None:
+        """Runs in a worker thread, so it changes nothing of the connection."""
+        try:
+            response = self._answer(connection.peer, line)
+        except NodewiseError as error:
+            response = SocketResponse(agent_messages.encode_error(error), connection.holds)
+        except Exception:  # noqa: BLE001 - a defect in one response must not stop the server
+            logs.emit("task_failed", task="cpu agent", exc_info=True)
+            failure = Unavailable("the node agent could not answer", [Problem("", "a defect of ours", "")])
+            response = SocketResponse(agent_messages.encode_error(failure), connection.holds)
+        with self._lock:
+            self._responses.append((connection, response))
+        self._wake_up_server_loop()
+
+    def _send(self, connection: _Connection) -> None:
+        try:
+            sent = connection.socket.send(connection.unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._close_connection(connection)
+            return
+        connection.unsent = connection.unsent[sent:]
+        key = self._selector.get_map().get(connection.socket)
+        if connection.unsent:
+            if key is None:
+                self._selector.register(
+                    connection.socket, selectors.EVENT_WRITE, partial(self._send, connection)
+                )
+            return
+        if key is not None:
+            self._selector.unregister(connection.socket)
+        self._selector.register(connection.socket, selectors.EVENT_READ, partial(self._receive, connection))
+        connection.deadline_s = self._next_deadline_s(connection)
+        if connection.received:
+            self._dispatch_line(connection)
+
+    def _next_deadline_s(self, connection: _Connection) -> float:
+        if connection.received:
+            return time.monotonic() + self._limits.line_s
+        return float("inf") if connection.holds else time.monotonic() + self._limits.idle_s
+
+    def _close_overdue(self) -> None:
+        now_s = time.monotonic()
+        for connection in list(self._connections):
+            if connection.deadline_s < now_s and not connection.is_busy:
+                self._end_connection(connection, connection.reason)
+
+    def _end_connection(self, connection: _Connection, reason: str) -> None:
+        self._close_reasons.record(reason, connection.owner)
+        self._close_connection(connection)
+
+    def _close_connection(self, connection: _Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._connections.discard(connection)
+        self._registry.set("cpu_connections", len(self._connections))
+        if connection.holds:
+            self._on_disconnect(connection.peer)

@@ -1,0 +1,321 @@
+"""`nodewise cpu agent`: the node agent, which allocates CPUs to the containers of its node."""
+
+import resource
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.cli import options_from_settings as cli_options
+from nodewise.cli.click_parameter_types import Duration
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.options import AdminOptions
+from nodewise_cpu import cmk_names, procfs
+from nodewise_cpu.agent import node_state_publishers
+from nodewise_cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
+from nodewise_cpu.agent.allocation_service import AgentNode, AllocationService
+from nodewise_cpu.agent.node_state_publishers import ClusterNode
+from nodewise_cpu.agent.pod_core_requests import PodRequests
+from nodewise_cpu.agent.reconfiguration_service import ReconfigurationAuthorizer, ReconfigurationService
+from nodewise_cpu.agent.socket_server import ConnectionLimits
+from nodewise_cpu.agent.task_garbage_collector import TaskGarbageCollector
+from nodewise_cpu.allocation_store import AllocationStore
+from nodewise_cpu.cli import common_options
+from nodewise_cpu.cpusets import container_runtime_client
+from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cgroups import ContainerCgroups
+from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
+from nodewise_cpu.node import (
+    kubelet_cpu_manager_state,
+    machine_features,
+    nfd_feature_file,
+    other_cpu_managers,
+    thread_affinity,
+)
+from nodewise_cpu.node.machine_features import PoolInputs
+from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.topology import ROOT_CGROUP
+
+LEAST_INTERVAL_S: Final = 0.1
+_SPARE_FILES: Final = 256
+"""The files that are open besides connections: for `/proc`, the API server, the container runtime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions(common_options.StoreOptions, common_options.MachineOptions, common_options.ProcessOptions):
+    """Options of `agent`."""
+
+    socket: str
+    interval: float
+    enforce: str
+    isolate: str
+    runtime_endpoint: str
+    kubelet_dir: str
+    allow_unrequested: bool
+    no_taint: bool
+    nfd_dir: str
+    publish: bool
+    max_connections: int
+    max_per_pod: int
+    admin: AdminOptions
+
+
+def run(options: AgentOptions) -> None:
+    """Run the node agent, which allocates CPUs to containers and releases those of ended tasks.
+
+    `isolate` connects to its socket, so workloads need no rights in the cluster. A container gets as many exclusive CPU
+    lists as it requests. Every few seconds the CPUs of ended tasks are released, and the node's extended resources,
+    label, taint and reports are updated if they differ.
+
+    The agent needs root and the host's process ids (hostPID: true).
+
+    \b
+    Examples:
+      nodewise cpu agent --node-name node1 --namespace cmk
+      nodewise cpu agent --conf-dir /etc/cmk --enforce cgroup
+
+    \b
+    Exit codes:
+      0  ended by SIGTERM or SIGINT
+      1  it cannot run here, or not listen
+      2  the command line or a setting is invalid
+    """
+    common_options.start_cmk_logging()
+    registry, proc = MetricsRegistry(), common_options.host_proc_path(options)
+    _check_host_pid_namespace(proc)
+    if not LEAST_INTERVAL_S <= options.interval < float("inf"):
+        problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
+        raise BadSettings("settings", [problem])
+    limits = ConnectionLimits(options.max_connections, options.max_per_pod)
+    _raise_open_file_limit(limits.connections + _SPARE_FILES)
+    with ExitStack() as stack:
+        node_agent = _create_node_agent(options, proc, limits, registry, stack)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: node_agent.stop())
+        url = stack.enter_context(serve_admin_port(node_agent.waiting_for, options.admin, registry))
+        logs.emit("started", address=options.socket, health=url)
+        node_agent.run(Path(options.socket))
+        logs.emit("stopping")
+
+
+def _check_host_pid_namespace(proc: Path) -> None:
+    try:
+        thread_affinity.check_pid_namespace(proc)
+    except BadSettings as error:
+        remedy = "run the node agent with hostPID: true"
+        raise BadSettings("the node agent cannot identify the peer", error.problems, remedy=remedy) from error
+
+
+def _raise_open_file_limit(wanted: int) -> None:
+    """Raise the limit of open files as needed; BadSettings if the hard limit is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    elif wanted > hard:
+        problem = Problem("--max-connections", f"{wanted} open files needed", f"at most {hard}")
+        raise BadSettings("settings", [problem])
+
+
+def _create_node_agent(
+    options: AgentOptions,
+    proc: Path,
+    limits: ConnectionLimits,
+    registry: MetricsRegistry,
+    stack: ExitStack,
+) -> NodeAgent:
+    store = common_options.open_allocation_store(options)
+    cluster = _create_cluster_node(options)
+    pods = PodRequests(cluster.api, cluster.node) if cluster else None
+    if pods is None or options.allow_unrequested:
+        why = "--allow-unrequested" if pods else "there is no API server (--conf-dir)"
+        logs.emit("cpu_unchecked", why=why)
+    read_machine = partial(_read_machine, options, cluster)
+    machine_at_start = read_machine()
+    enforcer = _create_cpu_enforcer(options, machine_at_start, proc, stack)
+    collector = TaskGarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
+    node = AgentNode(
+        store,
+        proc,
+        procfs.read_boot_id(proc),
+        Path(options.sysfs),
+        machine_at_start.fast,
+        machine_at_start.topology.caches,
+        most_tasks=options.max_per_pod,
+    )
+    authorizer = ReconfigurationAuthorizer(
+        pods, common_options.open_api_client(options).namespace if cluster else ""
+    )
+    reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
+    service = AllocationService(
+        node,
+        collector,
+        registry,
+        None if options.allow_unrequested else pods,
+        enforcer,
+        reconfiguring.answer,
+    )
+    active = _create_report_publishers(options, store, proc, cluster, enforcer)
+    return NodeAgent(service, active, limits, options.interval, registry)
+
+
+def _create_cluster_node(options: AgentOptions) -> ClusterNode | None:
+    """The node in its cluster; None for a directory without a cluster."""
+    if not options.is_in_cluster:
+        return None
+    api = common_options.open_api_client(options)
+    return ClusterNode(api, common_options.resolve_node_name(options, api), options.namespace)
+
+
+def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
+    labels = (
+        machine_features.fetch_labels(cluster.api, cluster.node) if cluster else machine_features.NO_LABELS
+    )
+    return machine_features.read(Path(options.sysfs), labels)
+
+
+def _create_cpu_enforcer(
+    options: AgentOptions, node_machine: PoolInputs, proc: Path, stack: ExitStack
+) -> CpusetEnforcer | None:
+    root = other_cpu_managers.host_root(Path("/"), proc) / ROOT_CGROUP
+    partitions = CgroupPartitions(root)
+    if options.isolate == "none":
+        # those of an earlier agent
+        partitions.release()
+    elif options.enforce == "none":
+        raise BadSettings("settings", [Problem("--isolate", options.isolate, "--enforce cgroup")])
+    else:
+        partitions.check_support()
+    if options.enforce == "none":
+        return None
+    runtime = container_runtime_client.ContainerRuntime(
+        container_runtime_client.endpoint(options.runtime_endpoint), proc
+    )
+    stack.callback(runtime.close)
+    return CpusetEnforcer(
+        runtime,
+        node_machine.topology,
+        proc,
+        cgroups=ContainerCgroups(root, root / "cpuset"),
+        partitions=partitions if options.isolate != "none" else None,
+    )
+
+
+def _create_report_publishers(
+    options: AgentOptions,
+    store: AllocationStore,
+    proc: Path,
+    cluster: ClusterNode | None,
+    enforcer: CpusetEnforcer | None,
+) -> Sequence[Publisher]:
+    active: list[Publisher] = [node_state_publishers.CpusetPublisher(enforcer, store)] if enforcer else []
+    # the root of the first process is the host's, so no mount is needed
+    checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
+    active.append(node_state_publishers.KubeletConflictPublisher(checkpoints))
+    host = other_cpu_managers.host_root(Path(options.sysfs), proc)
+    active.append(node_state_publishers.ManagerConflictPublisher(Path(options.sysfs), host, cluster))
+    active.append(node_state_publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
+    if cluster is None:
+        return active
+    active.append(node_state_publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
+    if options.publish:
+        active += [
+            node_state_publishers.ReconcileReportPublisher(cluster),
+            node_state_publishers.NodeReportPublisher(cluster, store, Path(options.sysfs), host),
+        ]
+    return active
+
+
+_HOST_KUBELET: Final = f"1/root{kubelet_cpu_manager_state.DEFAULT_FOLDER}"
+
+_OWN: Final[Sequence[click.Parameter]] = (
+    click.Option(
+        ["--socket"],
+        default=cmk_names.DEFAULT_SOCKET,
+        show_default=True,
+        metavar="PATH",
+        help="Path of the socket, in a folder that only root can write.",
+    ),
+    click.Option(
+        ["--interval"],
+        type=Duration(),
+        default="5s",
+        show_default=True,
+        help="Interval of garbage collections. The end of a task's connection also starts one.",
+    ),
+    click.Option(
+        ["--enforce"],
+        type=click.Choice(["none", "cgroup"]),
+        default="none",
+        show_default=True,
+        help="cgroup: limit the cpuset of each container to the CPUs of its tasks.",
+    ),
+    click.Option(
+        ["--isolate"],
+        type=click.Choice(["none", "partition"]),
+        default="none",
+        show_default=True,
+        help="partition: make containers with exclusive CPUs isolated cgroup partitions, with --enforce cgroup, cgroup "
+        "version 2 and Linux 6.7 or newer. none: undo them.",
+    ),
+    click.Option(
+        ["--runtime-endpoint"],
+        default="",
+        metavar="PATH",
+        help="The container runtime's socket, for --enforce. Default: the first known one that exists.",
+    ),
+    click.Option(
+        ["--kubelet-dir"],
+        default="",
+        metavar="DIR",
+        help=f"Folder of the kubelet's checkpoints. Default: the host's {kubelet_cpu_manager_state.DEFAULT_FOLDER}.",
+    ),
+    click.Option(
+        ["--allow-unrequested"],
+        is_flag=True,
+        help="Allocate exclusive CPUs also to containers that do not request them.",
+    ),
+    click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
+    click.Option(
+        ["--nfd-dir"],
+        default=str(nfd_feature_file.FOLDER),
+        show_default=True,
+        metavar="DIR",
+        help="Folder of Node Feature Discovery's feature files; ignored if it does not exist.",
+    ),
+    click.Option(
+        ["--publish/--no-publish"], default=True, show_default=True, help="Write reports to the API server."
+    ),
+    click.Option(
+        ["--max-connections"],
+        type=click.IntRange(1, 100_000),
+        default=ConnectionLimits().connections,
+        show_default=True,
+        help="Limit of all connections. At the limit, idle ones are closed.",
+    ),
+    click.Option(
+        ["--max-per-pod"],
+        type=click.IntRange(1, 100_000),
+        default=ConnectionLimits().of_one,
+        show_default=True,
+        help="Limit of connections, and of tasks, per pod.",
+    ),
+)
+
+command = common_options.create_click_command(
+    "agent",
+    run,
+    AgentOptions,
+    "Allocate CPUs to containers of a node.",
+    [
+        *common_options.click_parameters(*common_options.STORE, "sysfs", "proc_fs"),
+        *_OWN,
+        *cli_options.click_parameters(AdminOptions, has_file=False),
+    ],
+)

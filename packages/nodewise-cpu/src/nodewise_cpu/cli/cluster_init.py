@@ -1,0 +1,211 @@
+"""`nodewise cpu cluster-init`: prepares nodes from one place."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.cli import exit_codes, tables, terminal_output
+from nodewise_cpu.api_client_interface import ApiClient, Object
+from nodewise_cpu.cli import common_options, node_setup_options
+from nodewise_cpu.cli.webhook import is_any_parameter_set, parse_boolean_word
+from nodewise_cpu.cluster import (
+    agent_daemonset,
+    api_server_features,
+    cpu_manager_removal,
+    node_setup,
+    object_writer,
+)
+from nodewise_cpu.cluster import node_setup_objects as pods
+from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster.node_setup import PreparedNode, SetupPlan, SetupReport
+from nodewise_cpu.cluster.node_setup_objects import SetupOptions
+from nodewise_cpu.cluster.object_writer import Deadline
+from nodewise_cpu.webhook import manifests
+from nodewise_cpu.webhook.manifests import WebhookInstallation
+
+TIMEOUT_S: Final = 600.0
+_ANYBODY: Final = (
+    "the webhook serves every client over TLS; to require client certificates, set --cafile or --insecure=false,"
+    " and configure the API server with the files of `nodewise cpu webhook --print-admission-config`"
+)
+_NO_AGENT: Final = (
+    "pods that the webhook mutates request CPUs from the node agent, which --no-agent does not start"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterInitOptions(node_setup_options.SetupParameters):
+    """Options of `cluster-init`."""
+
+    host_list: str
+    all_hosts: bool
+    cmk_cmd_list: str
+    pull_secret: str
+    no_taint: bool
+    no_agent: bool
+    cafile: str
+    insecure: str
+
+
+def run(options: ClusterInitOptions) -> None:
+    """Prepare nodes: create pools of cores, install the program, advertise resources, and start the agent and webhook.
+
+    On each node a pod runs init, install and discover, one after the other; then a DaemonSet runs reconcile and
+    node-report. Then the node agent starts, which allocates CPUs to containers, and at last the webhook, which adds the
+    mounts and variables that pods need. The agent's account and rights must exist: apply deploy/cpu-agent.yaml first.
+
+    The command is idempotent: unchanged objects stay, others are replaced, failed steps are repeated, and running tasks
+    are not disturbed. It runs in a pod, or anywhere with --kubeconfig.
+
+    \b
+    Examples:
+      nodewise cpu cluster-init --all-hosts --num-exclusive-cores 6
+      nodewise cpu cluster-init --host-list node1,node2 \\
+        --cmk-cmd-list init,install,discover -o json
+
+    \b
+    Exit codes:
+      0  all nodes are prepared
+      1  something failed on some node; the report names it
+      2  the command line or a setting is invalid
+    """
+    common_options.start_cmk_logging()
+    commands = pods.parse_commands(options.cmk_cmd_list)
+    pods_options = node_setup_options.build_setup_options(
+        options, pull_secret=options.pull_secret, taint=not options.no_taint
+    )
+    if bool(options.host_list) == options.all_hosts:
+        raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
+    api = common_options.open_api_client(options)
+    features = api_server_features.fetch_features(api)
+    plan = SetupPlan(
+        selected_nodes(options, api),
+        commands,
+        pods_options,
+        build_agent_daemonset(options, pods_options, features),
+        build_webhook_objects(options, pods_options, api, features),
+    )
+    with node_setup_options.progress_reporter() as report_progress:
+        report = node_setup.execute_setup_plan(
+            api, plan, features, Deadline(options.timeout_s), report_progress
+        )
+    print_report(report, options.output)
+    if plan.shared and plan.agent is None:
+        terminal_output.print_message(_NO_AGENT)
+    click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
+
+
+def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:
+    """The selected nodes; BadSettings if there are none, or one does not exist."""
+    if not options.all_hosts:
+        return node_setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
+    nodes = node_setup.schedulable_nodes(api)
+    if not nodes:
+        raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
+    return nodes
+
+
+def build_agent_daemonset(
+    options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures
+) -> Object | None:
+    """The node agent's DaemonSet; none if the API server is too old for the webhook."""
+    return (
+        None
+        if options.no_agent or features.webhooks == "none"
+        else agent_daemonset.daemon_set(pods_options, features)
+    )
+
+
+def build_webhook_objects(
+    options: ClusterInitOptions, pods_options: SetupOptions, api: ApiClient, features: ApiFeatures
+) -> Sequence[Object]:
+    """The webhook's objects, if the API server supports webhooks. A valid certificate is kept."""
+    if features.webhooks == "none":
+        return ()
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
+        "insecure", "cafile"
+    )
+    if not mutual:
+        terminal_output.print_message(_ANYBODY)
+    installation = WebhookInstallation(
+        namespace=pods_options.namespace,
+        image=pods_options.image,
+        pull_policy=pods_options.pull_policy,
+        pull_secret=pods_options.pull_secret,
+        install_dir=pods_options.install_dir,
+        cafile=options.cafile if mutual else "",
+        version=features.webhooks,
+    )
+    registration, secret, *_ = map(
+        object_writer.path, cpu_manager_removal.webhook_objects_to_remove(options.namespace, features)
+    )
+    hook, certs = object_writer.find_object(api, registration), object_writer.find_object(api, secret)
+    certificate = manifests.reuse_or_create_certificate(certs, hook, options.namespace, datetime.now(UTC))
+    return manifests.sort_in_creation_order(manifests.objects(installation, certificate), hook)
+
+
+def print_report(report: SetupReport, output: str) -> None:
+    """Print the report."""
+    if output == "json":
+        click.echo(json.dumps(report.as_dict(), separators=(",", ":")))
+        return
+    parts = [(node.node, node) for node in report.nodes]
+    parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
+    rows = [
+        (name, "failed" if part.error else "ready", _node_detail_text(part))
+        for name, part in parts
+        if part.steps
+    ]
+    tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
+
+
+def _node_detail_text(node: PreparedNode) -> str:
+    return node.error or ", ".join(f"{step.name} {step.outcome}" for step in node.steps)
+
+
+command = common_options.create_click_command(
+    "cluster-init",
+    run,
+    ClusterInitOptions,
+    "Prepare nodes from one place.",
+    [
+        click.Option(
+            ["--host-list"], default="", metavar="NODES", help="Nodes to prepare, separated by commas."
+        ),
+        click.Option(["--all-hosts"], is_flag=True, help="Prepare all nodes that are schedulable."),
+        click.Option(
+            ["--cmk-cmd-list"],
+            default="init,reconcile,install,discover,nodereport",
+            show_default=True,
+            metavar="COMMANDS",
+            help="Commands to run on them.",
+        ),
+        click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret for pulling the image."),
+        click.Option(["--no-taint"], is_flag=True, help="Do not taint the nodes: other pods may use them."),
+        click.Option(
+            ["--no-agent"],
+            is_flag=True,
+            help="Do not start the node agent: use --direct in pods, or start it yourself.",
+        ),
+        click.Option(
+            ["--cafile"],
+            default=manifests.DEFAULT_CAFILE,
+            show_default=True,
+            metavar="FILE",
+            help="CA of the webhook's clients, a path in its container.",
+        ),
+        click.Option(
+            ["--insecure"],
+            default="False",
+            show_default=True,
+            metavar="True|False",
+            help="Whether clients need no certificate of that CA.",
+        ),
+        *node_setup_options.click_parameters(TIMEOUT_S),
+    ],
+)

@@ -1,0 +1,240 @@
+"""`nodewise cpu webhook`: the admission webhook for pods that request cores, and its installation."""
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+
+from nodewise.base.errors import BadSettings, Problem, shown
+from nodewise.cli import options_from_settings as cli_options
+from nodewise.cli.click_parameter_types import Duration
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.admin_port import admin_routes, admin_server
+from nodewise.server.application import Application
+from nodewise.server.options import AdminOptions, ServeOptions
+from nodewise_cpu.cli import common_options
+from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR
+from nodewise_cpu.webhook import certificates, https_server, manifests, webhook_config_files
+from nodewise_cpu.webhook.certificates import ApiServerCertificate
+from nodewise_cpu.webhook.manifests import WebhookInstallation
+
+_WORDS: Final = {
+    **dict.fromkeys(("true", "1", "yes", "y", "on", "t"), True),
+    **dict.fromkeys(("false", "0", "no", "n", "off", "f", ""), False),
+}
+_UNTRUSTED: Final = (
+    "# No certificate is included (--with-certificate). The Secret {secret} must contain cert.pem and key.pem,\n"
+    "# and caBundle of the MutatingWebhookConfiguration must contain the CA that signed them.\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookOptions:
+    """Options of `webhook`."""
+
+    conf_file: str
+    cafile: str
+    insecure: str
+    admin: AdminOptions
+    shutdown_delay: float
+    print_admission_config: str
+    client_certificate: str
+    client_key: str
+    print_manifests: bool
+    with_certificate: bool
+    namespace: str
+    image: str
+    install_dir: str
+    failure_policy: Literal["Ignore", "Fail"]
+    namespace_selector: Sequence[str]
+
+
+def run(options: WebhookOptions) -> None:
+    """Serve the admission webhook, which adds to pods that request cores what `isolate` needs.
+
+    These are the program, the agent's socket and CMK_NUM_CORES. The API server calls the webhook for new pods.
+    --conf-file has its address and the mutations, which may be edited at any time. Without --insecure the API server
+    must present a certificate of --cafile: --print-admission-config writes the two files that configure it to.
+
+    \b
+    Examples:
+      nodewise cpu webhook --conf-file /etc/webhook/server.yaml --insecure true
+      nodewise cpu webhook --print-manifests --with-certificate |
+        kubectl apply -f -
+      nodewise cpu webhook --print-admission-config /etc/kubernetes/admission
+
+    \b
+    Exit codes:
+      0  printed, or ended by SIGTERM or SIGINT
+      1  it cannot serve, or cannot write
+      2  the command line or a setting is invalid
+    """
+    any_client = parse_boolean_word(options.insecure, "--insecure")
+    if options.print_admission_config:
+        _print_admission_configuration(options)
+    elif options.print_manifests:
+        _print_manifests(options)
+    else:
+        common_options.start_cmk_logging()
+        asyncio.run(_serve_webhook(options, any_client=any_client))
+
+
+def parse_boolean_word(word: str, option: str) -> bool:
+    """The value of a word that means true or false. BadSettings for any other."""
+    value = _WORDS.get(word.strip().lower())
+    if value is None:
+        raise BadSettings("settings", [Problem(option, shown(word), "true or false")])
+    return value
+
+
+def _print_admission_configuration(options: WebhookOptions) -> None:
+    client = ApiServerCertificate(options.client_certificate, options.client_key)
+    where = options.print_admission_config
+    if where == "-":
+        texts = certificates.admission_configuration_files(
+            certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client
+        )
+        click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
+        return
+    folder = Path(where).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in certificates.admission_configuration_files(
+            str(folder), options.namespace, client
+        ).items():
+            (folder / name).write_text(text)
+            click.echo(f"{folder / name}")
+    except OSError as error:
+        problem = Problem("--print-admission-config", str(error), "a folder that can be written")
+        raise BadSettings("settings", [problem]) from error
+
+
+def _print_manifests(options: WebhookOptions) -> None:
+    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
+        "insecure", "cafile"
+    )
+    installation = WebhookInstallation(
+        namespace=options.namespace,
+        image=options.image,
+        install_dir=options.install_dir,
+        cafile=options.cafile if mutual else "",
+        failure_policy=options.failure_policy,
+        selector=dict(_parse_label_option(text) for text in options.namespace_selector),
+    )
+    made = (
+        certificates.create(installation.namespace, datetime.now(UTC)) if options.with_certificate else None
+    )
+    if made is None:
+        click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
+    click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
+
+
+def is_any_parameter_set(*parameters: str) -> bool:
+    """Whether any of these parameters has another value than its default."""
+    context = click.get_current_context()
+    return any(
+        context.get_parameter_source(parameter) != click.core.ParameterSource.DEFAULT
+        for parameter in parameters
+    )
+
+
+def _parse_label_option(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadSettings("settings", [Problem("--namespace-selector", shown(text), "LABEL=VALUE")])
+    return key, value
+
+
+async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
+    registry = MetricsRegistry()
+    file = webhook_config_files.parse_server_settings(options.conf_file)
+    mutations = webhook_config_files.LiveMutations(file.mutations, registry)
+    serve = ServeOptions(
+        address=file.binding_address,
+        port=file.port,
+        cert=file.cert,
+        key=file.key,
+        client_ca=options.cafile,
+        any_client=True,  # the API server's name differs between clusters, and a mutation has no side effect
+        max_body_bytes=https_server.LONGEST_BYTES,
+    )
+    server = https_server.create_webhook_server(mutations, serve, registry, any_client=any_client)
+    admin_app = Application(admin_routes(tuple, registry), registry, max_body_bytes=2**16)
+    admin = admin_server(admin_app, options.admin, registry)
+    came: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
+    try:
+        if any_client:
+            logs.emit("cpu_webhook_any_client")
+        else:
+            logs.emit("cpu_webhook_mutual", cafile=options.cafile)
+        await server.start()
+        await admin.start()
+        if await came.get() == signal.SIGTERM:
+            server.drain()
+            await asyncio.wait([asyncio.create_task(came.get())], timeout=options.shutdown_delay)
+    finally:
+        await admin.stop()
+        await server.stop()
+
+
+def _server_parameters() -> list[click.Parameter]:
+    """The parameters of the server and its clients."""
+    option = click.Option
+    admin = cli_options.click_parameters(AdminOptions, has_file=False)
+    return [
+        option(["--conf-file"], metavar="PATH", default=webhook_config_files.DEFAULT_FILE, show_default=True,
+               help="server.yaml, a folder of *.yaml, or a pattern."),
+        option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
+               help="CA of the certificate that the API server must present."),
+        option(["--insecure"], metavar="True|False", default="False", show_default=True,
+               help="Require no client certificate: serve every client."),
+        *admin,
+        option(["--shutdown-delay"], type=Duration(), default="5s", show_default=True,
+               help="Time after SIGTERM in which requests are still served and connections are closed."),
+    ]  # fmt: skip
+
+
+def _manifest_parameters() -> list[click.Parameter]:
+    """The parameters for printing manifests instead of serving."""
+    option = click.Option
+    return [
+        option(["--print-admission-config"], metavar="DIR|-", default="",
+               help="Write the two files that make the API server present a certificate, and exit."),
+        option(["--client-certificate"], metavar="FILE", default=ApiServerCertificate().certificate, show_default=True,
+               help="The certificate that it presents; a path on its machine."),
+        option(["--client-key"], metavar="FILE", default=ApiServerCertificate().key, show_default=True,
+               help="The key of that certificate."),
+        option(["--print-manifests"], is_flag=True,
+               help="Print the webhook's manifests, and exit. The webhook requires client certificates only if "
+               "--cafile or --insecure=false is given."),
+        option(["--with-certificate"], is_flag=True, help="Include a new certificate with its key."),
+        option(["--namespace"], metavar="NAMESPACE", default="default", show_default=True,
+               help="Namespace of the webhook."),
+        option(["--image"], metavar="IMAGE", default=WebhookInstallation().image, show_default=True,
+               help="Image of the webhook."),
+        option(["--install-dir"], metavar="DIR", default=DEFAULT_INSTALL_DIR, show_default=True,
+               help="Folder of the program on nodes."),
+        option(["--failure-policy"], type=click.Choice(["Ignore", "Fail"]), default="Ignore", show_default=True,
+               help="Whether a pod that requests cores is created without mutation or rejected while the webhook does "
+               "not respond."),
+        option(["--namespace-selector"], metavar="LABEL=VALUE", multiple=True,
+               help="Only pods of namespaces with this label; repeat it for several. Default: all but "
+               "kube-system."),
+    ]  # fmt: skip
+
+
+command = common_options.create_click_command(
+    "webhook",
+    run,
+    WebhookOptions,
+    "Serve the admission webhook for pods.",
+    [*_server_parameters(), *_manifest_parameters()],
+)

@@ -1,0 +1,80 @@
+"""The features of API server versions: a row for each version that changed one that is used here.
+
+Sources: CMK's branches by version, and the releases in which Kubernetes added and removed the API groups used here.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+from nodewise.base.errors import BadInput, Problem, Refused, shown
+from nodewise_cpu.api_client_interface import ApiClient
+from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
+
+Version = tuple[int, ...]
+"""`(1, 36, 3)`, without zeros at the end: 1.8 and 1.8.0 are the same."""
+
+_VERSION: Final = re.compile(r"\s*v?(\d{1,9}(?:\.\d{1,9})*).*", re.ASCII | re.DOTALL)
+
+
+class ApiFeatures(NamedTuple):
+    """The forms that an API server understands."""
+
+    since: Version
+    resources: Mapping[str, str]
+    """The name of each of our resources on nodes. Without any, the version is not supported."""
+    taints: Literal["annotation", "spec"]
+    init_containers: Literal["annotation", "spec"]
+    reports: Literal["third-party", "v1beta1", "v1"]
+    """Third-party resources, or the version of custom resource definitions."""
+    daemon_sets: Literal["extensions/v1beta1", "apps/v1"]
+    webhooks: Literal["none", "v1beta1", "v1"]
+    """The version of `admissionregistration.k8s.io` if it has mutating webhooks."""
+    app_armor: Literal["annotation", "field"] = "annotation"
+
+
+_EXTENDED: Final = {name: name for name in (EXCLUSIVE_CORES, NON_ISOLCPUS_CORES)}
+
+TABLE: Final = (
+    ApiFeatures((), OPAQUE, "annotation", "annotation", "third-party", "extensions/v1beta1", "none"),
+    ApiFeatures((1, 7), OPAQUE, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
+    # resources of neither kind can be patched at this version
+    ApiFeatures((1, 8), {}, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
+    ApiFeatures((1, 8, 1), _EXTENDED, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
+    ApiFeatures((1, 9), _EXTENDED, "spec", "spec", "v1beta1", "apps/v1", "v1beta1"),
+    ApiFeatures((1, 16), _EXTENDED, "spec", "spec", "v1", "apps/v1", "v1"),
+    ApiFeatures((1, 30), _EXTENDED, "spec", "spec", "v1", "apps/v1", "v1", "field"),
+)
+
+
+def parse_kubernetes_version(text: object) -> Version:
+    """Parse a version: `v1.12.0-alpha.0+c9e1-dirty` is 1.12. BadInput without leading numbers."""
+    match = _VERSION.fullmatch(text) if isinstance(text, str) else None
+    if not match:
+        raise BadInput(
+            "cannot read the API server's version", [Problem("gitVersion", shown(text), "v1.36.3")]
+        )
+    numbers = [int(number) for number in match[1].split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def features_of_kubernetes_version(version: Version) -> ApiFeatures:
+    """The last row that is not newer than the version."""
+    return next(row for row in reversed(TABLE) if row.since <= version)
+
+
+def fetch_features(api: ApiClient) -> ApiFeatures:
+    """The features of the API server that responds."""
+    answer = api.get("/version")
+    return features_of_kubernetes_version(
+        parse_kubernetes_version(answer.get("gitVersion") if isinstance(answer, Mapping) else answer)
+    )
+
+
+def check(features: ApiFeatures) -> None:
+    """Refused if nodes cannot advertise cores at this API server."""
+    if not features.resources:
+        problem = Problem("API server", "Kubernetes 1.8.0", "1.8.1 or later, or 1.7")
+        raise Refused("cannot advertise cores: this version takes neither kind of resource", [problem])

@@ -1,0 +1,207 @@
+"""Idempotent creation, replacement and removal of objects in a cluster.
+
+Waiting ends at a deadline, with growing pauses while nothing changes. Objects are identified by their UID, because an
+object may be deleted and created again with the same name.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+
+from nodewise.base.errors import Conflict, Problem, Unavailable
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.resource_kinds import Resource
+from nodewise_cpu.api_client_interface import ApiClient, Object
+from nodewise_cpu.cluster import node_setup_objects
+
+Outcome = Literal["created", "replaced", "unchanged"]
+Seen = TypeVar("Seen")
+
+_PLURALS: Final[Mapping[str, str]] = {
+    "ConfigMap": "configmaps",
+    "CustomResourceDefinition": "customresourcedefinitions",
+    "DaemonSet": "daemonsets",
+    "Deployment": "deployments",
+    "MutatingWebhookConfiguration": "mutatingwebhookconfigurations",
+    "Pod": "pods",
+    "Secret": "secrets",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+    "ThirdPartyResource": "thirdpartyresources",
+}
+_OF_THE_CLUSTER: Final = frozenset(
+    {"CustomResourceDefinition", "MutatingWebhookConfiguration", "ThirdPartyResource"}
+)
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+_TRIES: Final = 10
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 1.0
+
+
+class SleepingClock(Protocol):
+    """The clock for waiting."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+class Deadline:
+    """A time limit from now on, and pauses that grow while nothing changes."""
+
+    def __init__(self, timeout_s: float, clock: SleepingClock = time) -> None:
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._end = clock.monotonic() + timeout_s
+        self._pause_s = _FIRST_S
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock.monotonic() >= self._end
+
+    def now(self) -> float:
+        """Seconds of a monotonic clock."""
+        return self._clock.monotonic()
+
+    def pause(self) -> None:
+        left_s = max(0.0, self._end - self._clock.monotonic())
+        self._clock.sleep(min(self._pause_s, left_s))
+        self._pause_s = min(self._pause_s * 1.6, _LONGEST_S)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a fixed time."""
+        self._clock.sleep(seconds)
+
+    def reset_pause(self) -> None:
+        """Begin again with short pauses, because something changed."""
+        self._pause_s = _FIRST_S
+
+    def until(self, what: str, see: Callable[[], Seen | None]) -> Seen:
+        """The first result of `see` that is not None. Unavailable at the deadline."""
+        while (seen := see()) is None:
+            if self.is_over:
+                raise Unavailable(what, [Problem("", f"not so after {self.timeout_s:g} s", "")])
+            self.pause()
+        return seen
+
+
+class EnsureResult(NamedTuple):
+    """An object of the API server, and what was done to it."""
+
+    current: Any
+    outcome: Outcome
+
+
+def resource(made: Object) -> Resource:
+    """The resource of an object. KeyError for a kind that is not created here."""
+    group, _, version = made["apiVersion"].rpartition("/")
+    kind = made["kind"]
+    return Resource(group, version, _PLURALS[kind], kind, kind not in _OF_THE_CLUSTER)
+
+
+def path(made: Object) -> str:
+    metadata = made["metadata"]
+    return resource(made).path(metadata.get("namespace", ""), metadata["name"])
+
+
+def title(made: Object) -> str:
+    """The object's name in messages: `Pod cmk-init-pod-node1`."""
+    return f"{made['kind']} {made['metadata']['name']}"
+
+
+def find_object(api: ApiClient, at: str) -> Any:
+    """The object at a path, or None."""
+    try:
+        return api.get(at)
+    except NotFound:
+        return None
+
+
+def create_or_replace(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
+    """Create an object, or replace one that was made from another template.
+
+    A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
+    raises any other error of the API server.
+    """
+    wanted = wanted if _has_template_digest(wanted) else node_setup_objects.with_template_digest(wanted)
+    for _ in range(_TRIES - 1):
+        try:
+            return _create_or_replace_object(api, wanted, deadline)
+        except Conflict:
+            deadline.pause()
+    return _create_or_replace_object(api, wanted, deadline)
+
+
+def _has_template_digest(wanted: Object) -> bool:
+    return node_setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
+
+
+def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
+    at = path(wanted)
+    current = find_object(api, at)
+    if current is None:
+        return EnsureResult(_create_object(api, wanted), "created")
+    if _is_usable(current) and node_setup_objects.has_same_template(current, wanted):
+        return EnsureResult(current, "unchanged")
+    if wanted["kind"] == "Pod":
+        remove(api, wanted, deadline, current=current)
+        return EnsureResult(_create_object(api, wanted), "replaced")
+    try:
+        return EnsureResult(_replace_object(api, at, current, wanted), "replaced")
+    except NotFound as error:
+        raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
+
+
+def _replace_object(api: ApiClient, at: str, current: Object, wanted: Object) -> Any:
+    if wanted["kind"] == "Service":  # keeps the address that the API server chose
+        change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
+        return api.patch(at, change, "merge")
+    return api.replace(at, _replacement_body(current, wanted))
+
+
+def _create_object(api: ApiClient, wanted: Object) -> Any:
+    metadata = wanted["metadata"]
+    return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
+
+
+def _is_usable(current: Object) -> bool:
+    leaving = current["metadata"].get("deletionTimestamp")
+    return not leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
+
+
+def _replacement_body(current: Object, wanted: Object) -> Object:
+    """The wanted object as a replacement of this version, with the annotations and labels of others."""
+    before, own = current["metadata"], wanted["metadata"]
+    kept = {key: {**(before.get(key) or {}), **own.get(key, {})} for key in ("annotations", "labels")}
+    return {**wanted, "metadata": {**own, **kept, "resourceVersion": before["resourceVersion"]}}
+
+
+def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | None = None) -> bool:
+    """Delete an object and wait until it is gone. Returns False if it did not exist.
+
+    Unavailable if it still exists at the deadline, such as a pod on a node that does not respond.
+    """
+    at = path(made)
+    current = current or find_object(api, at)
+    if current is None:
+        return False
+    uid = current["metadata"]["uid"]
+    with contextlib.suppress(NotFound, Conflict):  # deleted meanwhile, or created again
+        api.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+    deadline.until(f"waiting until {title(made)} is gone", lambda: True if _is_gone(api, at, uid) else None)
+    return True
+
+
+def _is_gone(api: ApiClient, at: str, uid: str) -> bool:
+    current = find_object(api, at)
+    return current is None or current["metadata"]["uid"] != uid
+
+
+def phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def has_pod_ended(pod: Object) -> bool:
+    """Whether all containers of a pod have ended for good."""
+    return phase(pod) in _ENDED

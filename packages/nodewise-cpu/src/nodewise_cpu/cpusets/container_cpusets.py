@@ -1,0 +1,122 @@
+"""Cpusets of containers and processes, and the file with the cpusets that containers had before enforcement.
+
+Process ids are those of the host, as in its `/proc`, `proc`.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from nodewise.base import trusted_files
+from nodewise.base.errors import BadInput, Problem, Unavailable, shown
+from nodewise_cpu import cpu_set_formats, procfs
+from nodewise_cpu.cgroup_owners import parse_cgroup
+from nodewise_cpu.kernel_file_reader import read_text
+
+Cpus = frozenset[int]
+
+
+class Cpuset(NamedTuple):
+    """CPUs, and NUMA nodes for memory. An empty set means unspecified."""
+
+    cpus: Cpus = frozenset()
+    mems: Cpus = frozenset()
+
+    def __str__(self) -> str:
+        mems = f", NUMA nodes {cpu_set_formats.format_cpu_ranges(self.mems)}" if self.mems else ""
+        return f"CPUs {cpu_set_formats.format_cpu_ranges(self.cpus)}{mems}"
+
+
+class ContainerCpuset(NamedTuple):
+    """The cpuset of a running container: as configured at the runtime, and as inherited from its pod."""
+
+    configured: Cpuset
+    inherited: Cpuset
+
+    @property
+    def effective(self) -> Cpuset:
+        return Cpuset(
+            self.configured.cpus or self.inherited.cpus, self.configured.mems or self.inherited.mems
+        )
+
+
+class CpusetRuntime(Protocol):
+    """The containers of a node, by id. Both methods raise `Unavailable` or `Refused`."""
+
+    def find(self, container: str) -> ContainerCpuset | None:
+        """The container's cpuset; None if it is not running."""
+        ...
+
+    def confine(self, container: str, cpuset: Cpuset) -> None:
+        """Set the parts of the cpuset that are not empty. A container that has ended is no error."""
+        ...
+
+
+def parse_cpuset(cpus: str, mems: str, field: str) -> Cpuset:
+    """A cpuset from two lists in the kernel's form. BadInput names `field`."""
+    return Cpuset(*(frozenset(cpu_set_formats.parse_cpu_numbers(text, field)) for text in (cpus, mems)))
+
+
+def read_cpuset(proc: Path, pid: int) -> Cpuset:
+    """The cpuset of a process's first thread. Unavailable if the process has ended."""
+    file = proc / f"{pid}/status"
+    try:
+        text = read_text(file)
+    except OSError as error:
+        raise Unavailable("cannot read a container's cpuset", [Problem(str(file), str(error), "")]) from error
+    lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
+    return parse_cpuset(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
+
+
+def list_container_processes(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
+    """The processes of each of the containers, by container id. Unavailable if `proc` cannot be read."""
+    processes: dict[str, list[int]] = {container: [] for container in containers}
+    for pid in procfs.pids(proc):
+        try:
+            text = read_text(proc / f"{pid}/cgroup")
+        except OSError:
+            continue
+        if (pids := processes.get(parse_cgroup(text).container)) is not None:
+            pids.append(pid)
+    return processes
+
+
+def load_original_cpusets(file: Path) -> dict[str, Cpuset]:
+    """The original cpusets by container; empty without a file. Unavailable or BadInput if it cannot be read."""
+    try:
+        trusted_files.check_folder(file.parent)
+        originals = json.loads(trusted_files.read_bytes(file))
+        return {
+            container: parse_cpuset(cpuset["cpus"], cpuset["mems"], f"{file}: {container}")
+            for container, cpuset in originals.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise Unavailable("cannot read the original cpusets", [Problem(str(file), str(error), "")]) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        remedy = "remove the file: containers that are confined now stay so until they end"
+        problem = Problem(str(file), shown(error), "what nodewise wrote")
+        raise BadInput("cannot read the original cpusets", [problem], remedy=remedy) from error
+
+
+def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
+    """Replace the file atomically. Unavailable if it cannot be written."""
+    value = {
+        container: {
+            "cpus": cpu_set_formats.format_cpu_ranges(cpuset.cpus),
+            "mems": cpu_set_formats.format_cpu_ranges(cpuset.mems),
+        }
+        for container, cpuset in originals.items()
+    }
+    new = file.with_suffix(".new")
+    try:
+        trusted_files.check_folder(file.parent)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new.write_text(json.dumps(value), encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(file)
+    except OSError as error:
+        raise Unavailable("cannot save the original cpusets", [Problem(str(file), str(error), "")]) from error

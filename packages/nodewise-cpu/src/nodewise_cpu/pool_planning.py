@@ -1,0 +1,345 @@
+"""The distribution of a machine's cores to pools.
+
+Standard library only.
+
+Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
+isolates cores, exclusive and shared cores are chosen from these, and infra from the others. Cores in a cgroup partition
+are in no pool. A core is never divided: all its CPUs are in one list. Of a socket, cores that share a cache of level 3
+are chosen one after the other.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple
+
+from nodewise.base.errors import BadInput, Problem, shown
+from nodewise_cpu import core_list_option, speed_select
+from nodewise_cpu.cpu_set_formats import format_cpu_list_without_ranges, format_cpu_ranges
+from nodewise_cpu.topology import FASTEST_KIND, Core, Topology
+
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+INFRA: Final = "infra"
+NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
+
+IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_ISOLCPUS: True, INFRA: False}
+"""All pools in the order in which they are filled, and whether each of their lists is for one task only."""
+
+
+class PoolOptions(NamedTuple):
+    """The sizes of pools, from the options of `init` and `plan`."""
+
+    exclusive: int = 4
+    shared: int = 1
+    exclusive_mode: str = "packed"
+    """`packed` takes all cores of a socket before the next socket's, `spread` one of each socket in turn."""
+    shared_mode: str = "packed"
+    non_isolcpus: str = core_list_option.OFF
+    """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
+    exclusive_kind: str = ""
+    """The kind of the cores of the pool exclusive (`Core.kind`); empty for any."""
+
+
+class PoolPlan(NamedTuple):
+    """The CPU lists of each pool and socket, and warnings for the operator."""
+
+    pools: Mapping[str, Mapping[int, tuple[str, ...]]]
+    warnings: tuple[Problem, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The output of `nodewise cpu plan -o json`."""
+        return {
+            "pools": {
+                pool: {str(socket): list(lists) for socket, lists in sockets.items()}
+                for pool, sockets in self.pools.items()
+            }
+        }
+
+
+class _Candidates(NamedTuple):
+    """The cores to choose from for each pool that has a size, in the order of choice."""
+
+    exclusive: Sequence[Core]
+    shared: Sequence[Core]
+    infra: Sequence[Core]
+
+
+def plan(
+    topology: Topology,
+    options: PoolOptions,
+    fast: Collection[int] = (),
+    preferences: Mapping[int, str] | None = None,
+) -> PoolPlan:
+    """The pools of a machine.
+
+    `fast` are the CPUs with a higher base frequency, if SST-BF is on. `preferences` has the energy performance
+    preference of each CPU, if SST-CP is on; it takes precedence over SST-BF. The same arguments always give the same
+    lists. BadInput has the reason if the machine cannot be divided like that.
+    """
+    partitions = partition_warnings(topology)
+    usable = topology._replace(
+        cores=tuple(core for core in topology.cores if topology.partitions.isdisjoint(core.cpus))
+    )
+    try:
+        planned = _plan_usable_cores(usable, options, fast, preferences, topology)
+    except BadInput as error:
+        raise BadInput(error.what, [*error.problems, *partitions], remedy=error.remedy) from error
+    pools = {
+        # a socket without usable cores has no lists
+        pool: {socket: lists.get(socket, ()) for socket in topology.sockets}
+        for pool, lists in planned.pools.items()
+    }
+    return PoolPlan(pools, (*partitions, *planned.warnings))
+
+
+def partition_warnings(topology: Topology) -> Sequence[Problem]:
+    """A warning about cores that are in no pool because CPUs of theirs are in cgroup partitions."""
+    if not topology.partitions:
+        return ()
+    seen = f"CPUs {format_cpu_ranges(topology.partitions)}, on which no process of another cgroup may run"
+    cpus = chain.from_iterable(
+        core.cpus for core in topology.cores if not topology.partitions.isdisjoint(core.cpus)
+    )
+    expected = f"none: their cores (CPUs {format_cpu_ranges(cpus)}) are in no pool"
+    return [Problem("cgroup partitions", seen, expected)]
+
+
+def _plan_usable_cores(
+    topology: Topology,
+    options: PoolOptions,
+    fast: Collection[int],
+    preferences: Mapping[int, str] | None,
+    whole: Topology,
+) -> PoolPlan:
+    """The pools of a machine without its cores in cgroup partitions; `whole` is the machine with them."""
+    _check_counts(options)
+    _check_kind(topology, options.exclusive_kind)
+    warnings = [*topology.unread]
+    isolated = _isolated_cores(topology, options, warnings)
+    quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
+    candidates = _candidate_cores(topology, options, isolated, quick & isolated, preferences, warnings)
+    if options.exclusive_kind:
+        of_kind = [core for core in candidates.exclusive if core.kind == options.exclusive_kind]
+        candidates = candidates._replace(exclusive=of_kind)
+    taken: dict[Core, str] = {}
+
+    def take(pool: str, among: Iterable[Core], count: int | None) -> None:
+        free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
+        _check_enough_cores(pool, len(free), count, options.exclusive_kind if pool == EXCLUSIVE else "")
+        taken.update(dict.fromkeys(free[:count], pool))
+
+    take(EXCLUSIVE, candidates.exclusive, options.exclusive)
+    take(SHARED, candidates.shared, options.shared)
+    if options.non_isolcpus != core_list_option.OFF:
+        taken.update(
+            dict.fromkeys(
+                _exclusive_non_isolated_cores(whole, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
+            )
+        )
+    take(INFRA, candidates.infra, None)
+    warnings += _half_isolated_warnings(topology, isolated, taken)
+    warnings += _slow_exclusive_core_warnings(options, taken)
+    pools = [
+        pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_list_option.OFF
+    ]
+    return PoolPlan({pool: _create_pool_cpu_lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+
+
+def _check_counts(options: PoolOptions) -> None:
+    """BadInput if the number of cores of a pool is negative."""
+    problems = [
+        Problem(f"number of {pool} cores", str(count), "0 or more")
+        for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared))
+        if count < 0
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+
+
+def _check_kind(topology: Topology, kind: str) -> None:
+    """BadInput if the machine has no cores of the kind; an empty one is no demand."""
+    if kind and kind not in topology.kinds:
+        wanted = (
+            "one of " + ", ".join(topology.kinds) if topology.kinds else "no kind: all cores are of one kind"
+        )
+        raise BadInput("cannot divide the cores into pools", [Problem("exclusive kind", shown(kind), wanted)])
+
+
+def _half_isolated_warnings(
+    topology: Topology, isolated: Collection[Core], taken: Mapping[Core, str]
+) -> Sequence[Problem]:
+    """What follows from cores of which only some CPUs are isolated."""
+    halves = [core for core in topology.cores if core not in isolated and topology.isolated & set(core.cpus)]
+    if not halves:
+        return ()
+    cpus = topology.isolated.intersection(chain.from_iterable(core.cpus for core in halves))
+    pools = [pool for pool in IS_EXCLUSIVE if any(taken.get(core) == pool for core in halves)]
+    ignored = "" if isolated else "no core is isolated, so the isolation is ignored; "
+    return [
+        Problem(
+            "pools " + ", ".join(pools),
+            f"{ignored}CPUs {format_cpu_ranges(cpus)}, on which the kernel balances no load",
+            "cores with all or none of their CPUs isolated",
+        )
+    ]
+
+
+def _slow_exclusive_core_warnings(options: PoolOptions, taken: Mapping[Core, str]) -> Sequence[Problem]:
+    """Exclusive cores of another kind than the fastest, unless a kind was requested."""
+    slow = [
+        core
+        for core, pool in taken.items()
+        if pool == EXCLUSIVE and core.kind not in (None, FASTEST_KIND) and not options.exclusive_kind
+    ]
+    if not slow:
+        return ()
+    kinds = ", ".join(sorted({str(core.kind) for core in slow}))
+    cpus = format_cpu_ranges(chain.from_iterable(core.cpus for core in slow))
+    wanted = f"cores of the kind {FASTEST_KIND}, which --exclusive-kind {FASTEST_KIND} chooses"
+    return [Problem("pool exclusive", f"CPUs {cpus} of the kind {kinds}", wanted)]
+
+
+def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
+    """The cores all of whose CPUs are isolated; BadInput if there are some, but fewer than requested."""
+    isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
+    for core in topology.cores:
+        alone = topology.isolated.intersection(core.cpus)
+        if alone and core not in isolated:
+            seen = f"only CPU {format_cpu_list_without_ranges(alone)} isolated"
+            warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
+    wanted = options.exclusive + options.shared
+    if isolated and len(isolated) < wanted:
+        what = f"{wanted} cores for the pools exclusive and shared"
+        raise BadInput("too few cores are isolated", [Problem("isolated cores", str(len(isolated)), what)])
+    if isolated and len(isolated) > wanted:
+        what = f"{wanted} for the pools exclusive and shared: the others stay unused"
+        warnings.append(Problem("isolated cores", str(len(isolated)), what))
+    return isolated
+
+
+def _candidate_cores(
+    topology: Topology,
+    options: PoolOptions,
+    isolated: frozenset[Core],
+    quick: frozenset[Core],
+    preferences: Mapping[int, str] | None,
+    warnings: list[Problem],
+) -> _Candidates:
+    """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
+    if preferences is not None and isolated:
+        return _candidates_by_power_class(
+            _order_cores_socket_by_socket(topology.cores), options, isolated, preferences
+        )
+    exclusive = _order_function(options.exclusive_mode, "exclusive mode", warnings)
+    shared = _order_function(options.shared_mode, "shared mode", warnings)
+    if not isolated:
+        return _Candidates(
+            exclusive(topology.cores), shared(topology.cores), _order_cores_socket_by_socket(topology.cores)
+        )
+    others = [core for core in topology.cores if core not in isolated]
+    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_cores_socket_by_socket(others))
+
+
+def _order_cores_socket_by_socket(cores: Iterable[Core]) -> Sequence[Core]:
+    """All cores of a socket before the next socket's, and of these all of a cache before the next cache's."""
+    return sorted(
+        cores, key=lambda core: (core.socket, core.cpus[0] if core.l3 is None else core.l3, core.core)
+    )
+
+
+def _order_cores_across_sockets(cores: Iterable[Core]) -> Sequence[Core]:
+    """One core of each socket in turn, until the socket has no more."""
+    sockets: dict[int, list[Core]] = {}
+    for core in _order_cores_socket_by_socket(cores):
+        sockets.setdefault(core.socket, []).append(core)
+    return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
+
+
+def _order_function(
+    mode: str, field: str, warnings: list[Problem]
+) -> Callable[[Iterable[Core]], Sequence[Core]]:
+    orders = {"packed": _order_cores_socket_by_socket, "spread": _order_cores_across_sockets}
+    if mode not in orders:
+        warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
+    return orders.get(mode, _order_cores_socket_by_socket)
+
+
+def _candidates_by_power_class(
+    cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
+) -> _Candidates:
+    """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
+    classes = speed_select.group_cores_by_power_class(cores, preferences)
+    wanted = _class_sizes(list(classes), options)
+    problems = [
+        Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
+        for name, count in wanted.items()
+        if len(classes[name]) != count
+    ]
+    loose = [core for name in wanted for core in classes[name] if core not in isolated]
+    problems += [
+        Problem(f"core {core.core}", "not isolated", "isolated cores in the first classes") for core in loose
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores by core power", problems)
+    exclusive, *shared, last = classes.values()
+    infra = [core for core in last if core not in isolated]
+    return _Candidates(exclusive, shared[0] if shared else exclusive, infra)
+
+
+def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int]:
+    """How many cores each class of isolated cores must have. BadInput unless there are two or three classes."""
+    if len(names) == 3:  # noqa: PLR2004 - one class a pool
+        return {names[0]: options.exclusive, names[1]: options.shared}
+    if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
+        return {names[0]: options.exclusive + options.shared}
+    seen = ", ".join(names) or "none"
+    wanted = "two or three of " + ", ".join(speed_select.CLASSES)
+    problem = Problem("energy performance preferences", seen, wanted)
+    raise BadInput("cannot divide the cores by core power", [problem])
+
+
+def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
+    """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
+    if free >= (1 if count is None else count):
+        return
+    of_kind = f" of the kind {kind}" if kind else ""
+    seen = (f"{free} cores available" if free else "no free cores") + of_kind
+    wanted = f"{count} requested" if count is not None else "at least one"
+    raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
+
+
+def _exclusive_non_isolated_cores(
+    topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
+) -> Sequence[Core]:
+    cores = core_list_option.parse_cores(text, topology)
+    problems = [
+        Problem(
+            core_list_option.FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool"
+        )
+        for core in cores
+        if core in taken
+    ]
+    problems += [
+        Problem(core_list_option.FIELD, f"core {core.core} is isolated", "cores that are not")
+        for core in cores
+        if core in isolated and core not in taken
+    ]
+    problems += [
+        Problem(core_list_option.FIELD, f"core {core.core} is in a cgroup partition", "cores that are not")
+        for core in cores
+        if not topology.partitions.isdisjoint(core.cpus)
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+    return cores
+
+
+def _create_pool_cpu_lists(
+    topology: Topology, pool: str, taken: Mapping[Core, str]
+) -> Mapping[int, tuple[str, ...]]:
+    """The CPU lists of each socket: one for each core of an exclusive pool, else one of all cores."""
+    lists: dict[int, tuple[str, ...]] = {}
+    for socket in topology.sockets:
+        texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]
+        lists[socket] = tuple(texts) if IS_EXCLUSIVE[pool] or not texts else (",".join(texts),)
+    return lists

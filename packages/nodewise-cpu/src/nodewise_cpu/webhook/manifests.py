@@ -1,0 +1,301 @@
+"""The webhook's objects in a cluster, in the order of creation.
+
+The webhook needs no rights: its pods have no token. Names are CMK's, so that its objects are replaced.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import yaml
+
+import nodewise
+from nodewise_cpu import cmk_names
+from nodewise_cpu.webhook import certificates, pod_mutation
+from nodewise_cpu.webhook.admission_review import PATH
+from nodewise_cpu.webhook.certificates import SERVICE, WebhookCertificate
+
+SECRET: Final = "cmk-webhook-certs"  # noqa: S105 - its name
+CONFIG_MAP: Final = "cmk-webhook-configmap"
+DEPLOYMENT: Final = "cmk-webhook-deployment"
+REGISTRATION: Final = "cmk-webhook-config"
+NAME: Final = "cmk.intel.com"
+DEFAULT_CAFILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+_LABELS: Final[Mapping[str, str]] = {"app": "cmk-webhook-app"}
+_PORT: Final = 8443
+_HEALTH_PORT: Final = 9002
+_CONFIG: Final = "/etc/webhook"
+_CERTS: Final = "/etc/webhook-certs"
+_CLIENTS: Final = "/etc/webhook-clients"
+_CERT, _KEY = "cert.pem", "key.pem"
+_ASKED: Final = (
+    "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c,"
+    " has(c.resources) && ["
+    f"'{cmk_names.EXCLUSIVE_CORES}', '{cmk_names.NON_ISOLCPUS_CORES}'].exists(name,"
+    " (has(c.resources.requests) && name in c.resources.requests)"
+    " || (has(c.resources.limits) && name in c.resources.limits)))"
+)
+_NOT_STATIC: Final = (
+    "!(has(object.metadata.annotations) && 'kubernetes.io/config.mirror' in object.metadata.annotations)"
+)
+"""The kubelet runs a static pod as its file says. Its mirror pod only shows it, and is never to be refused. The API
+server accepts the annotation only on pods with a node.
+"""
+_ANNOTATED: Final = f"has(object.metadata.annotations) && '{cmk_names.MUTATE}' in object.metadata.annotations"
+
+Object = dict[str, Any]
+
+
+class WebhookInstallation(NamedTuple):
+    """The options of the webhook's deployment, and the selection of pods."""
+
+    namespace: str = "default"
+    image: str = f"nodewise:{nodewise.__version__}"
+    pull_policy: str = "IfNotPresent"
+    pull_secret: str = ""
+    install_dir: str = cmk_names.DEFAULT_INSTALL_DIR
+    """The folder of the program on nodes."""
+    cafile: str = ""
+    """Clients need a certificate of this CA, a path in the container; `DEFAULT_CAFILE` is the cluster's.
+
+    Empty: no client certificate is required. An API server presents one only if it is configured to.
+    """
+    failure_policy: Literal["Ignore", "Fail"] = "Ignore"
+    """The failure policy: whether pods that request cores are created while the webhook does not respond."""
+    selector: Mapping[str, str] = {}
+    """The labels of namespaces whose pods are mutated; empty: all but kube-system."""
+    version: Literal["v1", "v1beta1"] = "v1"
+    """The version of `admissionregistration.k8s.io`: the older one before Kubernetes 1.16."""
+    replicas: int = 2
+
+
+def reuse_or_create_certificate(
+    secret: Object | None, registration: Object | None, namespace: str, now: datetime
+) -> WebhookCertificate:
+    """The cluster's certificate if it is valid; else a new one, with the previous authority trusted as well."""
+    cert, key = (_decode_base64(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
+    trusted = _decode_base64(_client_config(registration).get("caBundle"))
+    if key and certificates.is_certificate_valid_for_service(cert, trusted, namespace, now):
+        return WebhookCertificate(cert, key, trusted)
+    made = certificates.create(namespace, now)
+    return made._replace(authorities=certificates.ca_bundle_of_both_certificates(made, trusted, now))
+
+
+def _decode_base64(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except (TypeError, ValueError):
+        return b""
+
+
+def objects(installation: WebhookInstallation, certificate: WebhookCertificate | None) -> Sequence[Object]:
+    """Secret, ConfigMap, Service, Deployment and MutatingWebhookConfiguration.
+
+    Without a certificate there is no Secret, and the API server trusts no authority.
+    """
+    parts = [
+        _config_map(installation),
+        _service(installation),
+        _deployment(installation),
+        _webhook_configuration(installation, certificate),
+    ]
+    return parts if certificate is None else [_secret(installation, certificate), *parts]
+
+
+def sort_in_creation_order(created: Sequence[Object], existing: Object | None) -> Sequence[Object]:
+    """The objects in the order of creation, given the `existing` registration.
+
+    The registration is last, because the webhook has to run before it is called. It is first if it calls this Service
+    already and the certificate is new: the API server has to trust its authority, beside the previous one, before the
+    webhook presents it.
+    """
+    *others, registration = created
+    had, wanted = _client_config(existing), _client_config(registration)
+    renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
+    is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
+    return [registration, *others] if renews and is_here else created
+
+
+def _client_config(registration: Object | None) -> Mapping[str, Any]:
+    hooks = (registration or {}).get("webhooks") or [{}]
+    return hooks[0].get("clientConfig") or {}
+
+
+class _Blocks(yaml.SafeDumper):
+    """A YAML dumper that writes texts of several lines as blocks."""
+
+
+_Blocks.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+def format_yaml(made: Sequence[Object]) -> str:
+    """The objects as YAML documents."""
+    return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
+
+
+def _make_object(
+    version: str, kind: str, name: str, installation: WebhookInstallation, **parts: Any
+) -> Object:
+    metadata = {"name": name, "namespace": installation.namespace, "labels": dict(_LABELS)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
+
+
+def _secret(installation: WebhookInstallation, certificate: WebhookCertificate) -> Object:
+    data = {_CERT: _encode_base64(certificate.cert), _KEY: _encode_base64(certificate.key)}
+    return _make_object("v1", "Secret", SECRET, installation, type="Opaque", data=data)
+
+
+def _encode_base64(text: bytes) -> str:
+    return base64.b64encode(text).decode()
+
+
+def _config_map(installation: WebhookInstallation) -> Object:
+    per_pod, per_container = pod_mutation.default_mutations(installation.install_dir)
+    server = {
+        "binding-address": "0.0.0.0",  # noqa: S104 - of a pod
+        "port": _PORT,
+        "cert": f"{_CERTS}/{_CERT}",
+        "key": f"{_CERTS}/{_KEY}",
+        "mutations": f"{_CONFIG}/mutations.yaml",
+    }
+    data = {
+        "server.yaml": yaml.safe_dump({"server": server}),
+        "mutations.yaml": yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}}),
+    }
+    return _make_object("v1", "ConfigMap", CONFIG_MAP, installation, data=data)
+
+
+def _service(installation: WebhookInstallation) -> Object:
+    spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
+    return _make_object("v1", "Service", SERVICE, installation, spec=spec)
+
+
+def _deployment(installation: WebhookInstallation) -> Object:
+    spec = {
+        "replicas": installation.replicas,
+        "selector": {"matchLabels": dict(_LABELS)},
+        "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod_template(installation)},
+    }
+    return _make_object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
+
+
+def _pod_template(installation: WebhookInstallation) -> Object:
+    volumes = [
+        {"name": "config", "configMap": {"name": CONFIG_MAP}},
+        {"name": "certs", "secret": {"secretName": SECRET}},
+    ]
+    if installation.cafile == DEFAULT_CAFILE:
+        volumes.append({"name": "clients", "configMap": {"name": "kube-root-ca.crt"}})
+    controls = {"operator": "Exists", "effect": "NoSchedule"}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [_container(installation)],
+        "volumes": volumes,
+        # if every node has pools, the webhook has to run on one of them
+        "tolerations": [controls | {"key": cmk_names.TAINT}],
+        "terminationGracePeriodSeconds": 30,
+        **({"imagePullSecrets": [{"name": installation.pull_secret}]} if installation.pull_secret else {}),
+    }
+
+
+def _container(installation: WebhookInstallation) -> Object:
+    mounts = {"config": _CONFIG, "certs": _CERTS}
+    arguments = [
+        f"--conf-file={_CONFIG}/server.yaml",
+        "--health-address=0.0.0.0",
+        f"--health-port={_HEALTH_PORT}",
+    ]
+    if installation.cafile == DEFAULT_CAFILE:
+        mounts["clients"] = _CLIENTS
+        arguments.append(f"--cafile={_CLIENTS}/ca.crt")
+    elif installation.cafile:
+        arguments.append(f"--cafile={installation.cafile}")
+    return {
+        "name": "cmk-webhook",
+        "image": installation.image,
+        "imagePullPolicy": installation.pull_policy,
+        "command": ["nodewise", "cpu", "webhook"],
+        "args": [*arguments, f"--insecure={not installation.cafile}"],
+        "ports": [
+            {"name": "https", "containerPort": _PORT},
+            {"name": "health", "containerPort": _HEALTH_PORT},
+        ],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 5},
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "health"}, "periodSeconds": 10},
+        "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 3000,
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()
+        ],
+    }
+
+
+def _webhook_configuration(
+    installation: WebhookInstallation, certificate: WebhookCertificate | None
+) -> Object:
+    service = {"name": SERVICE, "namespace": installation.namespace, "path": PATH}
+    trusted = {"caBundle": _encode_base64(certificate.authorities)} if certificate else {}
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+    hook = {
+        "name": NAME,
+        "clientConfig": {"service": service, **trusted},
+        "rules": [rule],
+        "failurePolicy": installation.failure_policy,
+        "namespaceSelector": _namespace_selector(installation),
+        **(_newer_api_fields() if installation.version == "v1" else {}),
+    }
+    version = f"admissionregistration.k8s.io/{installation.version}"
+    metadata = {"name": REGISTRATION, "labels": dict(_LABELS)}
+    return {
+        "apiVersion": version,
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": metadata,
+        "webhooks": [hook],
+    }
+
+
+def _namespace_selector(installation: WebhookInstallation) -> Object:
+    if installation.selector:
+        return {"matchLabels": dict(installation.selector)}
+    if installation.version == "v1beta1":
+        return {}  # at this version no label has the name of the namespace
+    not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
+    return {"matchExpressions": [not_ours]}
+
+
+def _newer_api_fields() -> Object:
+    """The fields that the first API version did not have.
+
+    The webhook's own pods are excluded, because none could start while none is running. Of other pods only those that
+    request cores are sent (Kubernetes 1.28 and later; before, the webhook itself ignores the others).
+    """
+    own = {"key": "app", "operator": "NotIn", "values": [_LABELS["app"]]}
+    return {
+        "admissionReviewVersions": ["v1", "v1beta1"],
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+        "reinvocationPolicy": "IfNeeded",
+        "matchPolicy": "Equivalent",
+        "objectSelector": {"matchExpressions": [own]},
+        "matchConditions": [
+            {"name": "pod-is-not-static", "expression": _NOT_STATIC},
+            {"name": "asks-for-cores", "expression": f"({_ANNOTATED}) || {_ASKED}"},
+        ],
+    }

@@ -1,0 +1,124 @@
+"""Laws of annotations, for any measurements, requests and existing annotations."""
+
+from math import isnan, nan
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from nodewise.base.cooperative_scheduling import run_without_pauses
+from nodewise_scorers.annotator import node_request_totals, node_usage, patch_planning, sample_statistics
+from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
+from nodewise_scorers.annotator.patch_planning import PatchRules
+from nodewise_scorers.statistics import load_annotations
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
+from nodewise_scorers.statistics.node_capacity import Capacity
+from scorers_tests.unit.annotator.annotator_node_and_pod_builders import pod, read_pods
+
+NOW = 1_800_000_000.0
+RULES = PatchRules(3600)
+WHOLE = st.builds(Capacity, st.integers(0, 2**53), st.integers(0, 2**53))
+NUMBERS = st.floats() | st.floats(0, 1e18) | st.just(nan)
+USED = st.builds(ResourceUsage, NUMBERS, NUMBERS, NUMBERS)
+USAGE = st.builds(NodeUsage, USED, USED)
+TEXTS = st.sampled_from(
+    ["", "0", "-1", "100", "1e308", "NaN", "inf", "N/A", "2000m", "1610612736.0"]
+) | st.text(max_size=12)
+TIMES = st.sampled_from(
+    ["", "yesterday", "2027-01-15T08:00:00Z", "2099-01-01T00:00:00Z", "1970-01-01T00:00:00Z"]
+)
+STANDING = st.dictionaries(st.sampled_from(node_usage.USAGE_KEYS), TEXTS) | st.fixed_dictionaries(
+    {ANNOTATED_AT: TIMES}, optional=dict.fromkeys(node_usage.USAGE_KEYS, TEXTS)
+)
+QUANTITIES = (
+    st.none() | st.integers(-(10**20), 10**20) | st.sampled_from(["1", "250m", "1.5Gi", "-3", "much", "1e3"])
+)
+PODS = st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "gpu", "x/y"]), QUANTITIES), max_size=4)
+
+
+@given(USAGE, WHOLE)
+def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, whole: Capacity) -> None:
+    for key, text in node_usage.usage_annotations(measured, whole).items():
+        if text is not None:
+            most = whole.cpu_milli if key.endswith("cpu") else whole.memory_bytes
+            assert 0 <= load_annotations.number(text) <= most
+
+
+@given(USAGE, WHOLE)
+def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -> None:
+    texts = node_usage.usage_annotations(measured, whole)
+    for key, used, most, digits in (
+        (load_annotations.MEAN_FREE_CPU, measured.cpu.mean, whole.cpu_milli, 0.001),
+        (load_annotations.MEAN_FREE_MEMORY, measured.memory.mean, whole.memory_bytes, 1.0),
+    ):
+        if texts[key] is not None:
+            read = most - load_annotations.number(texts[key])
+            assert abs(read - min(max(used, 0), most)) <= digits + 1e-12 * most
+
+
+@given(STANDING, USAGE, WHOLE)
+def test_what_was_written_is_not_written_again(
+    stands: dict[str, str], measured: NodeUsage, whole: Capacity
+) -> None:
+    wanted = node_usage.usage_annotations(measured, whole)
+    written = patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)
+    left = {key: text for key, text in {**stands, **written}.items() if text is not None}
+    assert patch_planning.compute_patch(left, wanted, {}, NOW, RULES) == {}
+
+
+@given(STANDING, USAGE, WHOLE)
+def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
+    stands: dict[str, str], measured: NodeUsage, whole: Capacity
+) -> None:
+    wanted = node_usage.usage_annotations(measured, whole)
+    left = {**stands, **patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)}
+    assert (
+        patch_planning.statistics_age_s({key: text for key, text in left.items() if text}, NOW)
+        < RULES.refresh_s
+    )
+    for key, text in wanted.items():
+        stood = load_annotations.number(left.get(key))
+        if text is None:
+            assert left.get(key) is None
+        else:
+            assert abs(load_annotations.number(text) - stood) <= 0.02 * abs(stood)
+
+
+@given(STANDING)
+def test_nobody_measured_nothing_is_said_anew(stands: dict[str, str]) -> None:
+    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}
+
+
+@given(PODS, WHOLE)
+def test_what_is_requested_and_free_are_whole_numbers(
+    pod_requests: list[dict[str, object]], whole: Capacity
+) -> None:
+    pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
+    allocated = run_without_pauses(node_request_totals.allocation_by_node(pods)).get(
+        "a", node_request_totals.Allocation()
+    )
+    for text in node_request_totals.allocation_annotations(allocated, whole).values():
+        assert text.isascii()
+        assert text.isdigit()
+    assert allocated.pods == len(pod_requests)
+
+
+@given(arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(0, 1e15)), st.integers(1, 120))
+def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
+    means = sample_statistics.means_of_sample_chunks(samples, chunks)
+    assert len(means) == min(len(samples), chunks)
+    assert samples.min() * (1 - 1e-9) <= means.min()
+    assert means.max() <= samples.max() * (1 + 1e-9)
+    if len(samples) % chunks == 0:
+        np.testing.assert_allclose(means.mean(), samples.mean(), rtol=1e-9)
+
+
+@given(arrays.arrays(np.float64, st.integers(0, 150), elements=st.floats(0, 1e15) | st.just(nan)))
+def test_a_forecast_is_a_number_near_what_was_seen_or_none(samples: np.ndarray) -> None:
+    ahead = sample_statistics.predict_next(samples)
+    if len(samples) < sample_statistics.MIN_VALUES or np.isnan(samples).any():
+        assert isnan(ahead)
+    else:
+        spread = samples.max() - samples.min()
+        assert samples.min() - spread <= ahead <= samples.max() + spread

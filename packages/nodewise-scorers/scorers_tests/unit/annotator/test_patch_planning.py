@@ -1,0 +1,148 @@
+"""Patches contain the annotations that changed, and the time."""
+
+from math import nan
+
+import pytest
+
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import format_rfc3339
+from nodewise_scorers.annotator import node_usage, patch_planning
+from nodewise_scorers.annotator.node_request_totals import Allocation
+from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
+from nodewise_scorers.annotator.options import AnnotatorConfig
+from nodewise_scorers.annotator.patch_planning import NodeMeasurements, PatchRules
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
+from nodewise_scorers.statistics.node_capacity import Capacity
+from scorers_tests.unit.annotator import annotator_node_and_pod_builders
+
+NOW = 1_800_000_000.0
+RULES = PatchRules(max_age_s=3600)
+WHOLE = Capacity(4000, 16 * 2**30)
+
+
+def at(age_s: float) -> dict[str, str]:
+    return {ANNOTATED_AT: format_rfc3339(NOW - age_s)}
+
+
+@pytest.mark.parametrize(
+    ("stands", "wanted", "is_moved"),
+    [
+        ("100", "100", False),
+        ("100", "102", False),
+        ("100", "98", False),
+        ("100", "102.1", True),
+        ("100", "97.9", True),
+        ("0", "0", False),
+        ("0", "1", True),
+        ("-50", "50", True),
+        (None, "100", True),
+        ("100", None, True),
+        (None, None, False),
+        ("NaN", "100", True),
+        ("N/A", "100", True),
+        ("", "100", True),
+        ("1e308", "100", True),
+        ("inf", "100", True),
+    ],
+)
+def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
+    stands: str | None, wanted: str | None, is_moved: bool
+) -> None:
+    assert patch_planning.has_annotation_changed(stands, wanted) is is_moved
+
+
+def test_only_what_moved_is_written_with_the_time() -> None:
+    stands = {"free-cpu": "100", "free-memory": "100", **at(60)}
+    wanted = {"free-cpu": "101", "free-memory": "110"}
+    assert patch_planning.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
+
+
+def test_nothing_moved_nothing_is_written() -> None:
+    assert (
+        patch_planning.compute_patch(
+            {"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, RULES
+        )
+        == {}
+    )
+
+
+@pytest.mark.parametrize("time", [{}, {ANNOTATED_AT: "yesterday"}, at(1800), at(1e6), at(-600)])
+def test_the_time_is_written_before_it_is_too_old(time: dict[str, str]) -> None:
+    assert patch_planning.compute_patch(
+        {"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES
+    ) == at(0)
+
+
+def test_what_is_there_for_people_goes_along() -> None:
+    stands = {"free-cpu": "100", "same": "1", "other": "1", **at(60)}
+    patch = patch_planning.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
+    assert patch == {"free-cpu": "200", "other": "2", **at(0)}
+
+
+def test_a_node_that_nobody_measured_keeps_its_statistics_with_their_time() -> None:
+    stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(600)}
+    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert patch_planning.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
+
+
+def test_statistics_too_old_to_count_make_room_for_what_is_known() -> None:
+    stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(3600)}
+    patch = patch_planning.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
+    assert patch == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
+    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}, (
+        "nothing new is known of the node"
+    )
+
+
+def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
+    assert patch_planning.patch_without_usage({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
+
+
+@pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
+@pytest.mark.parametrize("time", [{}, at(60), at(1e6)])
+def test_allocation_alone_makes_no_statistics_of_use_look_newer(
+    stands: dict[str, str], time: dict[str, str], *, is_timed: bool
+) -> None:
+    node = annotator_node_and_pod_builders.read_node(
+        annotator_node_and_pod_builders.node("n1", {**stands, **time})
+    )
+    known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
+    (plan,) = cooperative_scheduling.run_without_pauses(
+        patch_planning.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
+    ).nodes
+    assert plan.patch["requested-cpu"] == "1500"
+    assert (ANNOTATED_AT in plan.patch) is is_timed
+    assert "mean-free-cpu" not in plan.patch
+
+
+def test_free_is_what_pods_can_have_less_what_is_used() -> None:
+    patch = node_usage.usage_annotations(
+        NodeUsage(ResourceUsage(1234.5678, 10.0004, 2000), ResourceUsage(6 * 2**30, 1234.5, 5e9)), WHOLE
+    )
+    assert patch == {
+        "mean-free-cpu": "2765.432",
+        "std-free-cpu": "10",
+        "forcasted-free-cpu": "2000",
+        "mean-free-memory": str(10 * 2**30),
+        "std-free-memory": "1234",
+        "forcasted-free-memory": str(16 * 2**30 - 5_000_000_000),
+    }
+
+
+@pytest.mark.parametrize(("used", "free"), [(5000, "0"), (-1, "4000"), (0, "4000"), (1e300, "0")])
+def test_free_is_between_nothing_and_all(used: float, free: str) -> None:
+    assert node_usage.usage_annotations(NodeUsage(ResourceUsage(used, 1)), WHOLE)["mean-free-cpu"] == free
+
+
+def test_what_is_not_known_must_not_stand() -> None:
+    patch = node_usage.usage_annotations(NodeUsage(ResourceUsage(100.0, nan), ResourceUsage()), WHOLE)
+    assert patch["mean-free-cpu"] == "3900"
+    assert {key for key, text in patch.items() if text is None} == {*node_usage.USAGE_KEYS} - {
+        "mean-free-cpu"
+    }
+
+
+def test_a_node_without_capacity_has_nothing_to_say() -> None:
+    assert set(
+        node_usage.usage_annotations(NodeUsage(ResourceUsage(1, 1), ResourceUsage(1, 1)), Capacity()).values()
+    ) == {None}

@@ -1,0 +1,173 @@
+"""Scores of congestion factors. The numbers are those of the older agent (cases 118 to 124)."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import Details, Snapshot
+from nodewise.engine import agent_chain
+from nodewise_scorers.congestion.agent import CongestionAgent
+from nodewise_scorers.congestion.options import CongestionOptions
+from scorers_tests.unit.congestion.congestion_snapshots import POD, scores, snapshot
+
+NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
+
+
+@pytest.mark.parametrize("factor", [*NO_FACTOR, "0", "1", "4", "-5", "-0"])
+def test_no_congestion_scores_10(factor: str | None) -> None:
+    assert scores({"n1": factor}) == {"n1": 10}
+
+
+@pytest.mark.parametrize(
+    ("most", "factor", "score"),
+    [
+        (100, "5", 10),
+        (100, "15", 9),
+        (100, "25", 8),
+        (100, "35", 7),
+        (100, "45", 6),
+        (100, "50", 5),
+        (100, "+50", 5),
+        (100, "54", 5),
+        (100, "55", 5),
+        (100, "56", 4),
+        (100, "65", 4),
+        (100, "75", 3),
+        (100, "85", 2),
+        (100, "95", 1),
+        (100, "96", 0),
+        (100, "99", 0),
+        (100, "100", 0),
+        (100, "1000", 0),
+        (100, str(2**63 - 1), 0),
+        (10, "0", 10),
+        (10, "1", 9),
+        (10, "3", 7),
+        (10, "5", 5),
+        (10, "9", 1),
+        (10, "11", 0),
+        (7, "1", 9),
+        (7, "2", 7),
+        (7, "3", 6),
+        (7, "4", 4),
+        (7, "5", 3),
+        (7, "6", 1),
+        (7, "7", 0),
+        (1, "1", 0),
+    ],
+)
+def test_a_factor_counts_by_its_share_of_the_maximum(most: int, factor: str, score: int) -> None:
+    assert scores({"n1": factor}, CongestionOptions(congestion_factor_max=most)) == {"n1": score}
+
+
+def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:
+    factors = {"n1": None, "n2": "50.5", "n3": "0", "n4": "30"}
+    assert scores(factors, CongestionOptions(score_missing=3)) == {"n1": 3, "n2": 3, "n3": 10, "n4": 7}
+
+
+def test_a_node_that_nobody_knows_has_no_factor() -> None:
+    cluster_snapshot = snapshot({"n1": "100"}, CongestionOptions(score_missing=4))
+    scores = CongestionAgent(CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named(["n9", "n1"]), cluster_snapshot
+    )
+    assert scores is not None
+    assert scores.points.tolist() == [4, 0]
+
+
+def test_no_candidates_and_no_nodes() -> None:
+    cluster_snapshot = snapshot({})
+    scores = CongestionAgent(CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named([]), cluster_snapshot
+    )
+    assert scores is not None
+    assert scores.points.tolist() == []
+
+
+def test_without_a_slot_nothing_is_said() -> None:
+    empty = Snapshot(snapshot({}).nodes, {}, 0.0)
+    assert CongestionAgent(CongestionOptions()).score(POD, empty.nodes.named(["n1"]), empty) is None
+
+
+class TestWhatIsTold:
+    """Details name every missing factor and the default in its place."""
+
+    def details(self) -> Details:
+        texts = ["55", None, "50.5", "9" * 20, "-5", "x\n" + "y" * 60]
+        factors = {f"n{number}": text for number, text in enumerate(texts)}
+        cluster_snapshot = snapshot(factors)
+        scores = CongestionAgent(CongestionOptions()).score(
+            POD, cluster_snapshot.nodes.named(list(factors)), cluster_snapshot
+        )
+        assert scores is not None
+        return scores.details
+
+    def test_in_words(self) -> None:
+        details = self.details()
+        assert [details.text(at) for at in range(6)] == [
+            "congestion-factor 55 of 100",
+            "no congestion-factor",
+            'congestion-factor "50.5" is not a whole number',
+            'congestion-factor "99999999999999999999" is more than 64 bits hold',
+            "congestion-factor -5 of 100",
+            'congestion-factor "x\\n' + "y" * 38 + '…" is not a whole number',
+        ]
+
+    def test_in_numbers(self) -> None:
+        details = self.details()
+        assert details.numbers(0) == {"factor": 55, "max": 100}
+        assert details.numbers(1) == {"factor": None, "max": 100, "missing": "no congestion-factor"}
+        assert details.numbers(4) == {"factor": -5, "max": 100}
+        assert msgspec.json.encode(details.numbers(2))
+
+    def test_of_a_long_text_no_more_is_kept_than_is_shown_and_it_counts(self) -> None:
+        cluster_snapshot = snapshot({"n1": "x" * 100_000, "n2": "55"})
+        agent_state = cluster_snapshot.agent_states["congestion"]
+        assert [len(text) for text in agent_state.invalid_texts.values()] == [41]
+        scores = CongestionAgent(CongestionOptions()).score(
+            POD, cluster_snapshot.nodes.named(["n1", "n2"]), cluster_snapshot
+        )
+        assert scores is not None
+        assert scores.details is not None
+        assert scores.details.nbytes > agent_state.factors[:2].nbytes + 41
+
+
+class TestRejecting:
+    """The agent filters only with `--when-missing reject`."""
+
+    OPTIONS = CongestionOptions(when_missing="reject")
+
+    def test_nobody_is_rejected_otherwise(self) -> None:
+        agent = CongestionAgent(CongestionOptions())
+        assert agent.predicates == {}
+        assert agent_chain.filter_functions(agent) == []
+
+    def test_nodes_without_a_factor(self) -> None:
+        agent = CongestionAgent(self.OPTIONS)
+        cluster_snapshot = snapshot({"n1": "1000", "n2": None, "n3": "50.5"}, self.OPTIONS)
+        candidates = cluster_snapshot.nodes.named(["n1", "n2", "n3"])
+        for verdict in (
+            agent.filter(POD, candidates, cluster_snapshot),
+            agent.preempt(POD, candidates, cluster_snapshot, {}),
+        ):
+            assert verdict is not None
+            assert verdict.codes.tolist() == [0, 1, 1]
+            assert [reason.text() for reason in verdict.reasons] == ["congestion: no fresh statistics"]
+            assert verdict.details is not None
+            assert verdict.details.distances().tolist() == [0, 1, 1]
+        assert set(agent.predicates) == {"congestion"}
+
+    def test_all_nodes_before_they_are_read(self) -> None:
+        empty = Snapshot(snapshot({}).nodes, {}, 0.0)
+        verdict = CongestionAgent(self.OPTIONS).filter(POD, empty.nodes.named(["n1", "n2"]), empty)
+        assert verdict is not None
+        assert verdict.codes.tolist() == [1, 1]
+        assert verdict.reasons[0].is_failure
+
+
+def test_all_scores_of_5000_nodes() -> None:
+    rng = np.random.default_rng(3)
+    factors = {f"n{i}": str(factor) for i, factor in enumerate(rng.integers(-10, 120, 5000))}
+    expected = {
+        name: int(10 * (1 - min(max(int(text), 0), 100) / 100) + 0.5) for name, text in factors.items()
+    }
+    assert scores(factors) == expected

@@ -1,0 +1,139 @@
+"""Scores and verdicts equal those of the exact risk near all levels and edges, and few risks are computed."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nodewise_scorers.safe import beta_distribution, risk_scores
+from nodewise_scorers.safe.risk_scores import RiskScorer
+
+NODES = 1000
+
+
+def _scores_of_risk(risk, percentile):
+    """The score by its definition."""
+    if math.isnan(risk):
+        return -1
+    share = (0 if risk == 0 else 1) if percentile == 0 else min(risk / percentile, 1)
+    return 0 if share >= 1 else int(10 * (1 - math.sqrt(share)))
+
+
+def _agrees(tail: RiskScorer, mean, deviation) -> None:
+    risk = beta_distribution.risk(mean, deviation, tail.threshold)
+    assert tail.scores(mean, deviation).tolist() == [
+        _scores_of_risk(node_risk, tail.percentile) for node_risk in risk
+    ]
+    assert tail.rejects(mean, deviation).tolist() == (risk > tail.percentile).tolist()
+
+
+def _near_levels(tail: RiskScorer, rng):
+    """Nodes at all distances from 1e-11 to 1 from the levels of risk."""
+    levels = risk_scores._risks_where_scores_change(tail.percentile)
+    wide, steady = (
+        rng.uniform(1e-4, risk_scores._MAX_SPREAD, NODES // 20),
+        10 ** rng.uniform(-6, -1, NODES // 20),
+    )
+    spreads = np.concatenate([wide, steady])
+    points = risk_scores._headroom_curve_points(tail.threshold, *np.meshgrid(spreads, levels))
+    points += rng.choice([-1, 1], points.shape) * 10 ** rng.uniform(-11, 0, points.shape)
+    means, rests = risk_scores._means_below_threshold(tail.threshold, np.sinh(points) * spreads)
+    return means.ravel(), (spreads * np.sqrt(means * rests)).ravel()
+
+
+def _at_edges(threshold, rng):
+    """Means near 0, near 1 and near the threshold; deviations near 0 and near the cap."""
+    powers = 10 ** rng.uniform(-18, 0, (3, NODES))
+    mean = np.concatenate(
+        [powers[0], 1 - powers[1], np.clip(threshold + rng.choice([-1, 1], NODES) * powers[2], 0, 1)]
+    )
+    deviation = 10 ** rng.uniform(-8, 0, mean.shape)
+    cap = np.sqrt(beta_distribution.SPREAD * mean * (1 - mean)) * (
+        1 + rng.normal(0, 1, mean.shape) * 10 ** rng.uniform(-16, -1, mean.shape)
+    )
+    return mean, np.where(rng.random(mean.shape) < 0.2, cap, deviation)
+
+
+class TestAgainstTheRisk:
+    @pytest.mark.parametrize("threshold", [0.01, 0.1, 0.5, 0.73205, 0.9, 0.99])
+    @pytest.mark.parametrize("percentile", [0, 1e-15, 0.01, 0.3, 1])
+    def test_near_levels_and_edges(self, threshold, percentile) -> None:
+        rng = np.random.default_rng(round(1000 * (threshold + percentile)))
+        tail = RiskScorer(threshold, percentile)
+        _agrees(tail, *_near_levels(tail, rng))
+        _agrees(tail, *_at_edges(threshold, rng))
+        _agrees(tail, rng.random(NODES), rng.random(NODES) / 2)
+
+    @pytest.mark.parametrize("threshold", [0, 1e-9, 0.0009, 0.9991, 1])
+    def test_where_there_are_no_curves(self, threshold) -> None:
+        rng = np.random.default_rng(1)
+        _agrees(RiskScorer(threshold, 0.3), *_at_edges(threshold, rng))
+
+    @pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9, 0.95])
+    def test_few_risks_are_computed(self, threshold, monkeypatch) -> None:
+        rng = np.random.default_rng(2)
+        tail = RiskScorer(threshold, 0.3)
+        sizes = []
+        survival = beta_distribution.survival
+        monkeypatch.setattr(
+            beta_distribution,
+            "survival",
+            lambda x, alpha, beta_: sizes.append(len(alpha)) or survival(x, alpha, beta_),
+        )
+        tail.scores(rng.random(NODES), rng.random(NODES) / 2)
+        tail.scores(np.clip(threshold + rng.normal(0, 0.05, NODES), 0, 1), rng.gamma(3, 0.02, NODES))
+        assert sum(sizes) < NODES / 100
+
+
+class TestScores:
+    def test_known_ones(self) -> None:
+        mean = [0.2, 0.2, 0.3, 0.5, 0.625, 0.75, 0.85, 0.9, 0.95, 0.895]
+        deviation = [0.05, 0.1, 0.3, 0.3, 0.1, 0.15, 0.1, 0.1, 0.15, 0.00651]
+        assert RiskScorer(0.9, 0.3).scores(mean, deviation).tolist() == [10, 9, 5, 3, 9, 2, 0, 0, 0, 1]
+
+    def test_the_percentile_moves_them(self) -> None:
+        assert [int(RiskScorer(0.9, percentile).scores(0.85, 0.1)) for percentile in (0.5, 0.38)] == [1, 0]
+        assert [bool(RiskScorer(0.9, percentile).rejects(0.85, 0.1)) for percentile in (0.5, 0.38, 0.3)] == [
+            False,
+            False,
+            True,
+        ]
+
+    def test_without_any_accepted_risk_no_risk_is_best(self) -> None:
+        none = RiskScorer(0.9, 0)
+        assert none.scores([0.2, 0.2, 0.95], [0.05, 0.1, 0]).tolist() == [10, 0, 0]
+        assert none.rejects([0.2, 0.2, 0.95], [0.05, 0.1, 0]).tolist() == [False, True, True]
+
+    def test_where_all_risk_is_accepted_none_is_rejected(self) -> None:
+        assert not RiskScorer(0.9, 1).rejects([0.95, 1, 0.2], [0.15, 0, 0]).any()
+
+    def test_what_is_missing_has_none_and_is_not_rejected(self) -> None:
+        tail = RiskScorer(0.9, 0.3)
+        assert tail.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == [
+            -1,
+            -1,
+            -1,
+            10,
+        ]
+        assert tail.rejects([math.nan, 0.95, math.nan, 0.95], [0.1, math.nan, 0, 0]).tolist() == [
+            False
+        ] * 3 + [True]
+
+    def test_means_and_deviations_out_of_range(self) -> None:
+        assert RiskScorer(0.9, 0.3).scores([-0.5, 1.5, 0.5, math.inf], [0.1, 0.1, -1, 0.1]).tolist() == [
+            10,
+            0,
+            10,
+            0,
+        ]
+
+    def test_a_bursty_node_that_is_nearly_idle_is_not_rejected(self) -> None:
+        tail = RiskScorer(0.9, 0.3)
+        mean, deviation = [0.05, 0.1, 0.1, 0], [0.25, 0.3, 0.31, 0.25]
+        assert not tail.rejects(mean, deviation).any()
+        assert tail.scores(mean, deviation).tolist() == [5, 4, 4, 10]
+
+    def test_shapes(self) -> None:
+        tail = RiskScorer(0.9, 0.3)
+        assert tail.scores(np.full((2, 3), 0.5), 0.1).shape == (2, 3)
+        assert tail.scores([], []).shape == tail.rejects([], []).shape == (0,)

@@ -1,0 +1,179 @@
+"""The load of nodes, from annotations and from metrics."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import ClusterState, NodeIndex
+from nodewise.base import clock, cooperative_scheduling
+from nodewise.kube import struct_type_merge
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import Sample, Series
+from nodewise_scorers.statistics import prometheus_load_queries
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
+from nodewise_scorers.statistics.missing_statistics import StatisticStatus
+from nodewise_scorers.statistics.node_usage_reader import LoadReader, UsageNode
+from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
+
+NODE = struct_type_merge.merge("Node", UsageNode)
+GIB = 2**30
+NOW = 1_800_000_000.0
+NAN = np.nan
+
+
+def node(name, allocatable=None, **annotations):
+    renamed = {key.replace("_", "-"): value for key, value in annotations.items()}
+    if "at" in renamed:
+        renamed[ANNOTATED_AT] = renamed.pop("at")
+    body = {
+        "metadata": {"name": name, "annotations": renamed or None},
+        "status": {"allocatable": {"cpu": "4", "memory": "8Gi"} if allocatable is None else allocatable},
+    }
+    return msgspec.json.decode(json.dumps(body), type=NODE)
+
+
+def cluster_state(*nodes, snapshot=None, now=NOW, index=None):
+    index = index or NodeIndex([node_object.metadata.name for node_object in nodes])
+    return ClusterState(
+        index,
+        {},
+        snapshot or MetricsSnapshot(),
+        now,
+        {("", node_object.metadata.name): node_object for node_object in nodes},
+    )
+
+
+def read_loads(cluster, reader=None, **options):
+    return cooperative_scheduling.run_without_pauses(
+        (reader or LoadReader(StatisticsOptions(**options))).read(cluster)
+    )
+
+
+def test_used_is_what_is_allocatable_and_not_free():
+    load = read_loads(
+        cluster_state(node("a", mean_free_cpu="2500", std_free_cpu="4e2", forcasted_free_cpu="1000"))
+    )
+    np.testing.assert_array_equal(load.used, [[1500, NAN], [NAN, NAN]])
+    np.testing.assert_array_equal(load.deviation, [[400, NAN], [NAN, NAN]])
+    np.testing.assert_array_equal(load.forecast, [[3000, NAN], [NAN, NAN]])
+    np.testing.assert_array_equal(load.capacity, [[4000, 0], [8 * GIB, 0]])
+    np.testing.assert_array_equal(
+        load.missing, [[StatisticStatus.PRESENT, StatisticStatus.ABSENT], [StatisticStatus.ABSENT] * 2]
+    )
+
+
+@pytest.mark.parametrize("text", ["", " 2000 ", "2000m", "nan", "abc", "N/A"])
+def test_what_is_no_number_is_no_statistic(text):
+    load = read_loads(cluster_state(node("a", mean_free_cpu=text)))
+    assert load.missing[0, 0] == StatisticStatus.ABSENT
+    assert np.isnan(load.used[0, 0])
+
+
+@pytest.mark.parametrize("allocatable", [{}, {"cpu": "0"}, {"cpu": "x"}, [], {"cpu": "-1"}])
+def test_a_node_that_has_nothing_of_a_resource_has_no_statistic_of_it(allocatable):
+    load = read_loads(cluster_state(node("a", allocatable=allocatable, mean_free_cpu="100")))
+    assert load.missing[0, 0] == StatisticStatus.NO_CAPACITY
+    assert np.isnan(load.used[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "state"),
+    [
+        (0, StatisticStatus.PRESENT),
+        (3600, StatisticStatus.PRESENT),
+        (3601, StatisticStatus.STALE),
+        (-3601, StatisticStatus.STALE),
+    ],
+)
+def test_annotations_are_too_old_after_an_hour_or_if_they_are_of_a_time_to_come(seconds, state):
+    stamp = clock.format_rfc3339(NOW - seconds)
+    load = read_loads(cluster_state(node("a", mean_free_cpu="100", at=stamp)))
+    assert load.missing[0, 0] == state
+    assert load.ages_s[0] == max(seconds, 0)
+
+
+@pytest.mark.parametrize("stamp", [{}, {"at": ""}, {"at": "noon"}])
+def test_without_a_time_annotations_are_fresh_and_of_unknown_age(stamp):
+    load = read_loads(cluster_state(node("a", mean_free_cpu="100", **stamp)))
+    assert load.missing[0, 0] == StatisticStatus.PRESENT
+    assert np.isnan(load.ages_s[0])
+
+
+def test_the_age_that_counts_can_be_set():
+    cluster = cluster_state(node("a", mean_free_cpu="100", at=clock.format_rfc3339(NOW - 100)))
+    assert read_loads(cluster, statistics_max_age_s=99.0).missing[0, 0] == StatisticStatus.STALE
+    assert read_loads(cluster, statistics_max_age_s=101.0).missing[0, 0] == StatisticStatus.PRESENT
+
+
+def test_only_nodes_that_changed_are_read_again():
+    reader = LoadReader(StatisticsOptions())
+    a, b, c = (node(name, mean_free_cpu=str(n)) for n, name in enumerate("abc"))
+    first = read_loads(cluster_state(a, b), reader)
+    np.testing.assert_array_equal(first.used[0], [4000, 3999, NAN])
+    second = read_loads(cluster_state(c, a), reader)
+    np.testing.assert_array_equal(second.used[0], [3998, 4000, NAN])
+    newer = node("a", mean_free_cpu="1000")
+    third = read_loads(cluster_state(c, newer), reader)
+    np.testing.assert_array_equal(third.used[0], [3998, 3000, NAN])
+    np.testing.assert_array_equal(second.used[0], [3998, 4000, NAN])
+    np.testing.assert_array_equal(read_loads(cluster_state(), reader).used, [[NAN], [NAN]])
+
+
+def test_a_node_that_went_and_came_back_without_annotations_has_none():
+    reader = LoadReader(StatisticsOptions())
+    read_loads(cluster_state(node("a", mean_free_cpu="1")), reader)
+    read_loads(cluster_state(node("b")), reader)
+    assert np.isnan(read_loads(cluster_state(node("a")), reader).used).all()
+
+
+def measured(now=NOW, at=None, **by_metric):
+    metric_requests = prometheus_load_queries.metric_requests(StatisticsOptions(statistics="metrics"))
+    keys = {metric_request.metric: metric_request.key for metric_request in metric_requests}
+    series = {
+        keys[metric]: Series(keys[metric], "prometheus", now, {n: Sample(v, at) for n, v in values.items()})
+        for metric, values in by_metric.items()
+    }
+    return MetricsSnapshot(series)
+
+
+def test_metrics_are_cores_and_bytes():
+    nano = 10**9
+    snapshot = measured(
+        cpu_used_mean={"a": nano * 3 // 2},
+        cpu_used_deviation={"a": nano // 4},
+        memory_used_mean={"a": nano * 64 * GIB, "strange": 1},
+        memory_used_deviation={},
+    )
+    load = read_loads(cluster_state(node("a"), node("b"), snapshot=snapshot), statistics="metrics")
+    np.testing.assert_array_equal(load.used, [[1500, NAN, NAN], [64 * GIB, NAN, NAN]])
+    np.testing.assert_array_equal(load.deviation, [[250, NAN, NAN], [NAN, NAN, NAN]])
+    np.testing.assert_array_equal(load.forecast, np.full((2, 3), NAN))
+    np.testing.assert_array_equal(
+        load.missing[:, :2], [[StatisticStatus.PRESENT, StatisticStatus.ABSENT]] * 2
+    )
+
+
+def test_the_answer_to_an_expression_is_as_old_as_the_asking():
+    snapshot = measured(cpu_used_mean={"a": 10**9})
+    fresh = read_loads(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3600), statistics="metrics")
+    assert (fresh.missing[0, 0], fresh.ages_s[0]) == (StatisticStatus.PRESENT, 3600)
+    old = read_loads(cluster_state(node("a"), snapshot=snapshot, now=NOW + 3601), statistics="metrics")
+    assert old.missing[0, 0] == StatisticStatus.STALE
+
+
+def test_a_sample_with_a_time_is_as_old_as_that():
+    snapshot = measured(cpu_used_mean={"a": 10**9}, at=NOW - 5000)
+    load = read_loads(cluster_state(node("a"), snapshot=snapshot), statistics="metrics")
+    assert load.missing[0, 0] == StatisticStatus.STALE
+
+
+def test_annotations_do_not_count_where_metrics_are_asked():
+    load = read_loads(cluster_state(node("a", mean_free_cpu="1000")), statistics="metrics")
+    assert load.missing[0, 0] == StatisticStatus.ABSENT
+
+
+def test_nothing_is_asked_where_annotations_count():
+    assert LoadReader(StatisticsOptions()).metric_requests == frozenset()
+    assert len(LoadReader(StatisticsOptions(statistics="metrics")).metric_requests) == 4

@@ -1,0 +1,1 @@
+"""Simulation of pods whose usage differs from their requests."""

@@ -1,0 +1,223 @@
+"""Computes the state of the learned agent from the changes of pods, in the same way in every replica and offline.
+
+Outcomes of pods before the first cluster state are known from the stored rewards, or else do not count, so a restart
+learns nothing twice. Outcomes since the rewards were stored are learned from, as far as the status of pods shows them.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from math import inf, isnan
+from typing import Final, NamedTuple
+
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
+from nodewise.agent.state import Change, Changes, difference
+from nodewise.base.errors import BadInput
+from nodewise_scorers.learned import pod_outcomes
+from nodewise_scorers.learned import pod_type_rewards as memories
+from nodewise_scorers.learned.learning_rule import LearningRule
+from nodewise_scorers.learned.options import LearnedOptions
+from nodewise_scorers.learned.pod_outcomes import PodOutcome
+from nodewise_scorers.learned.pod_type_rewards import RewardMemory, TypeRewards
+from nodewise_scorers.learned.pod_types import ObservedPod, bound_pod_type, pod_type_key
+
+PODS: Final = "learned_pods"
+"""The key of the pods in `ClusterState.objects`."""
+_STRIDE: Final = 64
+"""Pods between two yields."""
+_SORTED: Final = 512
+"""Observations that are sorted between two yields."""
+_MIN_INTERVAL_S: Final = 1.0
+"""Between two computations: one takes some milliseconds, and pods change many times a second."""
+_RECALL_TIMEOUT_S: Final = 300.0
+"""How long after the first cluster state stored rewards are accepted as earlier ones."""
+
+Pods = Mapping[ObjectKey, ObservedPod]
+
+
+class LearnedState(NamedTuple):
+    """The rewards of all types at a time."""
+
+    nodes: NodeIndex
+    types: Mapping[str, TypeRewards]
+    """By the type's key."""
+    now: float
+
+
+class _InitialState(NamedTuple):
+    """The first cluster state."""
+
+    pods: Pods
+    now: float
+
+
+class _Observation(NamedTuple):
+    """The outcome of one pod."""
+
+    type: str
+    node: str
+    outcome: PodOutcome
+
+
+class _StoredText(NamedTuple):
+    """A stored form, and the change that it includes."""
+
+    text: bytes
+    changes: int
+
+
+class LearnedStateBuilder(StateBuilder[LearnedState]):
+    """Learns from pods, and stores the rewards."""
+
+    inputs = Inputs(frozenset({PODS}), metrics=False)
+    memory_scope = "leader"
+
+    def __init__(self, options: LearnedOptions) -> None:
+        rule = LearningRule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
+        self._mttf_s = options.learned_mttf_s
+        self._memory = RewardMemory(rule)
+        self._pods: Pods | None = None
+        """Of the newest cluster state."""
+        self._changes: dict[ObjectKey, Change[ObservedPod]] = {}
+        """Those that were not processed yet."""
+        self._until = 0.0
+        """Outcomes until then were learned from."""
+        self._first: _InitialState | None = None
+        """While stored rewards are accepted as earlier ones."""
+        self._caught_up_from: float | None = None
+        """Outcomes since then are still to be learned from."""
+        self._observations: deque[_Observation] = deque()
+        """Not yet learned from."""
+        self._state: LearnedState | None = None
+        """The newest."""
+        self._kept: _StoredText | None = None
+        self._offered: _StoredText | None = None
+
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, LearnedState]:
+        """Learn from the changes since the last call.
+
+        If the generator is closed early, no outcome is lost or counted twice.
+        """
+        self._note_changes(cluster_state)
+        if self._state is not None and self._can_postpone_build(self._state, cluster_state):
+            return self._state
+        yield from self._observe_changes()
+        if self._first is not None and self._caught_up_from is not None:
+            yield from self._observe_missed_outcomes(self._first.pods, self._caught_up_from)
+        elif self._first is not None and cluster_state.now - self._first.now > _RECALL_TIMEOUT_S:
+            self._first = None
+        for number in range(len(self._observations)):
+            type_, node, outcome = self._observations.popleft()
+            self._memory.learn(type_, node, outcome.reward, outcome.times, cluster_state.now)
+            if not number % _STRIDE:
+                yield
+        self._until = cluster_state.now
+        types = yield from self._memory.lay_out(cluster_state.nodes, cluster_state.now)
+        self._state = LearnedState(cluster_state.nodes, types, cluster_state.now)
+        return self._state
+
+    def _can_postpone_build(self, before: LearnedState, cluster_state: ClusterState) -> bool:
+        """Whether the computation can wait for the next change or refresh."""
+        is_waited_for = bool(self._observations) or self._caught_up_from is not None
+        return (
+            cluster_state.nodes is before.nodes
+            and 0 <= cluster_state.now - before.now < _MIN_INTERVAL_S
+            and not is_waited_for
+        )
+
+    def _note_changes(self, cluster_state: ClusterState) -> None:
+        """Store the changes, so that they are not lost if this build fails."""
+        pods: Pods = cluster_state.objects.get(PODS, {})
+        if self._pods is None:
+            self._first = _InitialState(pods, cluster_state.now)
+        elif cluster_state.changes is None:
+            self._merge_pod_changes(difference(self._pods, pods))
+        else:
+            self._merge_pod_changes(cluster_state.changes.get(PODS, {}))
+        self._pods = pods
+
+    def _merge_pod_changes(self, changes: Changes[ObservedPod]) -> None:
+        for pod, change in changes.items():
+            earlier = self._changes.get(pod, change)
+            self._changes[pod] = Change(earlier.old, change.new)
+
+    def _observe_changes(self) -> Generator[None, None, None]:
+        observations: list[_Observation] = []
+        for number, (before, after) in enumerate(self._changes.values()):
+            if after is not None and before is not after:
+                is_same = before is not None and before.metadata.uid == after.metadata.uid
+                observations += _observations_of(
+                    after, pod_outcomes.outcome_between(before if is_same else None, after, self._mttf_s)
+                )
+            if not number % _STRIDE:
+                yield
+        ordered = yield from _sort_by_time(observations)
+        self._changes = {}
+        self._observations.extend(ordered)
+
+    def _observe_missed_outcomes(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
+        observations: list[_Observation] = []
+        for number, pod in enumerate(pods.values()):
+            observations += _observations_of(pod, pod_outcomes.outcome_since(pod, since_s, self._mttf_s))
+            if not number % _STRIDE:
+                yield
+        ordered = yield from _sort_by_time(observations)
+        self._first = self._caught_up_from = None
+        self._observations.extendleft(reversed(ordered))
+
+    def recall(self, kept: bytes) -> None:
+        """Continue from stored rewards. `BadInput` if they cannot be read."""
+        if self._offered is not None and kept == self._offered.text:
+            self._kept = self._offered
+            return
+        stored = memories.parse_stored_rewards(kept)
+        changes = self._memory.changes
+        self._memory.take(stored, as_earlier=True)
+        if self._pods is None or self._first is not None:
+            self._caught_up_from = stored.until
+        self._kept = _StoredText(kept, -1 if changes else self._memory.changes)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        """The form to store, if it changed. All replicas learn from the same pods, so the leader may overwrite it."""
+        known = self._kept
+        if kept is not None and (known is None or kept != known.text):
+            self._merge_stored_rewards(kept)
+        elif self._memory.changes == (known.changes if known is not None and kept is not None else 0):
+            return None
+        if not len(self._memory):
+            return None
+        self._offered = _StoredText(self._memory.text(self._until), self._memory.changes)
+        return self._offered.text
+
+    def _merge_stored_rewards(self, kept: bytes) -> None:
+        """Merge rewards that another replica stored, so that estimates unknown here are not lost."""
+        try:
+            self._memory.take(memories.parse_stored_rewards(kept), as_earlier=False)
+        except BadInput:
+            return  # it is overwritten
+
+
+def _observations_of(pod: ObservedPod, outcome: PodOutcome | None) -> list[_Observation]:
+    if outcome is None:
+        return []
+    return [
+        _Observation(pod_type_key(pod.metadata.namespace, bound_pod_type(pod)), pod.spec.nodeName, outcome)
+    ]
+
+
+def _sort_by_time(observations: Sequence[_Observation]) -> Generator[None, None, list[_Observation]]:
+    """Sort by time, because the newest counts most; outcomes without a time are last."""
+    parts = []
+    for start in range(0, len(observations), _SORTED):
+        parts.append(sorted(observations[start : start + _SORTED], key=_outcome_time))
+        yield
+    ordered: list[_Observation] = []
+    for observation in heapq.merge(*parts, key=_outcome_time):
+        ordered.append(observation)
+        if not len(ordered) % _STRIDE:
+            yield
+    return ordered
+
+
+def _outcome_time(observation: _Observation) -> float:
+    return inf if isnan(observation.outcome.at) else observation.outcome.at

@@ -1,0 +1,68 @@
+"""The pigeon agent: scores nodes by an objective for the whole cluster with the pod on the node.
+
+| module | content |
+|---|---|
+| `options.py` | settings |
+| `pigeon_cfg_file.py` | the older system's file, and the configuration of both |
+| `resource_units.py` | requests, capacity and requested amounts in the same units |
+| `node_request_sums.py` | the sum of pod requests on each node |
+| `mean_covariance.py` | mean and covariance over nodes, without and with a pod |
+| `placement_objectives.py` | the three objectives |
+| `pod_request_statistics.py` | mean and covariance of pod requests |
+| `scored_pod_statistics.py` | the counted pods, and the stored form |
+| `score_scaling.py` | values of the objective as scores |
+| `objective_details.py` | the value of the objective on each node, as numbers and text |
+| `state.py` | computes the agent's state from nodes and pods |
+| `agent.py` | answers requests, and `/state/pigeon` |
+
+Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
+from nodewise.kube.pod_requests import HOLDING_SELECTORS
+from nodewise_scorers.pigeon import node_request_sums, pigeon_cfg_file
+from nodewise_scorers.pigeon.agent import PigeonAgent
+from nodewise_scorers.pigeon.node_request_sums import HoldingPod
+from nodewise_scorers.pigeon.options import PigeonOptions
+from nodewise_scorers.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
+
+_PODS: Final = Resource("", "v1", "pods", "Pod")
+
+
+class PigeonKind(AgentKind):
+    """The agent `pigeon`."""
+
+    name = "pigeon"
+    summary = "spread or pack pods by an objective for the requested resources of all nodes"
+    options = PigeonOptions
+    pod_fields = PigeonPod
+    node_fields = PigeonNode
+    load_scoring: LoadScoring = "whole"
+    keeps_memory = True
+
+    def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
+        """Pods on nodes, if their requests are counted instead of read from annotations."""
+        if options.pigeon_usage == "annotations":
+            return ()
+        keep = node_request_sums.make_pod_request_reducer(options.pigeon_gpu_resource)
+        return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
+
+    def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
+        """Whether any node has the annotations of requested resources."""
+        annotations = (node.metadata.annotations for node in nodes)
+        return any(entry.requested_cpu is not None for entry in annotations if entry is not None)
+
+    def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonStateBuilder:  # noqa: ARG002
+        from_pods = options.pigeon_usage == "pods"
+        return PigeonStateBuilder(
+            pigeon_cfg_file.load_config(options), options.pigeon_gpu_resource, from_pods=from_pods
+        )
+
+    def agent(self, options: PigeonOptions) -> PigeonAgent:
+        return PigeonAgent(options, pigeon_cfg_file.load_config(options))
+
+
+KIND: Final = PigeonKind()

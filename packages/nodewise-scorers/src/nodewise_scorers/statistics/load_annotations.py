@@ -1,0 +1,107 @@
+"""The annotations of nodes that carry statistics: their names and units, and how their texts are read.
+
+Names and spellings are those of kube-safe-scheduler, so that existing writers and readers continue to work.
+"""
+
+import re
+from collections.abc import Iterable
+from math import isfinite
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.base import clock
+
+MEAN_FREE_CPU: Final = "mean-free-cpu"
+STD_FREE_CPU: Final = "std-free-cpu"
+FORECAST_FREE_CPU: Final = "forcasted-free-cpu"
+MEAN_FREE_MEMORY: Final = "mean-free-memory"
+STD_FREE_MEMORY: Final = "std-free-memory"
+FORECAST_FREE_MEMORY: Final = "forcasted-free-memory"
+CONGESTION_FACTOR: Final = "congestion-factor"
+REQUESTED_CPU: Final = "requested-cpu"
+REQUESTED_MEMORY: Final = "requested-memory"
+REQUESTED_PODS: Final = "requested-pods"
+REQUESTED_GPU: Final = "requested-gpu"
+REQUESTED_EPHEMERAL_STORAGE: Final = "requested-ephemeral-storage"
+FREE_CPU: Final = "free-cpu"
+FREE_MEMORY: Final = "free-memory"
+FREE_PODS: Final = "free-pods"
+FREE_GPU: Final = "free-gpu"
+FREE_EPHEMERAL_STORAGE: Final = "free-ephemeral-storage"
+ANNOTATED_AT: Final = "nodewise.io/annotated-at"
+"""When the statistics were taken, RFC 3339 in UTC."""
+
+
+class TimedAnnotations(msgspec.Struct, frozen=True, gc=False):
+    """The annotation that tells the age of the others."""
+
+    annotated_at: str | None = msgspec.field(default=None, name=ANNOTATED_AT)
+
+
+class UsageAnnotations(TimedAnnotations, frozen=True, gc=False):
+    """Measured free resources of a node: CPU in milli-CPU, memory in bytes."""
+
+    mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
+    std_free_cpu: str | None = msgspec.field(default=None, name=STD_FREE_CPU)
+    forecast_free_cpu: str | None = msgspec.field(default=None, name=FORECAST_FREE_CPU)
+    mean_free_memory: str | None = msgspec.field(default=None, name=MEAN_FREE_MEMORY)
+    std_free_memory: str | None = msgspec.field(default=None, name=STD_FREE_MEMORY)
+    forecast_free_memory: str | None = msgspec.field(default=None, name=FORECAST_FREE_MEMORY)
+
+
+class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False):
+    """Resources of a node that its pods request: CPU in milli-CPU, memory and storage in bytes."""
+
+    requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
+    requested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
+    requested_pods: str | None = msgspec.field(default=None, name=REQUESTED_PODS)
+    requested_gpu: str | None = msgspec.field(default=None, name=REQUESTED_GPU)
+    requested_ephemeral_storage: str | None = msgspec.field(default=None, name=REQUESTED_EPHEMERAL_STORAGE)
+
+
+class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False):
+    """How congested a node is, by its writer: a whole number."""
+
+    congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)
+
+
+_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_MAX_LENGTH: Final = 512
+"""Characters of a number; bounds the time that a hostile text costs."""
+
+
+def number(text: str | None) -> float:
+    """A decimal number as Go's ParseFloat takes it: with sign, fraction and exponent.
+
+    NaN for none: nothing, blanks, a suffix such as `2000m`, `nan`, `inf`, hexadecimal digits, underscores, or more than
+    a double holds.
+    """
+    if not text or len(text) > _MAX_LENGTH or not _DECIMAL.fullmatch(text):
+        return np.nan
+    value = float(text)
+    return value if isfinite(value) else np.nan
+
+
+def parse_integer(text: str | None) -> float:
+    """A whole number of 64 bits to base ten with an optional sign, as Go's ParseInt takes it; NaN for none."""
+    if not text or len(text) > _MAX_LENGTH or not _INTEGER.fullmatch(text):
+        return np.nan
+    value = int(text)
+    return float(value) if -(2**63) <= value < 2**63 else np.nan
+
+
+def integers(texts: Iterable[str | None]) -> NDArray[np.float64]:
+    """`parse_integer` of each text."""
+    return np.fromiter(map(parse_integer, texts), np.float64)
+
+
+def time(text: str | None) -> float:
+    """Seconds since 1970 of a time in RFC 3339; NaN for none."""
+    try:
+        return clock.parse_rfc3339(text) if text and len(text) <= _MAX_LENGTH else np.nan
+    except (ValueError, OverflowError):
+        return np.nan

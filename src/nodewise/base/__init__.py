@@ -1,0 +1,1 @@
+"""Utilities for all layers: errors, settings' options, clocks, quantities, files and YAML of untrusted origin."""

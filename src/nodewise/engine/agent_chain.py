@@ -1,0 +1,243 @@
+"""The chain of agents: each filters and scores the candidates for one pod, with one frozen snapshot."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from nodewise.agent import (
+    FilterFunction,
+    FilterPlugin,
+    Names,
+    Plugin,
+    ScoreFunction,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateBuilder,
+    Verdict,
+    Victims,
+)
+from nodewise.agent.verdicts import OWN_REASON
+from nodewise.engine import score_weights
+from nodewise.engine.decision import Decision, PodRef, Verb
+from nodewise.engine.score_weights import Priority, Weights
+from nodewise.engine.third_party_agents import AgentError
+from nodewise.observe import logs, traces
+
+
+class AgentFailed(msgspec.Struct, frozen=True):
+    """A defect of an agent. Its pods are rejected, because the filter fails closed; other pods are not affected."""
+
+    agent: str
+    why: str = ""
+    """The failure of a third-party agent."""
+    package: str = ""
+    """The package of a third-party agent."""
+    is_failure: ClassVar[bool] = True
+    is_unresolvable: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return f"{OWN_REASON}agent {self.agent} failed" + (
+            f": {self.why}" if self.package else ", see the log of nodewise"
+        )
+
+    def remedy(self) -> str:
+        if self.package:
+            return f"a defect of the package {self.package}: see the event outside_agent_failed in nodewise's log"
+        return "a defect of nodewise: please report it with the line agent_failed of the log"
+
+
+AnyPlugin = Plugin[Any, Any]
+
+
+class Filter(NamedTuple):
+    """A filter function of an agent."""
+
+    agent: FilterPlugin[Any, Any]
+    call: FilterFunction
+
+
+class Scorer(NamedTuple):
+    """A score function of an agent."""
+
+    agent: ScorePlugin[Any, Any]
+    label: str
+    """As in `Scores`."""
+    call: ScoreFunction
+
+
+def filter_functions(agent: AnyPlugin) -> list[Filter]:
+    """The filter function of an agent, if it has one."""
+    return [Filter(agent, agent.filter)] if isinstance(agent, FilterPlugin) and agent.filter_enabled else []
+
+
+def score_functions(agent: AnyPlugin) -> list[Scorer]:
+    """The score functions of an agent: its named priorities, or else its `score`."""
+    if not isinstance(agent, ScorePlugin) or not agent.score_enabled:
+        return []
+    if agent.priorities:
+        return [Scorer(agent, label, function) for label, function in agent.priorities.items()]
+    return [Scorer(agent, "", agent.score)]
+
+
+class AgentChain:
+    """Agents in the order in which they are called."""
+
+    def __init__(
+        self,
+        agents: Sequence[AnyPlugin],
+        weights: Weights | None = None,
+        state_builders: Mapping[str, StateBuilder[Any]] | None = None,
+    ) -> None:
+        self.agents = tuple(agents)
+        self._filters = [function for agent in agents for function in filter_functions(agent)]
+        self._scorers = [function for agent in agents for function in score_functions(agent)]
+        self._weights = weights or {}
+        self._request_counters = [
+            state_builders[agent.name] for agent in agents if state_builders and agent.name in state_builders
+        ]
+
+    def only(self, function: Filter | Scorer) -> "AgentChain":
+        """The chain of a single function."""
+        chain = AgentChain([function.agent])
+        chain._filters = [function] if isinstance(function, Filter) else []
+        chain._scorers = [function] if isinstance(function, Scorer) else []
+        chain._request_counters = self._request_counters if isinstance(function, Scorer) else []
+        return chain
+
+    def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
+        """Decide which of the named nodes the pod may go to."""
+        candidates = snapshot.nodes.named(names)
+        verdicts = self._agents_verdicts(
+            "filter", candidates, lambda function: function.call(pod, candidates, snapshot)
+        )
+        return _make_decision("filter", pod, candidates, snapshot, now, verdicts)
+
+    def preempt(self, pod: Any, victims: Victims, snapshot: Snapshot, now: float) -> Decision:
+        """Decide on which of the nodes the pod could run without the victims."""
+        candidates = snapshot.nodes.named(list(victims))
+        verdicts = self._agents_verdicts(
+            "preempt", candidates, lambda function: function.agent.preempt(pod, candidates, snapshot, victims)
+        )
+        return _make_decision("preempt", pod, candidates, snapshot, now, verdicts)
+
+    def feasible(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
+        """The candidates that no agent rejects, as a mask; no decision is stored."""
+        kept = np.ones(len(candidates), bool)
+        for _, verdict in self._agents_verdicts(
+            "filter", candidates, lambda function: function.call(pod, candidates, snapshot)
+        ):
+            kept &= verdict.codes == 0
+        return kept
+
+    def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
+        """What `feasible` depends on in addition to the snapshot: equal for pods with equal results.
+
+        None for a pod that no agent filters.
+        """
+        try:
+            keys = tuple(function.agent.equivalence_key(pod, snapshot) for function in self._filters)
+        except Exception as error:  # noqa: BLE001 - the pod then has a key of its own
+            logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
+            return object()
+        return keys if any(key is not None for key in keys) else None
+
+    def equivalence_versions(self, snapshot: Snapshot) -> tuple[object, ...]:
+        """The `equivalence_version` of each agent, compared by identity."""
+        return tuple(function.agent.equivalence_version(snapshot) for function in self._filters)
+
+    def namespace_equivalence_versions(self, snapshot: Snapshot, namespace: str) -> tuple[object, ...]:
+        """The `namespace_equivalence_version` of each agent, likewise."""
+        return tuple(
+            function.agent.namespace_equivalence_version(snapshot, namespace) for function in self._filters
+        )
+
+    def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
+        """Score the named nodes. A node that is named twice counts once."""
+        candidates = _remove_duplicate_names(snapshot.nodes.named(names))
+        scores, failures = self._compute_scores(lambda function: function.call(pod, candidates, snapshot))
+        self._count_request(pod)
+        decision = _make_decision("prioritize", pod, candidates, snapshot, now, scores=scores)
+        return replace(decision, description="; ".join(failures)) if failures else decision
+
+    def _agents_verdicts(
+        self, verb: Verb, candidates: Names, call: Callable[[Filter], Verdict | None]
+    ) -> tuple[tuple[str, Verdict], ...]:
+        verdicts: list[tuple[str, Verdict]] = []
+        for function in self._filters:
+            name = function.agent.name
+            try:
+                with traces.span(f"{verb} {name}"):
+                    verdict = call(function)
+            except AgentError as error:
+                reason = AgentFailed(name, error.why, error.origin.package)
+                verdict = Verdict(np.ones(len(candidates), np.int16), (reason,))
+            except Exception as error:  # noqa: BLE001 - a defect of one agent must not place its pods anywhere
+                logs.emit("agent_failed", agent=name, exc_info=error)
+                verdict = Verdict(np.ones(len(candidates), np.int16), (AgentFailed(name),))
+            if verdict is not None:
+                verdicts.append((name, verdict))
+        return tuple(verdicts)
+
+    def _compute_scores(
+        self, call: Callable[[Scorer], Scores | None]
+    ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
+        """The scores, and the failures as text."""
+        scores: list[tuple[str, Scores]] = []
+        failures: list[str] = []
+        for function in self._scorers:
+            name = function.agent.name
+            try:
+                with traces.span(f"prioritize {function.label or name}"):
+                    result = call(function)
+            except AgentError as error:
+                failures.append(f"no scores of {function.label or name}: {error.why}")
+                continue
+            except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
+                logs.emit("agent_failed", agent=name, exc_info=error)
+                failures.append(f"no scores of {function.label or name}: see the log of nodewise")
+                continue
+            if result is not None:
+                weight = self._weights.get(Priority(name, function.label), 1.0)
+                scores.append((name, replace(result, label=function.label, weight=weight)))
+        return tuple(scores), failures
+
+    def _count_request(self, pod: Any) -> None:
+        for builder in self._request_counters:
+            try:
+                builder.count_request(pod)
+            except Exception as error:  # noqa: BLE001 - the counts do not affect this response
+                logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
+
+
+def assign_weights(agents: Sequence[AnyPlugin], options: score_weights.ChainOptions) -> Weights:
+    """The weights of the score functions of these agents. `BadSettings` as `score_weights.assign_weights`."""
+    functions = (function for agent in agents for function in score_functions(agent))
+    return score_weights.assign_weights(
+        options, (Priority(function.agent.name, function.label) for function in functions)
+    )
+
+
+def _remove_duplicate_names(names: Names) -> Names:
+    """The names without duplicates. kube-scheduler sends none, so only the check must be fast."""
+    if len(names) and np.bincount(names.numbers).max() > 1:
+        return names.index.named(list(dict.fromkeys(names)))
+    return names
+
+
+def _make_decision(
+    verb: Verb,
+    pod: Any,
+    candidates: Names,
+    snapshot: Snapshot,
+    now: float,
+    verdicts: tuple[tuple[str, Verdict], ...] = (),
+    scores: tuple[tuple[str, Scores], ...] = (),
+) -> Decision:
+    metadata = pod.metadata
+    ref = PodRef(metadata.namespace, metadata.name, metadata.uid)
+    return Decision(verb, ref, now, snapshot.generation, candidates, verdicts, scores)

@@ -1,0 +1,145 @@
+"""The leader's loop: after each new snapshot, the agents' controllers make the objects on the API server match it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from nodewise.agent import Snapshot
+from nodewise.agent.controller_interface import Controller
+from nodewise.base.clock import Clock
+from nodewise.base.errors import NodewiseError
+from nodewise.observe import logs
+
+_STEPS_PER_PERIOD: Final = 10
+"""Snapshots come more often than controllers need them: binds make 80 a second."""
+_SLOW_PERIODS: Final = 10
+"""A step that takes longer than this many periods is logged."""
+_CANCEL_S: Final = 5.0
+
+
+class LeaderLoop:
+    """Runs the controllers while `is_leading`. A controller that fails or hangs does not stop the others.
+
+    `on_applied` gets the time of a snapshot, seconds since 1970, once all controllers have applied it or a newer one.
+    """
+
+    def __init__(
+        self,
+        controllers: Sequence[Controller],
+        snapshot: Callable[[], Snapshot],
+        is_leading: Callable[[], bool],
+        clock: Clock,
+        on_applied: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._is_leading = is_leading
+        self._clock = clock
+        self._notified = asyncio.Event()
+        self._on_applied = on_applied
+        self._steps = [_Steps(controller, clock, self._report_step) for controller in controllers]
+
+    def notify(self) -> None:
+        """There is a new snapshot, or the lead was won or lost."""
+        self._notified.set()
+
+    def _report_step(self) -> None:
+        """A step has ended."""
+        self.notify()
+        applied = [steps.applied_at for steps in self._steps]
+        if all(at is not None for at in applied):
+            self._on_applied(min(filter(None, applied)))
+
+    async def run(self, period_s: float) -> None:
+        """Start the steps that are due after each notification, and once a period to retry failed ones.
+
+        If this is cancelled or ends by a defect, the steps are cancelled too.
+        """
+        led = False
+        try:
+            while True:
+                self._notified.clear()
+                snapshot, leads = self._snapshot(), self._is_leading()
+                if leads:
+                    for steps in self._steps:
+                        if not led:
+                            steps.lead()
+                        steps.start_if_due(snapshot, period_s)
+                led = leads
+                await self._clock.sleep(period_s / _STEPS_PER_PERIOD)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(period_s):
+                        await self._notified.wait()
+        finally:
+            await asyncio.gather(*(steps.cancel() for steps in self._steps))
+
+
+class _Steps:
+    """The steps of one controller, one at a time."""
+
+    def __init__(self, controller: Controller, clock: Clock, on_end: Callable[[], None]) -> None:
+        self._controller = controller
+        self._name = type(controller).__name__
+        self._clock = clock
+        self._on_end = on_end
+        self._task: asyncio.Task[bool] | None = None
+        self._began_s = self._not_before_s = 0.0
+        self._done = -1
+        """The generation of the snapshot that the last step applied, or tried to."""
+        self._is_new_leader = False
+        self._is_slow = False
+        self._error = ""
+        self.applied_at: float | None = None
+        """The time of the snapshot of the last step that succeeded in this lead, seconds since 1970."""
+
+    def lead(self) -> None:
+        """The replica leads from now on."""
+        self._is_new_leader = True
+        self.applied_at = None
+
+    def start_if_due(self, snapshot: Snapshot, period_s: float) -> None:
+        """Start a step for a snapshot that is new to the controller, or whose last step failed a period ago."""
+        now_s = self._clock.monotonic()
+        if self._task is not None:
+            if not self._task.done():
+                self._report_slow_step(now_s - self._began_s, period_s)
+                return
+            if self._task.cancelled() or not self._task.result():
+                self._done, self._not_before_s = -1, now_s + period_s  # an immediate retry would fail again
+            self._task = None
+        if self._is_new_leader:
+            self._done, self._not_before_s = -1, now_s
+        if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
+            self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
+            self._task = asyncio.create_task(self._run_step_and_log_failure(snapshot))
+            self._task.add_done_callback(lambda _: self._on_end())
+
+    async def cancel(self) -> None:
+        """Cancel the step that is under way and wait a moment for its end. A step that goes on blocks later ones."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_CANCEL_S)
+
+    async def _run_step_and_log_failure(self, snapshot: Snapshot) -> bool:
+        """Whether the step succeeded; a failure is logged."""
+        try:
+            if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets
+                self._controller.begin()
+                self._is_new_leader = False
+            await self._controller.step(snapshot)
+        except NodewiseError as error:
+            if self._error != str(error):
+                logs.emit("controller_failed", controller=self._name, error=str(error))
+            self._error = str(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a defect of one controller must not stop the others
+            logs.emit("task_failed", task=f"{self._name}.step", exc_info=error)
+            return False
+        self._error = ""
+        self.applied_at = snapshot.at
+        return True
+
+    def _report_slow_step(self, seconds: float, period_s: float) -> None:
+        if seconds > _SLOW_PERIODS * period_s and not self._is_slow:
+            self._is_slow = True
+            logs.emit("controller_slow", controller=self._name, seconds=round(seconds))

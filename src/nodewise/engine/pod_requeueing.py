@@ -1,0 +1,169 @@
+"""Requeueing: kube-scheduler tries a pending pod again soon after a node passes it.
+
+kube-scheduler tries a pod that an extender rejected again at the next cluster event, or after five minutes. A metric
+that recovers is no event. The leader therefore filters the waiting pods again after each new snapshot. When a node
+passes pods that no node passed before, it writes an annotation of that node, which is an event for all pods. Without
+waiting pods it writes nothing.
+
+One pass after a snapshot may take `PASS_S` of computing time, which namespaces share equally, however many pods they
+have (start-time fair queueing: Goyal, Vin, Cheng 1996). If n namespaces have waiting pods, filtering all those of one
+namespace takes c seconds, and the longest filter f seconds, then each pod of the namespace is filtered within
+n·(c + f) / `PASS_S` passes, rounded up.
+"""
+
+import heapq
+from collections.abc import Generator, Hashable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from nodewise.agent import Snapshot
+from nodewise.agent.controller_interface import Controller, Handle
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import format_rfc3339
+from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.waiting_pods import PodGroup, WaitingPods
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.resource_kinds import NODES
+from nodewise.kube.store import Store
+from nodewise.observe import logs
+
+ANNOTATION: Final = "nodewise.io/woken"
+PASS_S: Final = 0.25
+"""Computing time after one snapshot. A demand for GPUs of 5,000 nodes takes 0.4 ms, the most expensive one 70 ms; a
+pass, the throttle of the leader's loop (0.5 s) and `PAUSE_S` together stay below 5 s."""
+PAUSE_S: Final = 1.0
+"""The shortest time between two events."""
+TRIES: Final = 3
+"""Events per recovery. kube-scheduler may call another replica, whose metrics are a period older."""
+_LOG_PERIOD_S: Final = 60.0
+
+
+class _Turn(NamedTuple):
+    """The turn of a namespace in a pass. The namespace with the least time used is next."""
+
+    used_s: float
+    namespace: str
+    left: int
+    """The number of groups that were not filtered in this pass."""
+
+
+class Requeuer(Controller):
+    """Writes the annotation of a Node when a waiting pod fits that did not fit before."""
+
+    def __init__(self, chain: AgentChain, pods: Store[Any], handle: Handle, period_s: float) -> None:
+        """`pods` has the pods for which `waiting_pods.is_waiting` holds."""
+        self._chain = chain
+        self._handle = handle
+        self._period_s = period_s
+        self._waiting = WaitingPods(pods, chain)
+        self._debts_s: dict[str, float] = {}
+        """By namespace, computing time that it used in earlier passes and others did not yet."""
+        self._last_event_s = float("-inf")
+        self._limit_logged_s = float("-inf")
+
+    def begin(self) -> None:
+        self._waiting.restart()
+        self._debts_s = {}
+
+    async def step(self, snapshot: Snapshot) -> None:
+        """Filter waiting pods again; make an event if some of them fit now."""
+        began_s = self._handle.clock.monotonic()
+        writes = self._handle.node_writes.count
+        await cooperative_scheduling.run(self._waiting.update(snapshot))
+        self._handle.metrics_registry.set("pods_waiting", len(self._waiting))
+        due = await cooperative_scheduling.run(self._filter_groups(snapshot, began_s))
+        if due and await self._make_requeue_event(next(iter(due.values())), writes):
+            for group in due:
+                group.tries += 1
+                group.due_s = began_s + self._period_s if group.tries < TRIES else float("inf")
+
+    def _filter_groups(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, dict[PodGroup, str]]:
+        """Filter groups of pods until all are done or `PASS_S` is used. Returns those to be requeued, each with a node
+        that passes it.
+        """
+        due: dict[PodGroup, str] = {}
+        nodes_by_key: dict[Hashable, str | None] = {}
+        monotonic, total_s = self._handle.clock.monotonic, 0.0
+        counts = self._waiting.group_counts()
+        turns = [
+            _Turn(self._debts_s.get(namespace, 0.0), namespace, left) for namespace, left in counts.items()
+        ]
+        heapq.heapify(turns)
+        done: list[_Turn] = []
+        while turns and total_s < PASS_S:
+            yield
+            turn = turns[0]
+            filter_began_s = monotonic()
+            group = self._waiting.take_next(turn.namespace)
+            if group.key not in nodes_by_key:
+                nodes_by_key[group.key] = self._find_accepting_node(group, snapshot)
+            filter_s = monotonic() - filter_began_s
+            total_s += filter_s
+            node = nodes_by_key[group.key]
+            _update_group(group, fits=node is not None, now_s=now_s)
+            if node is not None and group.due_s <= now_s:
+                due[group] = node
+            turn = _Turn(turn.used_s + filter_s, turn.namespace, turn.left - 1)
+            if turn.left:
+                heapq.heapreplace(turns, turn)
+            else:
+                done.append(heapq.heappop(turns)._replace(used_s=turn.used_s))
+        self._carry_debts(turns, done)
+        if turns:
+            self._log_limit(counts, sum(turn.left for turn in turns), now_s)
+        return due
+
+    def _find_accepting_node(self, group: PodGroup, snapshot: Snapshot) -> str | None:
+        """A node that no agent rejects for the pods; None if all are rejected."""
+        candidates = snapshot.nodes.every
+        kept = self._chain.feasible(next(iter(group.pods.values())), candidates, snapshot)
+        return candidates[int(np.argmax(kept))] if kept.any() else None
+
+    def _carry_debts(self, turns: list[_Turn], done: list[_Turn]) -> None:
+        """Remember what namespaces used beyond the one that used least and is not done.
+
+        Time that a namespace did not need in this pass is not saved for later.
+        """
+        least_s = turns[0].used_s if turns else float("inf")
+        self._debts_s = {
+            turn.namespace: turn.used_s - least_s for turn in (*turns, *done) if turn.used_s > least_s
+        }
+
+    def _log_limit(self, counts: dict[str, int], left: int, now_s: float) -> None:
+        if now_s < self._limit_logged_s + _LOG_PERIOD_S:
+            return
+        self._limit_logged_s = now_s
+        namespace = max(counts, key=lambda name: counts[name])
+        logs.emit(
+            "requeueing_limited",
+            limit_s=PASS_S,
+            demands=sum(counts.values()),
+            left=left,
+            namespace=namespace,
+            demands_of_namespace=counts[namespace],
+        )
+
+    async def _make_requeue_event(self, node: str, writes: int) -> bool:
+        """Whether there was an event after the pods were filtered, by this or by other writes since `writes`."""
+        clock = self._handle.clock
+        await clock.sleep(max(0.0, self._last_event_s + PAUSE_S - clock.monotonic()))
+        self._last_event_s = clock.monotonic()
+        if self._handle.node_writes.count != writes:
+            return True  # a label that was just written is such an event
+        body = {"metadata": {"annotations": {ANNOTATION: format_rfc3339(clock.now())}}}
+        try:
+            await self._handle.api.patch(
+                NODES.path(name=node), body, "merge", {"fieldManager": "nodewise-wake"}
+            )
+        except NotFound:
+            return False  # the node is gone; the next snapshot has another one
+        self._handle.metrics_registry.count("wakes_total")
+        logs.emit("woken", node=node, waiting=len(self._waiting))
+        return True
+
+
+def _update_group(group: PodGroup, *, fits: bool, now_s: float) -> None:
+    """Pods that fit for the first time, or again, are due now."""
+    if fits != group.fits:
+        group.fits, group.tries, group.due_s = fits, 0, now_s if fits else float("inf")

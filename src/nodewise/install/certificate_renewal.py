@@ -1,0 +1,357 @@
+"""Issues and renews the certificates of nodewise and of kube-scheduler as its client. Computes only.
+
+A renewal has two steps, because kube-scheduler reads its `caFile` once. The first step announces a new authority: both
+peers trust it in addition to the old one, and the certificates that it signed are stored for later. Then kube-scheduler
+is restarted. The second step switches both peers to the stored certificates. A run may end after any step: the stored
+certificates determine the next one. The key of an authority exists only during a run, so an incomplete set of
+certificates is issued again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+from cryptography import x509
+
+from nodewise.base.errors import BadSettings, Problem, Unavailable
+from nodewise.server.options import ISSUED_CLIENT
+from nodewise.tls.certificate_issuer import (
+    SKEW,
+    CertificateIssuer,
+    SignedCertificate,
+    is_host,
+    is_ip_address,
+    is_issued_by,
+)
+from nodewise.tls.x509_certificates import (
+    certificate_names,
+    common_name,
+    encode_pem,
+    format_rfc3339_time,
+    load_certificate_with_key,
+    load_certificates,
+    normalize_host_name,
+)
+
+SERVICE: Final = "nodewise"
+CLIENT: Final = ISSUED_CLIENT
+_AUTHORITY_PREFIX: Final = "nodewise-ca-"
+_MIN_LIFETIME: Final = timedelta(minutes=1)
+_MAX_LIFETIME: Final = timedelta(days=10 * 365)
+_MAX_NAME_LENGTH: Final = 64  # of a common name, RFC 5280
+
+Step = Literal["make", "announce", "wait", "switch", "sign", "clock", "nothing"]
+"""`sign`: the signer of the cluster has to renew the client certificate. `clock`: the clock of this machine is behind
+the start of an existing certificate."""
+
+
+class PeerCertificates(NamedTuple):
+    """The certificate and trusted authorities of nodewise or of kube-scheduler, in PEM; empty if missing."""
+
+    cert: bytes = b""
+    key: bytes = b""
+    trusted: bytes = b""
+    """The authorities that may have signed the certificate of the other peer."""
+    next_cert: bytes = b""
+    next_key: bytes = b""
+    signer: str = ""
+    """The signer of a certificate that the cluster signed. Such a certificate is not renewed here."""
+
+
+class ConnectionCertificates(NamedTuple):
+    """The certificates of both peers of a connection: nodewise (server) and kube-scheduler (client)."""
+
+    server: PeerCertificates = PeerCertificates()
+    client: PeerCertificates = PeerCertificates()
+
+
+class CertificateSpec(NamedTuple):
+    """The required certificates, and when they are renewed."""
+
+    names: Sequence[str]
+    """Host names and addresses of nodewise."""
+    client_name: str = CLIENT
+    lifetime: timedelta = timedelta(days=365)
+    renew_before: timedelta | None = None
+    """Time before the end of a certificate; None: a third of its lifetime."""
+    switch_after: timedelta | None = None
+    """Time after the announcement of a new authority; None: half of `renew_before`."""
+    settle: timedelta = timedelta(minutes=3)
+    """Time after which both peers have read an announcement."""
+    is_forced: bool = False
+    """Whether a renewal begins although none is due."""
+
+
+class CertificateSummary(NamedTuple):
+    """A certificate as reports show it."""
+
+    names: Sequence[str]
+    not_after: datetime
+    signer: str
+
+
+class RenewalPlan(NamedTuple):
+    """The next step, its reasons and its time; `at` is in the past for a step that is due."""
+
+    step: Step
+    reasons: Sequence[str]
+    at: datetime
+    announced_at: datetime | None = None
+    server: CertificateSummary | None = None
+    client: CertificateSummary | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an action is due now. In the step `wait` this is the restart of kube-scheduler."""
+        return self.step != "nothing"
+
+
+class _PeerStatus(NamedTuple):
+    """The certificate of one peer: whether it is usable, and the certificate that replaces it."""
+
+    leaf: x509.Certificate | None
+    is_usable: bool
+    reasons: Sequence[str]
+    due_at: datetime
+    next_leaf: x509.Certificate | None
+    switch_at: datetime
+
+
+def service_dns_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
+    """Host names of nodewise's Service."""
+    inside = f"{service}.{namespace}"
+    return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
+
+
+def check_certificate_spec(spec: CertificateSpec) -> None:
+    """Raise BadSettings with every invalid field of a spec."""
+    problems = [*_spec_name_problems(spec), *_spec_period_problems(spec)]
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def _spec_name_problems(spec: CertificateSpec) -> Iterator[Problem]:
+    for name in spec.names:
+        if not (is_ip_address(name) or is_host(name.removeprefix("*."))):
+            yield Problem("--name", repr(name), "a host name or an IP address")
+    if not 0 < len(spec.client_name) <= _MAX_NAME_LENGTH or not spec.client_name.isprintable():
+        yield Problem("--client-name", repr(spec.client_name), f"1 to {_MAX_NAME_LENGTH} characters")
+
+
+def _spec_period_problems(spec: CertificateSpec) -> Iterator[Problem]:
+    if not _MIN_LIFETIME <= spec.lifetime <= _MAX_LIFETIME:
+        yield Problem("--lifetime", f"{spec.lifetime}", f"{_MIN_LIFETIME} to {_MAX_LIFETIME}")
+    elif not timedelta() < (spec.renew_before or spec.lifetime / 3) < spec.lifetime:
+        yield Problem("--renew-before", f"{spec.renew_before}", f"less than {spec.lifetime}")
+    for name, value in (("--switch-after", spec.switch_after), ("--settle", spec.settle)):
+        if value is not None and value < timedelta():
+            yield Problem(name, f"{value}", "no time before now")
+
+
+def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: datetime) -> RenewalPlan:
+    """The next step for these certificates."""
+    server = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
+    client = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
+    peers = (server, client) if not before.client.signer else (server,)
+    if (latest_start := _latest_validity_start(server, client)) > now and not spec.is_forced:
+        next_step = RenewalPlan("clock", [_clock_behind_message(latest_start, now)], latest_start)
+    elif due_step := _plan_issue_step(peers, now) or _plan_switch_step(peers, now):
+        next_step = due_step
+    elif spec.is_forced:
+        next_step = RenewalPlan("announce", ["requested by --renew"], now)
+    elif client.due_at <= now:
+        next_step = RenewalPlan("sign", client.reasons, client.due_at)
+    else:
+        next_step = RenewalPlan("nothing", [], min(server.due_at, client.due_at))
+    return next_step._replace(
+        server=_summarize_peer_status(server, before.server),
+        client=_summarize_peer_status(client, before.client),
+    )
+
+
+def _plan_issue_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+    """The step that issues new certificates, if one is due and has no successor yet; otherwise None."""
+    due = [peer for peer in peers if peer.due_at <= now and peer.next_leaf is None]
+    if not due:
+        return None
+    step: Step = "announce" if any(peer.is_usable for peer in peers) else "make"
+    return RenewalPlan(
+        step, [reason for peer in due for reason in peer.reasons], min(peer.due_at for peer in due)
+    )
+
+
+def _plan_switch_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
+    """The step that switches to certificates issued earlier, now or later; None if there are none."""
+    issued = [(peer.next_leaf, peer.switch_at) for peer in peers if peer.next_leaf is not None]
+    if not issued:
+        return None
+    at = min(switch_at for _, switch_at in issued)
+    return RenewalPlan(
+        "switch" if at <= now else "wait",
+        ["a new authority was announced; restart kube-scheduler before it is used"],
+        at,
+        max(leaf.not_valid_before_utc + SKEW for leaf, _ in issued),
+    )
+
+
+def _latest_validity_start(*peers: _PeerStatus) -> datetime:
+    """The time from which all certificates are valid; the minimum of datetime without certificates."""
+    leaves = [peer.leaf for peer in peers if peer.leaf is not None]
+    return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
+
+
+def _clock_behind_message(latest_start: datetime, now: datetime) -> str:
+    return (
+        f"this machine's clock is at {format_rfc3339_time(now)}, and existing certificates are valid from "
+        f"{format_rfc3339_time(latest_start)}: "
+        "correct the clock; or, if it was wrong when they were issued, use --renew"
+    )
+
+
+def plan_after_scheduler_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> RenewalPlan:
+    """The plan after a restart of kube-scheduler. Unavailable if the announcement is too recent for that restart."""
+    if plan.step != "wait" or plan.announced_at is None:
+        return plan
+    settled = plan.announced_at + spec.settle
+    if now < settled:
+        announced_at = format_rfc3339_time(plan.announced_at)
+        actual = f"the new authority was announced at {announced_at}, and has to reach both sides first"
+        expected = f"a restart of kube-scheduler, and --restarted, after {format_rfc3339_time(settled)}"
+        raise Unavailable("--restarted", [Problem("", actual, expected)])
+    return plan._replace(step="switch")
+
+
+def apply_renewal_step(
+    before: ConnectionCertificates, step: Step, spec: CertificateSpec, now: datetime
+) -> ConnectionCertificates:
+    """The certificates after a step. An authority that the step creates signs them; its key is then discarded."""
+    if step == "switch":
+        return ConnectionCertificates(
+            _switch_to_stored_certificate(before.server), _switch_to_stored_certificate(before.client)
+        )
+    if step not in {"make", "announce"}:
+        return before
+    issuer = CertificateIssuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
+    server_status = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
+    client_status = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
+    common = next((name for name in spec.names if not is_ip_address(name)), SERVICE)
+    server = _add_issued_certificate(before.server, server_status, issuer.server(spec.names, common))
+    client, foreign = before.client, b""
+    if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
+        held = load_certificates(before.server.trusted)
+        foreign = encode_pem(
+            authority
+            for authority in held
+            if not _is_issued_by_nodewise(authority) and authority.not_valid_after_utc > now
+        )
+    else:
+        client = _add_issued_certificate(client, client_status, issuer.client(spec.client_name))
+    known = (before.server.trusted, before.client.trusted)
+    return ConnectionCertificates(
+        server._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, client_status, foreign)),
+        client._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, server_status)),
+    )
+
+
+def _assess_peer_certificate(
+    peer: PeerCertificates, other: PeerCertificates, spec: CertificateSpec, now: datetime, *, is_server: bool
+) -> _PeerStatus:
+    who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
+    leaf, problem = load_certificate_with_key(peer.cert, peer.key)
+    if leaf is not None and not problem:
+        problem = _validity_problem(leaf, other.trusted + peer.trusted, now)
+
+    def find_problem(candidate: x509.Certificate) -> str:
+        return _validity_problem(candidate, other.trusted, now) or _missing_names(
+            candidate, spec, is_server=is_server
+        )
+
+    next_leaf, _ = load_certificate_with_key(peer.next_cert, peer.next_key)
+    if next_leaf is not None and find_problem(next_leaf):
+        next_leaf = None
+    if leaf is None or problem:
+        return _PeerStatus(leaf, False, [f"{who} {problem}"], now, next_leaf, now)
+    due_at = leaf.not_valid_after_utc - _renewal_margin(leaf, spec)
+    reasons = [f"{who} ends at {format_rfc3339_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
+    if problem := find_problem(leaf):
+        due_at, reasons = now, [*reasons, f"{who} {problem}"]
+    switch_at = _switch_time(leaf, next_leaf, spec) if next_leaf is not None else now
+    return _PeerStatus(leaf, True, reasons, due_at, next_leaf, switch_at)
+
+
+def _switch_time(leaf: x509.Certificate, next_leaf: x509.Certificate, spec: CertificateSpec) -> datetime:
+    """When the switch happens without a restart: at half of the old certificate's remaining time, or sooner."""
+    announced = next_leaf.not_valid_before_utc + SKEW
+    wait = spec.switch_after if spec.switch_after is not None else _renewal_margin(leaf, spec) / 2
+    return announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
+
+
+def _renewal_margin(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
+    whole = leaf.not_valid_after_utc - leaf.not_valid_before_utc - SKEW
+    return min(spec.renew_before, whole / 2) if spec.renew_before is not None else whole / 3
+
+
+def _validity_problem(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
+    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
+        start, end = (
+            format_rfc3339_time(leaf.not_valid_before_utc),
+            format_rfc3339_time(leaf.not_valid_after_utc),
+        )
+        return f"is valid from {start} to {end} only"
+    by = [authority for authority in load_certificates(trusted) if is_issued_by(leaf, authority)]
+    if not any(authority.not_valid_after_utc > now for authority in by):
+        return "is of an authority that the other side's ca.crt does not hold"
+    return ""
+
+
+def _missing_names(leaf: x509.Certificate, spec: CertificateSpec, *, is_server: bool) -> str:
+    """A phrase that names the host names or the client name missing in a certificate; empty if complete."""
+    if not is_server:
+        name = common_name(leaf)
+        return "" if name == spec.client_name else f"names {name!r}, not {spec.client_name!r}"
+    missing = sorted(
+        {normalize_host_name(name) for name in spec.names}
+        - {normalize_host_name(name) for name in certificate_names(leaf)}
+    )
+    return f"does not name {', '.join(missing)}" if missing else ""
+
+
+def _summarize_peer_status(status: _PeerStatus, peer: PeerCertificates) -> CertificateSummary | None:
+    leaf = status.leaf
+    if leaf is None:
+        return None
+    return CertificateSummary(
+        certificate_names(leaf) or [common_name(leaf)], leaf.not_valid_after_utc, peer.signer
+    )
+
+
+def _add_issued_certificate(
+    peer: PeerCertificates, status: _PeerStatus, made: SignedCertificate
+) -> PeerCertificates:
+    """The certificates with a newly issued one: stored for the switch, or in use at once if the old one is unusable."""
+    if status.is_usable:
+        return peer._replace(next_cert=made.cert, next_key=made.key)
+    return peer._replace(cert=made.cert, key=made.key, next_cert=b"", next_key=b"")
+
+
+def _switch_to_stored_certificate(peer: PeerCertificates) -> PeerCertificates:
+    """The certificates after the switch; unchanged if none are stored for it."""
+    if not peer.next_cert:
+        return peer
+    return peer._replace(cert=peer.next_cert, key=peer.next_key, next_cert=b"", next_key=b"")
+
+
+def _build_trusted_ca_bundle(
+    fresh: bytes, known: Iterable[bytes], other: _PeerStatus, kept: bytes = b""
+) -> bytes:
+    """A bundle of the new authority, of the known authority that signed the other peer's certificate, and of `kept`."""
+    signers = [
+        authority
+        for authority in load_certificates(b"".join(known))
+        if other.is_usable and other.leaf is not None and is_issued_by(other.leaf, authority)
+    ]
+    return encode_pem(dict.fromkeys([*load_certificates(fresh), *signers, *load_certificates(kept)]))
+
+
+def _is_issued_by_nodewise(authority: x509.Certificate) -> bool:
+    return common_name(authority).startswith(_AUTHORITY_PREFIX)

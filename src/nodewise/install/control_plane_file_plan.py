@@ -1,0 +1,414 @@
+"""Plans the changes of the files of a control-plane host, after checking the host."""
+
+import datetime as dt
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.base.errors import BadInput, Problem
+from nodewise.install import (
+    backups,
+    client_certificate_checks,
+    file_diff,
+    host_path_checks,
+    ignored_scheduler_flags,
+    scheduler_configuration_file,
+    scheduler_static_pod,
+    scheduler_versions,
+    yaml_editor,
+)
+from nodewise.install.atomic_host_files import FileChange, digest, plan_file_change, read_file
+from nodewise.install.backups import Backup
+from nodewise.install.scheduler_configuration_file import RenderContext, RenderedConfiguration
+from nodewise.install.scheduler_static_pod import DesiredState, Manifest
+from nodewise.install.scheduler_versions import SchedulerVersion
+
+CONFIG_NAME: Final = "scheduler-config.yaml"
+CERTIFICATE_NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
+CERTIFICATE_FILES: Final = frozenset(CERTIFICATE_NAMES.values())
+_MODES: Final = {"key": 0o600, "cert": 0o644, "ca": 0o644}
+_MAX_FILES: Final = 200
+_MAX_BYTES: Final = 2**18
+_FIRST_WITHOUT_MASTER: Final = 24
+"""First minor version in which control-plane nodes do not have the role `master`."""
+
+
+class HostRequest(NamedTuple):
+    """The request of the user. All paths are absolute."""
+
+    manifest: str
+    template: str
+    """Path of the template; empty: the built-in one."""
+    config_dir: str
+    cert_dir: str
+    cert: str
+    key: str
+    ca: str
+    """Path of the CA; empty: none."""
+    builtin: Callable[[str, str], dict[str, Any]]
+    """Builds the built-in configuration from the kubeconfig and the CA as kube-scheduler sees them."""
+    container: str = ""
+    version: str = ""
+    existing: str = ""
+    """How an existing configuration of the user is handled: `merge`, `replace`, or empty to refuse it."""
+    allow_ca_key: bool = False
+    deployments: Sequence[str] = ()
+    backup_dir: str = ""
+    """Folder for backups; empty: none."""
+    writes: bool = True
+    pod_folders: Sequence[str] = ()
+    """Folders of static pods of the kubelet."""
+
+
+class ChangePlan(NamedTuple):
+    """The changes in their order, the manifest last, and the messages for the user."""
+
+    changes: Sequence[FileChange]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    version: SchedulerVersion | None = None
+    summary: Sequence[str] = ()
+    emptied: str = ""
+    """A certificate folder that may be empty after the change; empty text: none."""
+    needed: Mapping[str, bytes] = {}
+    """The content of the source files by their paths, without the manifest."""
+    config_hash: str = ""
+
+    @property
+    def effective_changes(self) -> list[FileChange]:
+        """The changes that modify or remove a file."""
+        return [change for change in self.changes if not change.is_unchanged]
+
+
+class HostFiles(NamedTuple):
+    """The content of the files that a run reads."""
+
+    manifest: Manifest
+    template: bytes | None
+    credentials: client_certificate_checks.ClientCredentials | None
+
+
+def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
+    """The changes that make kube-scheduler call nodewise. Nothing is written. `BadInput` lists all problems."""
+    files = _read_required_host_files(request)
+    version = (
+        scheduler_versions.parse_version(request.version)
+        if request.version
+        else scheduler_static_pod.scheduler_version(files.manifest)
+    )
+    destination = scheduler_config_path(request)
+    warnings = [
+        *_check_client_certificate(request, files),
+        *_hard_link_warnings(request.manifest),
+        *version.untested_warnings(),
+    ]
+    ca = f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
+    container = files.manifest.container
+    ignored_flags = ignored_scheduler_flags.list_ignored_flags(container, version.minor)
+    context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca, ignored_flags)
+    user_config = _read_user_configuration(request, files)
+    rendered = _render_configuration(request, files, user_config, context)
+    _check_files_named_in_config(request, files, rendered)
+    config = plan_file_change(
+        destination,
+        rendered.data,
+        0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644,
+    )
+    credentials = _plan_certificate_copies(request, files.credentials)
+    before = scheduler_static_pod.state_before_first_run(files.manifest)
+    if (
+        files.manifest.recorded_state is None
+        and before.config
+        and files.manifest.host_path(before.config) == destination
+    ):
+        before = before._replace(backup=backup.path if backup else None)
+    hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
+    desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
+    value = scheduler_static_pod.add_configuration(files.manifest, desired_state)
+    pod = plan_file_change(
+        request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600
+    )
+    changes = [*credentials, config, *_older_extender_manifest_changes(request, version), pod]
+    return ChangePlan(
+        changes,
+        [*_unused_path_notes(files.manifest, desired_state), *_flag_notes(container)],
+        [*warnings, *rendered.warnings],
+        version,
+        [
+            *file_diff.describe_pod_changes(
+                files.manifest.document.value, value, files.manifest.container_index
+            ),
+            *rendered.carried,
+        ],
+        needed=_list_required_files(request, files, user_config),
+        config_hash=hashed,
+    )
+
+
+def _hard_link_warnings(path: str) -> Iterable[str]:
+    if os.stat(path).st_nlink > 1:
+        yield f"{path} has another name, a hard link, which keeps the old content"
+
+
+def cluster_ca_digest(request: HostRequest) -> str:
+    """The digest of the CA certificate of the cluster, which identifies the cluster; empty if it is missing."""
+    path = os.path.join(os.path.dirname(os.path.dirname(request.manifest)), "pki", "ca.crt")
+    try:
+        return digest(read_file(path)) or ""
+    except (OSError, BadInput):
+        return ""
+
+
+def _list_required_files(
+    request: HostRequest, files: HostFiles, user_config: tuple[str, bytes] | None
+) -> dict[str, bytes]:
+    credentials = {
+        getattr(request, field): getattr(files.credentials, field, None) for field in CERTIFICATE_NAMES
+    }
+    contents = {**({request.template: files.template} if request.template else {}), **credentials}
+    used = {path: data for path, data in contents.items() if data is not None}
+    return {**dict([user_config] if user_config else []), **used}
+
+
+def scheduler_config_path(request: HostRequest) -> str:
+    return host_path_checks.resolve_path(
+        os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
+    )
+
+
+def list_managed_files(request: HostRequest) -> set[str]:
+    """The real paths of all files that a run may write or remove, from the flags and the manifest."""
+    configs, folders = {scheduler_config_path(request)}, {request.cert_dir}
+    try:
+        manifest = scheduler_static_pod.parse_manifest(
+            read_file(request.manifest) or b"", request.manifest, request.container
+        )
+    except (OSError, BadInput):
+        manifest = None  # a backup may repair it; otherwise the problem is reported later, with all others
+    if manifest is not None:
+        before = manifest.recorded_state.config if manifest.recorded_state else None
+        configs |= {manifest.host_path(path) for path in (manifest.user_config, before) if path}
+        configs |= {manifest.own_config} if manifest.own_config else set()
+        folders |= {manifest.own_certs} if manifest.own_certs else set()
+    credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
+    return {
+        request.manifest,
+        *map(host_path_checks.resolve_path, {*configs, *credentials, *request.deployments}),
+    }
+
+
+def config_hash(contents: Sequence[bytes]) -> str:
+    """One digest of all files that kube-scheduler reads only at its start."""
+    return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
+
+
+def _read_required_host_files(request: HostRequest) -> HostFiles:
+    """Read all required files. `BadInput` with a line for each problem."""
+    problems: list[str] = []
+    pod = host_path_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
+    template = (
+        host_path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
+    )
+    path = scheduler_config_path(request)
+    problems += host_path_checks.configuration_path_problems(
+        path, [request.manifest, *_client_certificate_paths(request)], writes=request.writes
+    )
+    credentials = None
+    if _needs_client_certificate(request, template):
+        key, cert = (
+            host_path_checks.read_file_or_append_problem(request.key, problems),
+            host_path_checks.read_file_or_append_problem(request.cert, problems),
+        )
+        ca = host_path_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
+        problems += host_path_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
+        credentials = client_certificate_checks.ClientCredentials(
+            cert or b"", key or b"", ca if request.ca else None
+        )
+    folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
+    problems += host_path_checks.static_pod_folder_problems(folders, request.pod_folders)
+    if request.backup_dir and request.writes:
+        problems += host_path_checks.backup_folder_problems(request.backup_dir)
+    if problems or pod is None:
+        raise BadInput(
+            "file check error: " + "\n".join([*dict.fromkeys(problems), *_missing_manifest_hint(request)])
+        )
+    return HostFiles(
+        scheduler_static_pod.parse_manifest(pod, request.manifest, request.container), template, credentials
+    )
+
+
+def _missing_manifest_hint(request: HostRequest) -> list[str]:
+    """A hint at other modes, if the manifest does not exist."""
+    if os.path.lexists(request.manifest):
+        return []
+    text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
+    modes = "--mode native from Kubernetes 1.36, --mode second-scheduler before, or --mode with their distribution"
+    return [text + f"Clusters without one have {modes}."]
+
+
+def _client_certificate_paths(request: HostRequest) -> list[str]:
+    return [getattr(request, field) for field in CERTIFICATE_NAMES]
+
+
+def _needs_client_certificate(request: HostRequest, template: bytes | None) -> bool:
+    if request.template:
+        return template is None or b"https://" in template
+    return any("tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"])
+
+
+def read_required_file(path: str) -> bytes:
+    problems: list[str] = []
+    content = host_path_checks.read_file_or_append_problem(path, problems)
+    if content is None:
+        raise BadInput("file check error: " + "\n".join(problems))
+    return content
+
+
+def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[str]:
+    if files.credentials is None:
+        return []
+    folders = {
+        os.path.dirname(request.key),
+        os.path.dirname(request.cert),
+        *(os.path.join(os.path.dirname(folder), "pki") for folder in request.pod_folders),
+        os.path.join(request.config_dir, "pki"),
+    }
+    others = {path: data for folder in sorted(folders) for path, data in _find_possible_ca_files(folder)}
+    now = dt.datetime.now(dt.UTC)
+    result = client_certificate_checks.check_client_certificate_files(
+        files.credentials, others, now, allow_ca_key=request.allow_ca_key
+    )
+    if result.problems:
+        raise BadInput("certificates", result.problems)
+    return list(result.warnings)
+
+
+def _find_possible_ca_files(folder: str) -> Iterable[tuple[str, bytes]]:
+    """Files below a folder that may hold the certificate of a CA. Unreadable files are skipped."""
+    left = _MAX_FILES
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            left -= 1
+            if left < 0:
+                return
+            try:
+                small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _MAX_BYTES
+                data = (read_file(path, is_trusted=False) or b"") if small else b""
+            except (OSError, BadInput):
+                continue
+            if b"CERTIFICATE-----" in data:
+                yield path, data
+
+
+def _render_configuration(
+    request: HostRequest, files: HostFiles, user_config: tuple[str, bytes] | None, context: RenderContext
+) -> RenderedConfiguration:
+    if request.template:
+        own = scheduler_configuration_file.render_template(files.template or b"", request.template, context)
+    else:
+        own = scheduler_configuration_file.render_builtin_configuration(
+            request.builtin(context.kubeconfig, context.ca), context
+        )
+    if user_config is None:
+        return own
+    path, data = user_config
+    merged = scheduler_configuration_file.add_extender_entries(data, path, own.value["extenders"], context)
+    return merged._replace(warnings=[*own.warnings, *merged.warnings])
+
+
+def _read_user_configuration(request: HostRequest, files: HostFiles) -> tuple[str, bytes] | None:
+    """Path and original content of the user's configuration to merge with; None without one. `BadInput` if the request
+    does not say how to handle it.
+    """
+    before = files.manifest.recorded_state
+    users = files.manifest.user_config or (before.config if before else None)
+    if users is None or request.existing == "replace":
+        return None
+    if request.existing != "merge":
+        if files.manifest.user_config is None:
+            expected = f"--merge to keep {users}, which is used without us, or --replace"
+        else:
+            expected = "--merge to have our entries put among its own, or --replace"
+        raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", expected)])
+    if volume := files.manifest.volume_of_other_kind(users):
+        problem = Problem("--config", f"{users} is in the volume {volume}", "a file of this host")
+        remedy = (
+            f"save the configuration as a file of this host, and mount it at {users} with a hostPath volume"
+        )
+        raise BadInput("manifest", [problem], remedy=remedy)
+    path = files.manifest.host_path(users)
+    if before and before.backup and path == scheduler_config_path(request):
+        return path, backups.read_original_content(before.backup, path)
+    return path, read_required_file(path)
+
+
+def _check_files_named_in_config(
+    request: HostRequest, files: HostFiles, rendered: RenderedConfiguration
+) -> None:
+    """`BadInput` if the configuration names missing files, because kube-scheduler would not start."""
+    ours = (
+        {f"{scheduler_static_pod.CERTS_MOUNT}/{name}" for name in CERTIFICATE_NAMES.values()}
+        if files.credentials
+        else set()
+    )
+    if not request.ca:
+        ours.discard(f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}")
+    problems = []
+    for field, path in scheduler_configuration_file.list_files_in_configuration(rendered.value):
+        inside, name = os.path.split(path)
+        host = (
+            os.path.join(request.cert_dir, name)
+            if inside == scheduler_static_pod.CERTS_MOUNT
+            else files.manifest.host_path(path)
+        )
+        if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
+            problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
+    if problems:
+        raise BadInput(request.template or scheduler_configuration_file.BUILTIN_NAME, problems)
+
+
+def _plan_certificate_copies(
+    request: HostRequest, credentials: client_certificate_checks.ClientCredentials | None
+) -> list[FileChange]:
+    """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
+    changes = []
+    for field, name in CERTIFICATE_NAMES.items():
+        data = getattr(credentials, field, None)
+        if data is not None:
+            path = host_path_checks.resolve_path(os.path.join(request.cert_dir, name))
+            there = plan_file_change(path, data, 0)
+            old_mode = there.mode if there.before is not None else None
+            changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
+    return changes
+
+
+def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:
+    """Changes of the manifests of the older extenders: before 1.24 the role of the nodes is `master`."""
+    if version.minor >= _FIRST_WITHOUT_MASTER:
+        return []
+    names = (b"node-role.kubernetes.io/control-plane", b"node-role.kubernetes.io/master")
+    changes = []
+    for path in request.deployments:
+        if not os.path.isfile(path):
+            actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
+            raise BadInput(actual)
+        changes.append(
+            plan_file_change(
+                host_path_checks.resolve_path(path), read_required_file(path).replace(*names), 0o644
+            )
+        )
+    return changes
+
+
+def _flag_notes(container: Mapping[str, Any]) -> Iterable[str]:
+    flag = ignored_scheduler_flags.flag_without_field(container)
+    if flag is not None:
+        yield f"{flag} has no field in the configuration; kube-scheduler reads this flag beside --config"
+
+
+def _unused_path_notes(manifest: Manifest, desired_state: DesiredState) -> list[str]:
+    pairs = ((manifest.own_config, desired_state.config), (manifest.own_certs, desired_state.certs))
+    return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

@@ -1,0 +1,373 @@
+"""Renders kube-scheduler's configuration from a template, an existing file, or a built-in value."""
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from nodewise.base.errors import BadInput, Problem, did_you_mean, shown
+from nodewise.install import ignored_scheduler_flags, yaml_editor
+from nodewise.install.ignored_scheduler_flags import IgnoredFlag
+from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.install.yaml_editor import Document
+
+BUILTIN_NAME: Final = "the built-in template"
+_GROUP: Final = "kubescheduler.config.k8s.io/"
+_CONFIGURATION_KIND: Final = "KubeSchedulerConfiguration"
+_VERSION_PLACEHOLDER: Final = "XVERSIONX"
+"""In place of the version in templates of the older configurator; never part of a message."""
+_WRAPPERS: Final = {"ConfigMap": "data", "Secret": "data"}
+"""Kinds of objects that contain configurations, with the field that contains them."""
+_HTTP_TIMEOUT: Final = "5s"
+"""The default of kube-scheduler, written explicitly: an extender that hangs delays every pod by this time."""
+_CONFIGURATION_FIELDS: Final = frozenset(
+    [
+        "apiVersion",
+        "kind",
+        "clientConnection",
+        "leaderElection",
+        "profiles",
+        "extenders",
+        "parallelism",
+        "percentageOfNodesToScore",
+        "podInitialBackoffSeconds",
+        "podMaxBackoffSeconds",
+        "enableProfiling",
+        "enableContentionProfiling",
+        "delayCacheUntilActive",
+        "healthzBindAddress",
+        "metricsBindAddress",
+    ]
+)
+_BOOLEAN_FIELDS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
+_VERB_FIELDS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
+_ENTRY_FIELDS: Final = {
+    "urlPrefix",
+    "weight",
+    "httpTimeout",
+    "managedResources",
+    "tlsConfig",
+    *_BOOLEAN_FIELDS,
+    *_VERB_FIELDS,
+}
+_TLS_FIELDS: Final = frozenset(
+    ["insecure", "serverName", "certFile", "keyFile", "caFile", "certData", "keyData", "caData"]
+)
+_DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
+
+
+class RenderContext(NamedTuple):
+    """Properties of the host that a configuration depends on."""
+
+    version: SchedulerVersion
+    kubeconfig: str
+    """For kube-scheduler's own connection: its flag has no effect together with a configuration file."""
+    ca: str
+    """Path of the CA as kube-scheduler sees it; empty: none."""
+    insecure: bool
+    """Whether to run without a CA."""
+    ignored_flags: Sequence[IgnoredFlag] = ()
+    """The flags of kube-scheduler that lose their effect beside a configuration file."""
+
+
+class RenderedConfiguration(NamedTuple):
+    data: bytes
+    value: dict[str, Any]
+    warnings: Sequence[str]
+    carried: Sequence[str] = ()
+    """The fields that replace flags, one line each."""
+
+
+def render_template(data: bytes, name: str, context: RenderContext) -> RenderedConfiguration:
+    """A template with the API version for this kube-scheduler, with defaults for missing fields, with the values of
+    ignored flags, and with LF line ends. `BadInput` if it is invalid.
+    """
+    document = _parse_configuration(data.replace(b"\r\n", b"\n"), name, context)
+    configuration = copy.deepcopy(document.value)
+    written = str(configuration.get("apiVersion"))
+    warnings = []
+    if _VERSION_PLACEHOLDER not in written and written != context.version.api_version:
+        warnings.append(f"{name} says {written}; written as {context.version.api_version}")
+    configuration["apiVersion"] = context.version.api_version
+    carried, conflicts = _carry_flags(configuration, name, context)
+    if context.kubeconfig:
+        connection = configuration.setdefault("clientConnection", {})
+        if isinstance(connection, dict):
+            connection.setdefault("kubeconfig", context.kubeconfig)
+    for entry in configuration["extenders"]:
+        _set_entry_defaults(entry, context)
+    rendered = _rewrite_document(document, configuration, [*warnings, *conflicts], context)
+    return rendered._replace(carried=carried)
+
+
+def add_extender_entries(
+    data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], context: RenderContext
+) -> RenderedConfiguration:
+    """An existing configuration with our entries added; an entry with the same URL is replaced.
+
+    Flags that kube-scheduler ignores beside a configuration had no effect before either, so they are not carried into
+    it. A warning names those that differ from it.
+    """
+    document = _parse_configuration(data, name, context, extenders_needed=False)
+    configuration = copy.deepcopy(document.value)
+    if _VERSION_PLACEHOLDER in str(configuration.get("apiVersion")):
+        expected = f"{context.version.api_version}, for example; a template is for -f"
+        raise BadInput(name, [Problem("apiVersion", "the placeholder of a template", expected)])
+    if not context.version.loads(str(configuration.get("apiVersion"))):
+        expected = f"one that kube-scheduler {context.version} loads, such as {context.version.api_version}"
+        raise BadInput(name, [Problem("apiVersion", repr(configuration.get("apiVersion")), expected)])
+    left = {entry["urlPrefix"]: dict(entry) for entry in extenders}
+    theirs = configuration.get("extenders") or []
+    configuration["extenders"] = [left.pop(entry["urlPrefix"], entry) for entry in theirs] + list(
+        left.values()
+    )
+    warnings = [
+        f"{flag.text} has no effect beside --config, before and after this run: set {flag.field} in {name}"
+        for flag in context.ignored_flags
+        if flag.path and ignored_scheduler_flags.get_field(configuration, flag.path) != flag.value
+    ]
+    if context.kubeconfig and not (configuration.get("clientConnection") or {}).get("kubeconfig"):
+        warnings.append(
+            f"--kubeconfig={context.kubeconfig} has no effect beside --config, before and after this run: set "
+            f"clientConnection.kubeconfig in {name}"
+        )
+    return _rewrite_document(document, configuration, warnings, context)
+
+
+def render_builtin_configuration(value: Mapping[str, Any], context: RenderContext) -> RenderedConfiguration:
+    """The configuration of a built-in value, with the values of ignored flags."""
+    configuration = {**copy.deepcopy(dict(value)), "apiVersion": context.version.api_version}
+    carried, conflicts = _carry_flags(configuration, BUILTIN_NAME, context)
+    for entry in configuration["extenders"]:
+        _set_entry_defaults(entry, context)
+    _check_configuration(configuration, BUILTIN_NAME, context, extenders_needed=True)
+    data = yaml_editor.dump_yaml(configuration).encode()
+    return RenderedConfiguration(data, configuration, conflicts, carried)
+
+
+def list_files_in_configuration(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """The fields of a configuration that name files, with the paths."""
+    kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
+    if kubeconfig:
+        yield "clientConnection.kubeconfig", kubeconfig
+    for at, entry in enumerate(value.get("extenders") or []):
+        for field in ("caFile", "certFile", "keyFile"):
+            path = (entry.get("tlsConfig") or {}).get(field)
+            if path:
+                yield f"extenders[{at}].tlsConfig.{field}", path
+
+
+def has_inline_private_key(value: Mapping[str, Any]) -> bool:
+    return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
+
+
+def _carry_flags(
+    configuration: dict[str, Any], name: str, context: RenderContext
+) -> tuple[list[str], list[str]]:
+    """Set the fields of ignored flags that the configuration does not set itself. Returns the lines about the fields
+    that were set, and the warnings about the other flags.
+    """
+    carried, warnings = [], []
+    for flag in context.ignored_flags:
+        current = ignored_scheduler_flags.get_field(configuration, flag.path) if flag.path else None
+        if not flag.path:
+            warnings.append(
+                f"{flag.text} has no effect beside --config, and no field of its own: set it in the profiles of a "
+                "template (-f)"
+            )
+        elif current is None:
+            ignored_scheduler_flags.set_field(configuration, flag.path, flag.value)
+            carried.append(f"configuration: + {flag.field}: {json.dumps(flag.value)} (from {flag.text})")
+        elif current != flag.value:
+            warnings.append(
+                f"{flag.text} has no effect beside --config: {name} sets {flag.field} to {current!r}"
+            )
+    return carried, warnings
+
+
+def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
+    """Set the timeout and the CA of an entry if they are missing: without them an extender can hang, or anyone can
+    respond.
+    """
+    entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
+    if not entry.get("enableHTTPS"):
+        return
+    tls = entry.setdefault("tlsConfig", {})
+    if context.insecure:
+        if not (tls.get("caFile") or tls.get("caData")):
+            tls["insecure"] = True
+    elif context.ca and not tls.get("insecure") and not tls.get("caFile") and not tls.get("caData"):
+        tls["caFile"] = context.ca
+
+
+def _rewrite_document(
+    document: Document, value: dict[str, Any], warnings: Sequence[str], context: RenderContext
+) -> RenderedConfiguration:
+    _check_configuration(value, document.name, context, extenders_needed=True)
+    return RenderedConfiguration(
+        yaml_editor.rewrite_document(document, value), value, [*warnings, *_entry_warnings(value)]
+    )
+
+
+def _entry_warnings(value: Mapping[str, Any]) -> Iterable[str]:
+    for at, entry in enumerate(value["extenders"]):
+        where = f"extenders[{at}]"
+        if entry.get("filterVerb") and entry.get("ignorable"):
+            yield f"{where}.ignorable is true: while it does not answer, pods are placed without it"
+        if entry.get("filterVerb") and not entry.get("preemptVerb"):
+            yield f"{where} has no preemptVerb: pods may be evicted from nodes that it then rejects"
+        if entry.get("enableHTTPS") and not entry.get("nodeCacheCapable"):
+            yield f"{where}.nodeCacheCapable is not true: whole nodes are sent with each call"
+        tls = entry.get("tlsConfig") or {}
+        if entry.get("enableHTTPS") and tls.get("insecure"):
+            yield f"{where}.tlsConfig.insecure is true: kube-scheduler does not verify the server"
+
+
+def _parse_configuration(
+    data: bytes, name: str, context: RenderContext, *, extenders_needed: bool = True
+) -> Document:
+    document = yaml_editor.parse_document(data, name)
+    if not isinstance(document.value, dict):
+        raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
+    _check_configuration(document.value, name, context, extenders_needed=extenders_needed)
+    return document
+
+
+def _check_configuration(
+    value: Mapping[str, Any], name: str, context: RenderContext, *, extenders_needed: bool
+) -> None:
+    problems = [*_wrapper_problems(value, context.version)] or [
+        *_header_problems(value, context.version),
+        *_extenders_problems(value.get("extenders"), needed=extenders_needed),
+    ]
+    if problems:
+        raise BadInput(name, problems)
+
+
+def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
+    """The problem of an object that is no configuration but can contain one. Its fields are no further problems."""
+    kind = value.get("kind")
+    if kind in _WRAPPERS:
+        data = value.get(_WRAPPERS[kind])
+        keys = (
+            [str(key) for key, text in data.items() if _CONFIGURATION_KIND in str(text)]
+            if isinstance(data, dict)
+            else []
+        )
+        place = f"{_WRAPPERS[kind]}[{shown(keys[0])}]" if len(keys) == 1 else f"its {_WRAPPERS[kind]}"
+        expected = (
+            f"a file with that text alone: kind {_CONFIGURATION_KIND}, apiVersion {version.api_version}"
+        )
+        yield Problem("kind", f"{kind}; the configuration is in {place}", expected)
+
+
+def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
+    if value.get("kind") != _CONFIGURATION_KIND:
+        yield Problem("kind", repr(value.get("kind")), _CONFIGURATION_KIND)
+    if not str(value.get("apiVersion")).startswith(_GROUP):
+        yield Problem("apiVersion", repr(value.get("apiVersion")), version.api_version)
+    # fields of another version are no misspellings
+    is_loaded = value.get("kind") == _CONFIGURATION_KIND and version.loads(str(value.get("apiVersion")))
+    for field in value if is_loaded else ():
+        if field not in _CONFIGURATION_FIELDS:
+            hint = did_you_mean(str(field), sorted(_CONFIGURATION_FIELDS))
+            yield Problem(str(field), "unknown", f"a field of {_CONFIGURATION_KIND}{hint}")
+    connection = value.get("clientConnection")
+    if connection is not None and not isinstance(connection, dict):
+        yield Problem("clientConnection", "no map", "a map")
+
+
+def _extenders_problems(entries: Any, *, needed: bool) -> Iterable[Problem]:
+    if entries is None and not needed:
+        return
+    if not isinstance(entries, list) or (needed and not entries):
+        yield Problem("extenders", "none" if not entries else "no list", "at least one")
+    elif not all(isinstance(entry, dict) for entry in entries):
+        yield Problem("extenders", "an entry that is no map", "maps")
+    else:
+        yield from _entries_problems(entries)
+
+
+def _entries_problems(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
+    for at, entry in enumerate(entries):
+        for problem in _entry_problems(entry):
+            yield problem._replace(field=f"extenders[{at}].{problem.field}")
+    if sum(bool(entry.get("bindVerb")) for entry in entries) > 1:
+        yield Problem("extenders", "several with bindVerb", "one that binds")
+
+
+def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
+    for field, value in entry.items():
+        if field not in _ENTRY_FIELDS:
+            hint = did_you_mean(str(field), sorted(_ENTRY_FIELDS))
+            yield Problem(str(field), "unknown", f"a field of an extender{hint}")
+        elif field in _BOOLEAN_FIELDS and not isinstance(value, bool):
+            yield Problem(field, repr(value), "true or false")
+        elif field in _VERB_FIELDS and not isinstance(value, str):
+            yield Problem(field, repr(value), "a path")
+    if not _is_url(entry.get("urlPrefix")):
+        yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
+    if entry.get("prioritizeVerb") and not _is_weight(entry.get("weight")):
+        yield Problem("weight", repr(entry.get("weight")), "a whole number from 1 on, beside prioritizeVerb")
+    timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
+    if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
+        yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
+    yield from _resource_problems(entry.get("managedResources"))
+    yield from _tls_problems(entry.get("tlsConfig"))
+
+
+def _is_weight(weight: Any) -> bool:
+    return isinstance(weight, int) and not isinstance(weight, bool) and weight >= 1
+
+
+def _resource_problems(resources: Any) -> Iterable[Problem]:
+    if resources is None:
+        return
+    if not isinstance(resources, list) or not all(isinstance(resource, dict) for resource in resources):
+        yield Problem("managedResources", "no list of maps", "name and ignoredByScheduler")
+        return
+    for resource in resources:
+        named = isinstance(resource.get("name"), str) and "/" in resource["name"]
+        if (
+            not named
+            or not isinstance(resource.get("ignoredByScheduler", False), bool)
+            or set(resource) - _RESOURCE_FIELDS
+        ):
+            yield Problem("managedResources", repr(resource), "name and ignoredByScheduler")
+
+
+_RESOURCE_FIELDS: Final = {"name", "ignoredByScheduler"}
+
+
+def _tls_problems(tls: Any) -> Iterable[Problem]:
+    if tls is None:
+        return
+    if not isinstance(tls, dict):
+        yield Problem("tlsConfig", "no map", "a map")
+        return
+    for field in tls:
+        if field not in _TLS_FIELDS:
+            hint = did_you_mean(str(field), sorted(_TLS_FIELDS))
+            yield Problem(f"tlsConfig.{field}", "unknown", f"a field of tlsConfig{hint}")
+    if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
+        yield Problem(
+            "tlsConfig.insecure", "true beside a CA", "one of them: kube-scheduler does not start so"
+        )
+    for file, data in (("certFile", "keyFile"), ("certData", "keyData")):
+        if bool(tls.get(file)) != bool(tls.get(data)):
+            yield Problem(f"tlsConfig.{file}", f"{file} and {data} are not both given", "both, or none")
+
+
+def _is_url(text: Any) -> bool:
+    try:
+        parts = urlsplit(text) if isinstance(text, str) else None
+        return (
+            parts is not None
+            and parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+        )
+    except ValueError:
+        return False

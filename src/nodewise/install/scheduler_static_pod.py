@@ -1,0 +1,377 @@
+"""The static pod of kube-scheduler: reads its manifest, and adds or removes the configuration for nodewise.
+
+Volumes have the names that the older configurator used, so a pod that it edited is taken over.
+"""
+
+import copy
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.base.errors import BadInput, Problem, shown
+from nodewise.install import scheduler_config_flag, scheduler_versions, yaml_editor
+from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.install.yaml_editor import Document
+
+CONFIG_VOLUME: Final = "schedulerconfig"
+CERTS_VOLUME: Final = "certdir"
+OWN_VOLUMES: Final = frozenset({CONFIG_VOLUME, CERTS_VOLUME})
+CERTS_MOUNT: Final = "/host/certs"
+HASH_ANNOTATION: Final = "nodewise.io/config-hash"
+PRIOR_STATE_ANNOTATION: Final = "nodewise.io/before-configure"
+"""Annotation with the state that is required to undo all changes."""
+DNS_POLICY: Final = "ClusterFirstWithHostNet"
+"""A pod in the host network needs this policy to resolve Services by name."""
+_OTHER_MODES: Final = (
+    "without a static pod on this host, use --mode native from Kubernetes 1.36, or --mode second-scheduler"
+)
+_NEXT_STEPS: Final = {
+    "Deployment": _OTHER_MODES,
+    "StatefulSet": _OTHER_MODES,
+    "DaemonSet": _OTHER_MODES,
+    "ReplicaSet": _OTHER_MODES,
+    "KubeSchedulerConfiguration": "name the manifest with -m; the configuration that its --config names is found",
+    "ConfigMap": "name the manifest with -m; the configuration that its --config names is found",
+    "List": "name a file that has only the pod of kube-scheduler",
+    "PodList": "name a file that has only the pod of kube-scheduler",
+}
+"""What to do with objects of other kinds."""
+
+
+class PriorState(NamedTuple):
+    """The state of the pod before the first run."""
+
+    dns_policy: str | None = None
+    config: str | None = None
+    """A configuration of the user."""
+    backup: str | None = None
+    """The backup of that configuration, if ours has the same path."""
+
+
+class Manifest(NamedTuple):
+    document: Document
+    container_index: int
+    """Index of kube-scheduler's container."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.document.value["spec"]
+        return spec
+
+    @property
+    def container(self) -> dict[str, Any]:
+        container: dict[str, Any] = self.spec["containers"][self.container_index]
+        return container
+
+    @property
+    def config(self) -> str | None:
+        """The configuration that kube-scheduler reads, as the container names it."""
+        return scheduler_config_flag.flag_value(self.container, "config")
+
+    @property
+    def kubeconfig(self) -> str:
+        return scheduler_config_flag.flag_value(self.container, "kubeconfig") or ""
+
+    @property
+    def own_config(self) -> str | None:
+        """The configuration that an earlier run, or the older configurator, added."""
+        return _host_paths(self.spec.get("volumes")).get(CONFIG_VOLUME)
+
+    @property
+    def own_certs(self) -> str | None:
+        return _host_paths(self.spec.get("volumes")).get(CERTS_VOLUME)
+
+    @property
+    def user_config(self) -> str | None:
+        """The configuration that someone else added."""
+        return self.config if self.config and self.config != self.own_config else None
+
+    @property
+    def config_hash(self) -> str | None:
+        return self._annotations.get(HASH_ANNOTATION)
+
+    @property
+    def recorded_state(self) -> PriorState | None:
+        """The state that an earlier run recorded in the annotation; None without the annotation."""
+        text = self._annotations.get(PRIOR_STATE_ANNOTATION)
+        if text is None:
+            return None
+        try:
+            state = json.loads(text)
+            return PriorState(state.get("dnsPolicy"), state.get("config"), state.get("backup"))
+        except (ValueError, AttributeError) as error:
+            expected = "as `nodewise configure` wrote it"
+            raise BadInput(
+                self.document.name,
+                [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], expected)],
+            ) from error
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return (self.document.value.get("metadata") or {}).get("annotations") or {}
+
+    def host_path(self, path: str) -> str:
+        """The path on the host of a path in the container."""
+        mount, volume = self._mount_and_volume(path)
+        host = _host_paths([volume]).get(mount.get("name"))
+        if host is None or mount.get("subPath"):
+            return path
+        return posixpath.normpath(host + path[len(str(mount["mountPath"]).rstrip("/")) :])
+
+    def volume_of_other_kind(self, path: str) -> str:
+        """The kind and name of the volume that holds a path of the container; empty for a `hostPath` or no volume."""
+        _, volume = self._mount_and_volume(path)
+        kind = next((field for field in volume if field != "name"), "hostPath")
+        return "" if kind == "hostPath" else f"{kind} {shown(volume['name'])}"
+
+    def _mount_and_volume(self, path: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The innermost mount that holds a path of the container, and its volume; both empty without one."""
+        volumes = {volume["name"]: volume for volume in self.spec.get("volumes") or []}
+        mounts = self.container.get("volumeMounts") or []
+        for mount in sorted(mounts, key=lambda mount: -len(str(mount.get("mountPath", "")))):
+            inside = str(mount.get("mountPath", "")).rstrip("/")
+            if mount["name"] in volumes and (path == inside or path.startswith(f"{inside}/")):
+                return mount, volumes[mount["name"]]
+        return {}, {}
+
+
+class DesiredState(NamedTuple):
+    """The configuration to add to the pod."""
+
+    config: str
+    certs: str
+    """The certificate folder of the host; empty if no certificates are needed."""
+    config_hash: str
+    before: PriorState
+
+
+def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
+    """Parse a manifest. `BadInput` if it is not a pod of kube-scheduler."""
+    if not data.strip():
+        raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
+    document = yaml_editor.parse_document(data, name)
+    root = document.value
+    if not isinstance(root, dict):
+        raise BadInput(f'unmarshaling of "{name}" failed', [Problem("root", "no map", "a Pod")])
+    kind = root.get("kind", "Pod")
+    if kind != "Pod":
+        problem = Problem("kind", shown(kind), "Pod, the static pod of kube-scheduler")
+        raise BadInput(f"not supported error: {name}", [problem], remedy=_NEXT_STEPS.get(str(kind), ""))
+    spec = root.get("spec")
+    if not isinstance(spec, dict):
+        raise BadInput(f"not found error: spec not found in {name}")
+    if not all(isinstance(key, str) for key in [*root, *spec]):
+        raise BadInput(f"{name}", [Problem("spec", "a key that is no text", "names of fields")])
+    _check_metadata(root, name)
+    manifest = Manifest(document, _find_container(spec.get("containers"), container))
+    for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
+        _check_list_of_mappings(where, field)
+    scheduler_config_flag.find_flags_field(manifest.container)
+    return manifest
+
+
+def scheduler_version(manifest: Manifest) -> SchedulerVersion:
+    image = manifest.container.get("image")
+    if not isinstance(image, str):
+        raise BadInput("not found error: imageName not found")
+    return scheduler_versions.parse_image_version(image)
+
+
+def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[str, Any]:
+    """The pod with our configuration. `BadInput` if the mount of someone else is in its place."""
+    root: dict[str, Any] = copy.deepcopy(manifest.document.value)
+    container = root["spec"]["containers"][manifest.container_index]
+    container.update(scheduler_config_flag.set_config_flag(container, desired_state.config))
+    mounts = {CONFIG_VOLUME: {"mountPath": desired_state.config, "name": CONFIG_VOLUME, "readOnly": True}}
+    volumes = {
+        CONFIG_VOLUME: {"hostPath": {"path": desired_state.config, "type": "File"}, "name": CONFIG_VOLUME}
+    }
+    if desired_state.certs:
+        mounts[CERTS_VOLUME] = {"mountPath": CERTS_MOUNT, "name": CERTS_VOLUME, "readOnly": True}
+        volumes[CERTS_VOLUME] = {
+            "hostPath": {"path": desired_state.certs, "type": "Directory"},
+            "name": CERTS_VOLUME,
+        }
+    container["volumeMounts"] = _replace_or_append_own_entries(container.get("volumeMounts", []), mounts)
+    root["spec"]["volumes"] = _replace_or_append_own_entries(root["spec"].get("volumes", []), volumes)
+    _check_mount_collisions(container["volumeMounts"])
+    _check_other_containers(root["spec"], manifest.container_index)
+    root["spec"]["dnsPolicy"] = DNS_POLICY
+    before = {
+        "dnsPolicy": desired_state.before.dns_policy,
+        "config": desired_state.before.config,
+        "backup": desired_state.before.backup,
+    }
+    metadata = root.setdefault("metadata", {})
+    metadata["annotations"] = (metadata.get("annotations") or {}) | {
+        PRIOR_STATE_ANNOTATION: json.dumps(
+            {name: value for name, value in before.items() if value is not None}
+        ),
+        HASH_ANNOTATION: desired_state.config_hash,
+    }
+    return root
+
+
+def remove_configuration(manifest: Manifest) -> dict[str, Any]:
+    """The pod without anything that `add_configuration` added, and with what it replaced."""
+    root: dict[str, Any] = copy.deepcopy(manifest.document.value)
+    if manifest.recorded_state is None and manifest.own_config is None:
+        return root
+    spec, container = root["spec"], root["spec"]["containers"][manifest.container_index]
+    before = manifest.recorded_state or PriorState()
+    container.update(scheduler_config_flag.set_config_flag(container, manifest.user_config or before.config))
+    for where, field in ((container, "volumeMounts"), (spec, "volumes")):
+        _set_or_remove_field(
+            where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
+        )
+    if spec.get("dnsPolicy") == DNS_POLICY:
+        _set_or_remove_field(spec, "dnsPolicy", before.dns_policy)
+    _remove_annotations(root.get("metadata") or {})
+    return root
+
+
+def _remove_annotations(metadata: dict[str, Any]) -> None:
+    annotations = metadata.get("annotations") or {}
+    if not {PRIOR_STATE_ANNOTATION, HASH_ANNOTATION}.isdisjoint(annotations):
+        others = {
+            key: value
+            for key, value in annotations.items()
+            if key not in (PRIOR_STATE_ANNOTATION, HASH_ANNOTATION)
+        }
+        _set_or_remove_field(metadata, "annotations", others)
+
+
+def state_before_first_run(manifest: Manifest) -> PriorState:
+    """The state before the first run. For a pod that the older configurator edited, only part of it is known."""
+    prior = manifest.recorded_state
+    if prior is not None:
+        return prior
+    policy = manifest.spec.get("dnsPolicy")
+    taken_over = manifest.own_config is not None and policy == DNS_POLICY
+    return PriorState(None if taken_over else policy, manifest.user_config)
+
+
+def _set_or_remove_field(where: dict[str, Any], field: str, value: Any) -> None:
+    if value:
+        where[field] = value
+    else:
+        where.pop(field, None)
+
+
+def _replace_or_append_own_entries(entries: Sequence[Any], own: Mapping[str, Any]) -> list[Any]:
+    """The entries with our own added: in place of those of an earlier run, or at the end."""
+    kept: list[Any] = []
+    left = dict(own)
+    for entry in entries:
+        name = entry["name"]
+        if name not in OWN_VOLUMES:
+            kept.append(entry)
+        elif name in left:
+            kept.append(left.pop(name))
+    return [*kept, *left.values()]
+
+
+def _check_mount_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
+    own = {mount["mountPath"]: mount["name"] for mount in mounts if mount["name"] in OWN_VOLUMES}
+    for mount in mounts:
+        path = posixpath.normpath(str(mount.get("mountPath")))
+        if mount["name"] not in OWN_VOLUMES and path in own:
+            actual = f"{path} is mounted already, by {mount['name']!r}"
+            raise BadInput("manifest", [Problem("volumeMounts", actual, f"the place free for {own[path]!r}")])
+
+
+def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> None:
+    """`BadInput` if another container mounts a volume that is replaced."""
+    others = [other for number, other in enumerate(spec["containers"]) if number != container_index]
+    for other in [*others, *(spec.get("initContainers") or [])]:
+        for mount in (other.get("volumeMounts") or []) if isinstance(other, dict) else []:
+            if isinstance(mount, dict) and mount.get("name") in OWN_VOLUMES:
+                actual = f"the container {other.get('name')!r} mounts {mount['name']!r}"
+                raise BadInput("manifest", [Problem("volumes", actual, "that name free for us")])
+
+
+def _check_metadata(root: Mapping[str, Any], name: str) -> None:
+    metadata = root.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise BadInput(name, [Problem("metadata", "no map", "a map")])
+    annotations = metadata.get("annotations")
+    if annotations is not None and not isinstance(annotations, dict):
+        raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
+
+
+def _check_list_of_mappings(where: Mapping[str, Any], field: str) -> None:
+    if field not in where:
+        return
+    kind = "volumeMount" if field == "volumeMounts" else "volume"
+    if not isinstance(where[field], list):
+        raise BadInput(f"type assertion error: {field} type wrong, should have been array in manifest file")
+    for entry in where[field]:
+        if not isinstance(entry, dict):
+            raise BadInput(
+                f"type assertion error: {kind} type error in manifest file, should have been a map"
+            )
+        if not isinstance(entry.get("name"), str):
+            raise BadInput("manifest", [Problem(field, f"a {kind} without a name", "a name for each")])
+
+
+def _find_container(containers: Any, name: str) -> int:
+    """The index of a container: the named one, else the one named kube-scheduler, else the only one, else the one that
+    runs it.
+    """
+    _check_containers(containers)
+    names = [container.get("name") for container in containers]
+    if (name or "kube-scheduler") in names:
+        return names.index(name or "kube-scheduler")
+    if name:
+        raise BadInput("not found error", [Problem("--container", repr(name), f"one of {names}")])
+    if len(containers) == 1:
+        _check_is_scheduler(containers[0])
+        return 0
+    programs = [at for at, candidate in enumerate(containers) if _program_name(candidate) == "kube-scheduler"]
+    if len(programs) != 1:
+        raise BadInput(
+            "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
+        )
+    return programs[0]
+
+
+def _check_is_scheduler(container: Mapping[str, Any]) -> None:
+    """`BadInput` if neither name, image nor command line says that the only container runs a scheduler: the API server
+    does not start with the flags of kube-scheduler.
+    """
+    words = [word for field in ("command", "args") for word in _list_or_empty(container.get(field))]
+    programs = [posixpath.basename(str(word)) for word in words if not str(word).startswith("-")]
+    image = str(container.get("image")).partition("@")[0].rpartition("/")[2]
+    if not any("scheduler" in name for name in (str(container.get("name")), image, *programs)):
+        problem = Problem("spec.containers", f"only {shown(container.get('name'))}", "kube-scheduler")
+        remedy = "name the manifest of kube-scheduler with -m, or with --container a container that runs it"
+        raise BadInput("not found error", [problem], remedy=remedy)
+
+
+def _list_or_empty(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _check_containers(containers: Any) -> None:
+    if not isinstance(containers, list) or not containers:
+        raise BadInput(
+            "not found error: imageName not found", [Problem("spec.containers", "none", "kube-scheduler")]
+        )
+    if not all(isinstance(container, dict) for container in containers):
+        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
+
+
+def _program_name(container: Mapping[str, Any]) -> str:
+    words = container.get("command")
+    return posixpath.basename(str(words[0])) if isinstance(words, list) and words else ""
+
+
+def _host_paths(volumes: Any) -> dict[Any, str]:
+    """Host paths by volume name."""
+    paths = {}
+    for volume in volumes or []:
+        source = volume.get("hostPath")
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            paths[volume["name"]] = source["path"]
+    return paths

@@ -1,0 +1,182 @@
+"""The replicas of a running nodewise: finds their pods, and requests a path of each through the API server.
+
+A request goes to a replica's admin port by port-forward, with the rights of the user, so nothing has to be forwarded by
+hand. On that port a replica answers all requests of loopback, and port-forward connects on loopback.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable
+from nodewise.kube import port_forwarding
+from nodewise.kube.api_server_interface import Api
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.port_forwarding import PodPort
+from nodewise.kube.resource_kinds import PODS, selector
+
+NAMESPACE: Final = "nodewise"
+"""The namespace of nodewise in all manifests and in the documentation."""
+EXTENDER: Final = "extender"
+CONTROLLER: Final = "controller"
+_SELECTOR: Final = selector("app.kubernetes.io/name", "nodewise")
+_COMPONENT: Final = "app.kubernetes.io/component"
+_PORT_NAME: Final = "health"
+_DEFAULT_PORT: Final = 9002
+_MAX_NAMED: Final = 5
+"""The largest number of namespaces in a message."""
+_FORBIDDEN: Final = "forbidden"
+"""In the API server's message about a missing right."""
+_REMEDY: Final = (
+    "to reach the replicas in namespace {} you need the rights to list pods, and to get and create pods/portforward, "
+    "docs/rights.md"
+)
+
+
+class Replica(NamedTuple):
+    """A pod that runs `nodewise extender` or `nodewise controller`."""
+
+    namespace: str
+    pod: str
+    component: str
+    """`EXTENDER` or `CONTROLLER`."""
+    port: int
+    """The admin port."""
+
+    def __str__(self) -> str:
+        return f"Pod/{self.namespace}/{self.pod}"
+
+
+class ReplicaAnswer(NamedTuple):
+    """The body of a replica's response, or why there is none."""
+
+    replica: Replica
+    body: bytes | None
+    error: str = ""
+
+
+class _Port(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    container_port: int = 0
+
+
+class _Container(msgspec.Struct, frozen=True):
+    ports: tuple[_Port, ...] | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    containers: tuple[_Container, ...] = ()
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    namespace: str
+    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _Pods(msgspec.Struct, frozen=True):
+    items: tuple[_Pod, ...] | None = None
+
+
+async def find_replicas(api: Api, namespace: str, timeout_s: float) -> list[Replica]:
+    """The running replicas of extender and controller, by the labels of the chart and the manifests.
+
+    `Unavailable` if there is no replica, `Refused` with the missing right.
+    """
+    replicas = await _list_replicas(api, namespace, timeout_s)
+    if not replicas:
+        actual = f"no running pod of nodewise in namespace {namespace}"
+        remedy = "name its namespace with --nodewise-namespace"
+        # Tenants can give their pods the labels of a replica, so another namespace is never chosen, only named.
+        if others := await _namespaces_with_replicas(api, timeout_s):
+            remedy = f"{remedy}; pods with its labels are in {', '.join(others)}"
+        raise Unavailable("looking for replicas", [Problem("", actual, "at least one")], remedy=remedy)
+    return replicas
+
+
+async def _list_replicas(api: Api, namespace: str, timeout_s: float) -> list[Replica]:
+    try:
+        body = await api.get(PODS.path(namespace), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
+    except Refused as error:
+        if _FORBIDDEN not in str(error):
+            raise
+        raise _with_missing_rights(error, namespace) from error
+    return parse_replicas(body)
+
+
+async def _namespaces_with_replicas(api: Api, timeout_s: float) -> list[str]:
+    """The first ones by name; none without the right to list pods of all namespaces."""
+    try:
+        body = await api.get(PODS.path(), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
+    except Refused:
+        return []
+    return sorted({replica.namespace for replica in parse_replicas(body)})[:_MAX_NAMED]
+
+
+def parse_replicas(body: bytes) -> list[Replica]:
+    """The running replicas in a list of Pods. `BadInput` if it is none."""
+    try:
+        pods = msgspec.json.decode(body, type=_Pods).items or ()
+    except UNREADABLE as error:
+        raise BadInput("the pods of nodewise", [Problem("", str(error), "a list of Pods")]) from error
+    running = (
+        pod for pod in pods if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
+    )
+    replicas = (
+        Replica(
+            pod.metadata.namespace,
+            pod.metadata.name,
+            (pod.metadata.labels or {}).get(_COMPONENT, ""),
+            _admin_port(pod.spec.containers),
+        )
+        for pod in running
+    )
+    return [replica for replica in replicas if replica.component in (EXTENDER, CONTROLLER)]
+
+
+def _admin_port(containers: Iterable[_Container]) -> int:
+    """The port named `health`, or the default."""
+    ports = (port for container in containers for port in container.ports or ())
+    return next((port.container_port for port in ports if port.name == _PORT_NAME), _DEFAULT_PORT)
+
+
+async def ask(
+    api: HttpApi, replicas: Sequence[Replica], path: str, query: Mapping[str, str], timeout_s: float
+) -> list[ReplicaAnswer]:
+    """The responses of replicas to GET of a path, requested concurrently, in the order of the replicas.
+
+    A failure concerns its own replica only, except that without the right to forward ports there is `Refused`.
+    """
+    return await asyncio.gather(*(_ask_one(api, replica, path, query, timeout_s) for replica in replicas))
+
+
+async def _ask_one(
+    api: HttpApi, replica: Replica, path: str, query: Mapping[str, str], timeout_s: float
+) -> ReplicaAnswer:
+    pod_port = PodPort(replica.namespace, replica.pod, replica.port)
+    try:
+        return ReplicaAnswer(replica, await port_forwarding.get(api, pod_port, path, query, timeout_s))
+    except Refused as error:
+        if _FORBIDDEN in str(error):
+            raise _with_missing_rights(error, replica.namespace) from error
+        return ReplicaAnswer(replica, None, str(error))
+    except NodewiseError as error:
+        return ReplicaAnswer(replica, None, str(error))
+
+
+def _with_missing_rights(error: Refused, namespace: str) -> Refused:
+    """The error with the missing rights. The API server names `get` in its message, and not `create`."""
+    return Refused(error.what, error.problems, remedy=_REMEDY.format(namespace))

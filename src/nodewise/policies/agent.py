@@ -1,0 +1,245 @@
+"""Answers requests of the telemetry agent by look-up in the evaluated policies that select the pod."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from nodewise.agent import (
+    Evidence,
+    FilterPlugin,
+    Names,
+    PolicyRejections,
+    Reason,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    Verdict,
+)
+from nodewise.base.errors import truncate
+from nodewise.policies import (
+    placement_policy,
+    policy_mode,
+    policy_rejection_reasons,
+    policy_selection,
+    rank_scores,
+)
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
+from nodewise.policies.rule_evaluation import CandidateValues
+from nodewise.policies.rule_state_details import rule_state_details
+from nodewise.policies.state import PolicyState, TelemetryState
+
+SCHEDULING_RESOURCE: Final = "telemetry/scheduling"
+"""The resource that pods with a policy request, so that kube-scheduler calls nodewise."""
+
+_MAX_LENGTH: Final = 63
+"""Characters of a label value, and of a namespace."""
+
+
+def find_misspelt_policy_label(keys: Iterable[str]) -> str:
+    """The first label key that is nearly POLICY_LABEL; empty if there is none, or if the label itself is there.
+
+    The rule is that of `deploy/pod-admission.yaml`: without prefix, case and the characters -, _ and ., the key differs
+    from the label in at most two neighbouring characters, or by one extra or missing character.
+    """
+    listed = list(keys)
+    if POLICY_LABEL in listed:
+        return ""
+    return next(
+        (
+            key
+            for key in sorted(listed)
+            if _is_nearly_policy_label(_without_case_and_separators(key.rpartition("/")[2]))
+        ),
+        "",
+    )
+
+
+def _without_case_and_separators(name: str) -> str:
+    return "".join(character for character in name.lower() if character not in "-_.")
+
+
+def _is_nearly_policy_label(plain: str) -> bool:
+    label = _without_case_and_separators(POLICY_LABEL)
+    return plain.startswith("telemetrypolicies") or (
+        abs(len(plain) - len(label)) <= 1
+        and any(
+            plain.startswith(label[:at]) and plain.endswith(label[at + 2 :]) for at in range(len(label) - 1)
+        )
+    )
+
+
+class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFields, TelemetryState]):
+    """The agent `telemetry`. Its verdicts do not depend on other pods, so victims make no difference."""
+
+    name = "telemetry"
+    reason_marks = placement_policy.REASON_MARKS
+
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[PolicyKey, ...] | None:
+        """The policies that decide about the pod, also a TASPolicy that does not exist; None if it has none."""
+        agent_state = self.state(snapshot)
+        if agent_state is None:
+            return policy_selection.named_by_label(pod) or None
+        states = agent_state.policies
+        selected = agent_state.selection.select(pod)
+        return (
+            tuple(
+                key
+                for key in selected
+                if key not in states or policy_mode.is_enforced_for(states[key].policy, pod)
+            )
+            or None
+        )
+
+    def equivalence_version(self, snapshot: Snapshot) -> object:
+        agent_state = self.state(snapshot)
+        return None if agent_state is None else agent_state.selection
+
+    def namespace_equivalence_version(self, snapshot: Snapshot, namespace: str) -> object:
+        agent_state = self.state(snapshot)
+        return None if agent_state is None else agent_state.selection.version(namespace)
+
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
+        """Rejects a node that any policy of the pod rejects, with the reason of the first one."""
+        agent_state = self.state(snapshot)
+        if agent_state is None:
+            if not policy_selection.may_be_selected(pod):
+                return None
+            return _reject_all_candidates(candidates, policy_rejection_reasons.PoliciesNotReady())
+        values = CandidateValues(candidates)
+        keys = agent_state.selection.select(pod)
+        verdicts = [_filter_verdict(key, agent_state.policies.get(key), pod, values) for key in keys]
+        combined = _combine_verdicts([verdict for verdict in verdicts if verdict is not None])
+        if combined is None:
+            return None
+        details = rule_state_details(_states_with_effect(agent_state, keys, pod), candidates, snapshot.at)
+        return combined if details is None else replace(combined, details=details)
+
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        """Scores by the weighted mean of the ranks of all preferences of all policies of the pod.
+
+        Nodes that policies with `enforcement: Preferred` reject come last.
+        """
+        agent_state = self.state(snapshot)
+        if agent_state is None:
+            return None
+        states = _states_with_effect(agent_state, agent_state.selection.select(pod), pod)
+        values = CandidateValues(candidates)
+        rejecting = list(_verdicts_of_preferred_policies(states, values))
+        ranks, evidence = _combined_ranks(states, values)
+        evidence += tuple(chain.from_iterable(verdict.evidence for verdict in rejecting))
+        if rejecting:
+            rejections = [verdict.codes != 0 for verdict in rejecting]
+            return Scores(rank_scores.scores_of_avoided(ranks, rejections), evidence)
+        return None if ranks is None else Scores(rank_scores.scores_from_ranks(ranks), evidence)
+
+
+def _states_with_effect(
+    agent_state: TelemetryState, keys: Iterable[PolicyKey], pod: PodFields
+) -> list[PolicyState]:
+    """The policies that have an effect on a pod, in the order of `keys`, which select it."""
+    known = (agent_state.policies[key] for key in keys if key in agent_state.policies)
+    return [state for state in known if policy_mode.is_enforced_for(state.policy, pod)]
+
+
+def _verdicts_of_preferred_policies(
+    states: Iterable[PolicyState], values: CandidateValues
+) -> Iterator[Verdict]:
+    for state in states:
+        if state.policy.only_prefers and (verdict := _policy_verdict(state, values)) is not None:
+            yield verdict
+
+
+def _combined_ranks(
+    states: Iterable[PolicyState], values: CandidateValues
+) -> tuple[rank_scores.Ranks | None, tuple[Evidence, ...]]:
+    """The ranks of the candidates by all preferences, and the evidence; no ranks without preferences."""
+    preferences = [(state.policy.key, preference) for state in states for preference in state.preferences]
+    if not preferences:
+        return None, ()
+    ranks = rank_scores.combine_ranks(
+        [preference.ranks[values.candidates.numbers] for _, preference in preferences],
+        [preference.weight for _, preference in preferences],
+    )
+    evidence = (
+        preference.evaluation.evidence(values, key, weight=float(preference.weight))
+        for key, preference in preferences
+    )
+    return ranks, tuple(evidence)
+
+
+def _filter_verdict(
+    key: PolicyKey, state: PolicyState | None, pod: PodFields, values: CandidateValues
+) -> Verdict | None:
+    """What one policy rejects; None if it filters nothing."""
+    if state is None:
+        return _reject_all_candidates(values.candidates, _missing_policy_reason(key), key)
+    if state.policy.not_enforced:
+        nothing = np.zeros(len(values.candidates), bool)
+        not_enforced = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
+        return Verdict(nothing.astype(np.int16), (), policies=(not_enforced,))
+    if not policy_mode.is_enforced_for(state.policy, pod):
+        return _observing_verdict(state, values.candidates)
+    return None if state.policy.only_prefers else _policy_verdict(state, values)
+
+
+def _observing_verdict(state: PolicyState, candidates: Names) -> Verdict | None:
+    """A verdict that rejects nothing, with what a policy without effect on the pod would reject."""
+    if state.verdict is None:
+        return None
+    nothing = np.zeros(len(candidates), bool)
+    would_reject = state.verdict.codes[candidates.numbers] != 0
+    observed = PolicyRejections(state.policy.key.text(), nothing, would_reject=would_reject)
+    return Verdict(nothing.astype(np.int16), (), policies=(observed,))
+
+
+def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | None:
+    """The verdict of `avoid` about the candidates; None without such rules."""
+    if state.verdict is None:
+        return None
+    key = state.policy.key
+    codes, reasons, joined = state.verdict
+    codes = codes[values.candidates.numbers]
+    evidence = tuple(
+        evaluation.evidence(values, key, group)
+        for evaluation, group in zip(state.filter_rules, state.policy.groups(), strict=True)
+    )
+    return Verdict(
+        codes, reasons, evidence, joined, policies=(PolicyRejections(key.text(), codes != 0, joined),)
+    )
+
+
+def _missing_policy_reason(key: PolicyKey) -> Reason:
+    """Why the pod's label names no policy."""
+    if not key.name:
+        return policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
+    return policy_rejection_reasons.PolicyMissing(
+        f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
+    )
+
+
+def _combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The union of the verdicts of several policies. A node has one reason: texts of events must be few."""
+    if len(verdicts) < 2:  # noqa: PLR2004
+        return verdicts[0] if verdicts else None
+    codes = np.zeros(len(verdicts[0].codes), np.int16)
+    reasons: list[Reason] = []
+    for verdict in verdicts:
+        is_first = (codes == 0) & (verdict.codes != 0)
+        codes[is_first] = verdict.codes[is_first] + len(reasons)
+        reasons += verdict.reasons
+    return Verdict(
+        codes,
+        tuple(reasons),
+        tuple(chain.from_iterable(verdict.evidence for verdict in verdicts)),
+        policies=tuple(chain.from_iterable(verdict.policies for verdict in verdicts)),
+    )
+
+
+def _reject_all_candidates(candidates: Names, reason: Reason, key: PolicyKey | None = None) -> Verdict:
+    codes = np.ones(len(candidates), np.int16)
+    policies = () if key is None else (PolicyRejections(key.text(), codes != 0),)
+    return Verdict(codes, (reason,), policies=policies)

@@ -1,0 +1,112 @@
+"""The controller of the telemetry agent, in the leader: the only package of the agent that calls the API server.
+
+It writes node labels, the status of policies, events and the advertised resource, and in native mode it removes the
+scheduling gates of pods. What to write is computed in the modules of the agent, without I/O.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from nodewise.agent import Snapshot
+from nodewise.agent.controller_interface import Controller, Handle
+from nodewise.base import cooperative_scheduling
+from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.observe import logs
+from nodewise.policies import node_labels, selected_pods
+from nodewise.policies.controller.guard_watch import GuardWatch
+from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
+from nodewise.policies.controller.node_label_writer import LabelWriter
+from nodewise.policies.controller.policy_status_writer import StatusWriter
+from nodewise.policies.controller.resource_advertiser import ResourceAdvertiser
+from nodewise.policies.controller.selected_pod_watch import SelectedPodWatch
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.state import TelemetryState
+
+
+class TelemetryController(Controller):
+    """Updates node labels and the status of policies from the snapshot."""
+
+    def __init__(self, options: TelemetryOptions, handle: Handle) -> None:
+        self._labels = LabelWriter(handle)
+        self._statuses = StatusWriter(handle)
+        self._pods = SelectedPodWatch(handle)
+        self._guards = GuardWatch(handle)
+        self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
+        self._native_mode = NativeMode(handle) if options.native_mode else None
+        self._native_status_reset = None if options.native_mode else NativeStatusReset(handle)
+        if options.trust_all_namespaces:
+            logs.emit("all_namespaces_trusted")
+        if options.label_policies_from:
+            instead = "kubectl label namespace NAME nodewise.io/trusted=true"
+            logs.emit("option_deprecated", option="--label-policies-from", instead=instead)
+
+    def begin(self) -> None:
+        """Start as the leader. Labels and statuses that another leader wrote are read again."""
+        self._labels.begin()
+        self._statuses.begin()
+        self._guards.begin()
+        if self._native_mode:
+            self._native_mode.begin()
+        if self._native_status_reset:
+            self._native_status_reset.begin()
+
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        return (self._pods.run, self._guards.run, *(self._native_mode.tasks() if self._native_mode else ()))
+
+    async def step(self, snapshot: Snapshot) -> None:
+        """Write labels, status and the advertised resource. A failure of one does not affect the others."""
+        agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
+        if agent_state is not None:
+            parts: list[Callable[[], Coroutine[Any, Any, None]]] = [
+                partial(self._write, snapshot, agent_state),
+                self._advertiser.step,
+            ]
+            if self._native_mode:
+                native_step = partial(self._native_mode.step, snapshot, agent_state.policies)
+                parts.append(partial(native_step, agent_state.selection))
+            if self._native_status_reset:
+                parts.append(partial(self._native_status_reset.step, agent_state.policies))
+            await run_api_calls(part() for part in parts)
+
+    async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
+        """Write labels, and then the status, which reports conflicts of labels."""
+        policies = {key: (state.policy, state.labels) for key, state in agent_state.policies.items()}
+        assignment = node_labels.combine_policy_labels(policies)
+        conflicts = dict(assignment.conflicts)
+        try:
+            await self._labels.step(snapshot, assignment.columns)
+        finally:
+            for key, state in agent_state.policies.items():
+                conflicts.setdefault(key, self._labels.conflict(state))
+            await self._write_statuses(snapshot, agent_state, conflicts)
+
+    async def _write_statuses(
+        self, snapshot: Snapshot, agent_state: TelemetryState, conflicts: Mapping[PolicyKey, str]
+    ) -> None:
+        states = agent_state.policies
+        pods = await self._pods.count(agent_state)
+        rejecting: Mapping[PolicyKey, tuple[PolicyKey, ...]] = {}
+        if pods is not None:
+            finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
+            rejecting = await cooperative_scheduling.run(finding)
+        not_enforced = self._native_mode.not_enforced if self._native_mode else {}
+        uncovered = self._native_mode.uncovered if self._native_mode else {}
+        refusals = self._native_mode.refusals if self._native_mode else {}
+        step_backs = await self._guards.step_backs(agent_state)
+        facts = {
+            key: StatusFacts(
+                label_conflict=conflicts.get(key, ""),
+                selected_pods=None if pods is None else pods.by_policy.get(key, 0),
+                canary_pods=None if pods is None else pods.in_canary.get(key, 0),
+                rejecting_policies=rejecting.get(key, ()),
+                no_node_label=not_enforced.get(state.policy.uid, ""),
+                step_back=step_backs.get(key),
+                label_refusal=refusals.get(state.policy.uid, ""),
+                uncovered_pod=uncovered.get(state.policy.uid, ""),
+            )
+            for key, state in states.items()
+        }
+        await self._statuses.step(states, facts)

@@ -1,0 +1,106 @@
+"""Guards of policies: decides when a policy steps back, and when it is enforced again. No I/O.
+
+The leader decides, and writes the decision into the status of the policy, from which every replica takes it
+(`policy_objects.step_back_in_effect`). Without that status, the policy is enforced.
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from nodewise.base import clock
+from nodewise.policies.placement_policy import Guard, PolicyKey
+from nodewise.policies.policy_objects import StepBack
+from nodewise.policies.state import PolicyState
+
+
+class GuardFacts(NamedTuple):
+    """What the guard of one policy needs in addition to its evaluation."""
+
+    generation: int
+    step_back: StepBack | None
+    """In effect by the status of the policy."""
+    waiting_pods: int | None
+    """Pods that wait because of the policy (`waiting_pods.count_by_policy`); None if they have not been counted."""
+
+
+class _Watched(NamedTuple):
+    """What is remembered about one policy."""
+
+    uid: str
+    generation: int
+    exceeded_since_s: float | None
+    """Monotonic; None while no limit is exceeded."""
+    step_back: StepBack | None
+
+
+class PolicyGuards:
+    """The guards of all policies, in the leader."""
+
+    def __init__(self) -> None:
+        self._watched: dict[PolicyKey, _Watched] = {}
+
+    def update(
+        self,
+        states: Mapping[PolicyKey, PolicyState],
+        facts: Mapping[PolicyKey, GuardFacts],
+        now_s: float,
+        now: float,
+    ) -> dict[PolicyKey, StepBack]:
+        """The step-backs of policies with a guard. `now_s` is monotonic, `now` in seconds since 1970."""
+        self._watched = {
+            key: self._watch(key, states[key], facts[key], now_s, now)
+            for key in facts
+            if key in states and states[key].policy.guard is not None
+        }
+        return {key: watched.step_back for key, watched in self._watched.items() if watched.step_back}
+
+    def _watch(
+        self, key: PolicyKey, state: PolicyState, facts: GuardFacts, now_s: float, now: float
+    ) -> _Watched:
+        guard, uid = state.policy.guard, state.policy.uid
+        assert guard is not None
+        before = self._watched.get(key)
+        if before is None or (before.uid, before.generation) != (uid, facts.generation):
+            before = _Watched(uid, facts.generation, None, facts.step_back)
+        if before.step_back is not None:
+            return before._replace(step_back=None) if _is_over(before.step_back, guard, now) else before
+        excess = "" if state.policy.is_shadow else excess_text(state, guard, facts.waiting_pods)
+        if not excess:
+            return before._replace(exceeded_since_s=None)
+        since_s = now_s if before.exceeded_since_s is None else before.exceeded_since_s
+        if now_s - since_s < guard.within_s:
+            return before._replace(exceeded_since_s=since_s)
+        message = f"{excess} for {clock.format_duration(round(now_s - since_s))}"
+        step_back = StepBack(facts.generation, clock.format_rfc3339(now), message)
+        return before._replace(exceeded_since_s=None, step_back=step_back)
+
+
+def _is_over(step_back: StepBack, guard: Guard, now: float) -> bool:
+    """Whether `resumeAfter` has passed. A time that cannot be read has not."""
+    try:
+        return (
+            guard.resume_after_s is not None
+            and now - clock.parse_rfc3339(step_back.time) >= guard.resume_after_s
+        )
+    except ValueError:
+        return False
+
+
+def excess_text(state: PolicyState, guard: Guard, waiting_pods: int | None) -> str:
+    """The limit that a policy exceeds, and the measured value; empty if it exceeds none."""
+    if state.verdict is not None and guard.max_rejected_share and not state.awaits_metrics:
+        codes = state.verdict.codes[:-1]  # without the unknown node
+        rejected, total = int(np.count_nonzero(codes)), len(codes)
+        if rejected > Fraction(guard.max_rejected_share) * total:
+            return f"it rejected {rejected} of {total} nodes, more than the share {guard.max_rejected_share}"
+    if (
+        guard.max_waiting_pods is not None
+        and waiting_pods is not None
+        and waiting_pods > guard.max_waiting_pods
+    ):
+        where = "" if state.policy.namespace else " in all namespaces but one"
+        return f"{waiting_pods} pods waited because of it{where}, more than {guard.max_waiting_pods}"
+    return ""

@@ -1,0 +1,418 @@
+"""Computes the telemetry agent's state from policies and metrics; the same code runs with and without a cluster."""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
+from nodewise.metrics import sample_distance
+from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
+from nodewise.policies import (
+    node_labels,
+    placement_policy_parser,
+    policy_rejection_reasons,
+    policy_selection,
+    rank_scores,
+    rule_evaluation,
+    taspolicy_parser,
+)
+from nodewise.policies.metric_columns import MetricColumns
+from nodewise.policies.namespace_budgets import NamespaceBudgets
+from nodewise.policies.node_labels import LabelColumn
+from nodewise.policies.options import MaxAges, TelemetryOptions
+from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceTrust
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
+from nodewise.policies.policy_selection import SelectionIndex
+from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation
+from nodewise.policies.rule_evaluation_cache import RuleEvaluationCache
+from nodewise.policies.rule_states import RuleStates, RuleVerdict
+
+POLICIES = "taspolicies"
+"""The key of the TASPolicies in `ClusterState.objects`."""
+POLICY_KINDS: Final[Mapping[str, PolicyKind]] = {
+    resource.plural: kind for kind, resource in RESOURCES.items()
+}
+"""The kinds of policies by their keys in `ClusterState.objects`."""
+
+
+class EvaluatedPreference(NamedTuple):
+    """A preference, evaluated over all nodes."""
+
+    evaluation: RuleEvaluation
+    ranks: rank_scores.Ranks
+    """Dense ranks by node number."""
+    weight: int
+
+
+class SparseSamples(NamedTuple):
+    """A metric whose samples are too far apart for the maximum age of its values."""
+
+    metric: str
+    distance_s: float
+    max_age_s: float
+
+
+class PolicyState(NamedTuple):
+    """One policy, evaluated over all nodes."""
+
+    policy: Policy
+    verdict: AvoidVerdict | None
+    """The verdict of `avoid`; None if the policy filters nothing."""
+    filter_rules: tuple[RuleEvaluation, ...]
+    """The usable comparisons of `avoid`."""
+    preferences: tuple[EvaluatedPreference, ...] = ()
+    labels: tuple[LabelColumn, ...] = ()
+    """The node labels that the policy wants."""
+    unfetched: Mapping[str, Cause] = {}
+    """Metrics of its rules that count as never fetched, by key, with the cause."""
+    suspended: tuple[Comparison, ...] = ()
+    """Its comparisons that lost the values of most nodes at once; their last verdicts remain in effect."""
+    lost: Mapping[str, Cause] = {}
+    """Metrics of `suspended` comparisons, by key, with the cause."""
+    awaits_metrics: bool = False
+    """Whether a metric of `avoid` has neither values nor a failure yet, as after a start."""
+    label_rules: tuple[RuleEvaluation, ...] = ()
+    """The usable comparisons of `node_labels`."""
+    rule_verdicts: tuple[RuleVerdict, ...] = ()
+    """The rules of `avoid`; empty if one of them cannot be evaluated."""
+    without_values: tuple[str, ...] = ()
+    """Which nodes pass rules of `avoid` because they have no value, by metric, where other nodes have one."""
+    incomplete: tuple[str, ...] = ()
+    """Metrics of its rules whose last response lacks a part of the series, as messages name them."""
+    sparse_samples: tuple[SparseSamples, ...] = ()
+    """The metrics of its rules whose values count for less than the distance of samples, or hardly longer."""
+
+
+class TelemetryState(NamedTuple):
+    """All policies, and which of them select a pod."""
+
+    policies: Mapping[PolicyKey, PolicyState]
+    selection: SelectionIndex
+
+
+class TelemetryStateBuilder(StateBuilder[TelemetryState]):
+    """Caches parsed policies and metric columns, so that only changes are computed again."""
+
+    inputs = Inputs(frozenset({*POLICY_KINDS, NAMESPACES}))
+
+    def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
+        self._max_age_s = max_age_s
+        self._trust = NamespaceTrust(options, max_age_s)
+        self._budgets = NamespaceBudgets(options)
+        self._own_namespace = options.own_namespace
+        self._parsed: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
+        """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
+        self._enforced: dict[PolicyKey, Policy] = {}
+        self._selecting: tuple[Any, ...] = ()
+        """What `_selection` was computed from."""
+        self._selection = SelectionIndex((), {})
+        self._columns = MetricColumns()
+        max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
+        self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
+        self._rule_states = RuleStates()
+
+    def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[PolicyKey, Policy]:
+        """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
+        policies_by_key: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
+        namespaces = self._trust.trusted_namespaces(objects)
+        for key, policy_object in _policy_objects(objects):
+            is_trusted = key.kind == "ClusterPlacementPolicy" or self._trust.is_trusted(
+                key.namespace, namespaces
+            )
+            known = self._parsed.get(key)
+            if known is None or known[1] != is_trusted or not _has_same_spec(known[0], policy_object):
+                policy = _parse_policy(key.kind, policy_object)
+                known = (
+                    policy_object,
+                    is_trusted,
+                    policy if is_trusted else self._trust.restrict_untrusted_policy(policy),
+                )
+            policies_by_key[key] = known
+        if policies_by_key != self._parsed:
+            self._enforced = self._budgets.enforce(
+                {key: policy for key, (_, _, policy) in policies_by_key.items()}
+            )
+        self._parsed = policies_by_key
+        return self._enforced
+
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
+        """The metrics that usable rules name."""
+        return frozenset(
+            rule.metric_request(self._max_age_s)._replace(namespaces=policy.namespaces)
+            for policy in self.policies(objects).values()
+            for rule in policy.usable_comparisons()
+        )
+
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
+        """The problems of policies, by `namespace/name` of a TASPolicy, or with the kind before it."""
+        return {
+            key.path if key.kind == "TASPolicy" else key.text(): texts
+            for key, policy in self.policies(objects).items()
+            if (
+                texts := (*map(str, policy.problems), *filter(None, [policy.not_trusted, policy.over_budget]))
+            )
+        }
+
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, TelemetryState]:
+        """Evaluate every policy over all nodes."""
+        states: dict[PolicyKey, PolicyState] = {}
+        self._rules.begin()
+        self._rule_states.begin()
+        policies_ = self.policies(cluster_state.objects)
+        metric_requests = (
+            rule.metric_request() for policy in policies_.values() for rule in policy.usable_comparisons()
+        )
+        # equal requests of several rules are laid out once
+        requests_by_key = {metric_request.key: metric_request for metric_request in metric_requests}
+        for metric_request in requests_by_key.values():
+            yield from self._columns.update(metric_request, cluster_state)
+            yield
+        for key, policy in policies_.items():
+            states[key] = yield from self._evaluate_policy(policy, cluster_state)
+            yield
+        self._rules.finish()
+        self._rule_states.finish(policies_)
+        self._columns.finish(cluster_state)
+        return TelemetryState(states, self._update_selection(cluster_state.objects))
+
+    def _update_selection(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> SelectionIndex:
+        """The selection by the policies of the last call of `policies`; the same object unless it changes."""
+        namespaces = objects.get(NAMESPACES, {})
+        selecting = tuple(
+            (
+                policy.key,
+                policy.selection,
+                policy.not_enforced,
+                policy.mode,
+                policy.canary,
+                policy.stepped_back,
+            )
+            for policy in policy_selection.selectable_policies(self._enforced.values())
+        )
+        named = frozenset(key for key in self._enforced if key.kind == "TASPolicy")
+        if self._selecting != (selecting, named, namespaces):
+            self._selecting = (selecting, named, namespaces)
+            self._selection = SelectionIndex(
+                self._enforced.values(), namespaces, self._own_namespace, self._selection
+            )
+        return self._selection
+
+    def _evaluate_policy(
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, PolicyState]:
+        filter_rules = yield from self._evaluate_rules(policy.avoided(), cluster_state)
+        preferences = yield from self._evaluate_preferences(policy, cluster_state)
+        label_rules, wanted = yield from self._evaluate_node_labels(policy, cluster_state)
+        verdict, rule_verdicts = yield from self._verdict(policy, cluster_state)
+        yield
+        suspended = tuple(
+            rule
+            for rule in dict.fromkeys(policy.usable_comparisons())
+            if rule in self._rules.evaluated and self._rules.is_suspended(rule)
+        )
+        return PolicyState(
+            policy,
+            verdict,
+            tuple(filter_rules),
+            preferences,
+            wanted,
+            self._unfetched_metrics(policy, cluster_state),
+            suspended,
+            self._causes_on_some_nodes(suspended, cluster_state),
+            self._awaits_metrics(policy.avoided(), cluster_state),
+            label_rules,
+            rule_verdicts,
+            self._nodes_without_values(policy),
+            self._incomplete_metrics(policy, cluster_state),
+            self._sparse_samples(policy),
+        )
+
+    def _evaluate_node_labels(
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, tuple[tuple[RuleEvaluation, ...], tuple[LabelColumn, ...]]]:
+        """The evaluated rules of `nodeLabels`, and the labels they set: of a policy that only observes, none."""
+        evaluations = yield from self._evaluate_rules(
+            (part for rule in policy.node_labels for part in rule.parts), cluster_state
+        )
+        if policy.only_observes:
+            return tuple(evaluations), ()
+        setting = [
+            rule
+            for rule in policy.node_labels
+            if any(rule.labels) and not any(part.unusable for part in rule.parts)
+        ]
+        # After a start, rules whose metrics arrive first would set labels that the others exclude.
+        hold = self._awaits_metrics((part for rule in setting for part in rule.parts), cluster_state)
+        columns = []
+        for column in node_labels.label_columns(policy, self._rules.evaluated):
+            yield
+            columns.append(column.held() if hold else column)
+        return tuple(evaluations), tuple(columns)
+
+    @staticmethod
+    def _awaits_metrics(rules: Iterable[Comparison], cluster_state: ClusterState) -> bool:
+        """Whether a metric of these has neither values nor a failure yet."""
+        return not all(
+            rule.unusable or cluster_state.metrics.was_fetched(rule.metric_request().key) for rule in rules
+        )
+
+    def _evaluate_preferences(
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, tuple[EvaluatedPreference, ...]]:
+        """The preferences that can be evaluated. Of a TASPolicy only the first one counts, as in the older system."""
+        preferences = []
+        for preference in policy.prefer[:1] if policy.key.kind == "TASPolicy" else policy.prefer:
+            for evaluation in (yield from self._evaluate_rules([preference.source], cluster_state)):
+                ranks = rank_scores.rank_nodes_by_value(
+                    evaluation.rule.operator, evaluation.inputs.column, evaluation.inputs.states
+                )
+                yield
+                preferences.append(EvaluatedPreference(evaluation, ranks, preference.weight))
+        return tuple(preferences)
+
+    def _verdict(
+        self, policy: Policy, cluster_state: ClusterState
+    ) -> Generator[None, None, tuple[AvoidVerdict | None, tuple[RuleVerdict, ...]]]:
+        """The verdict of `avoid`, and those of its rules. Fails closed: a rule that cannot be evaluated rejects every
+        node.
+        """
+        if not policy.avoid:
+            return None, ()
+        size = len(cluster_state.nodes) + 1
+        for rule in policy.avoided():
+            if rule.unusable:
+                reason = policy_rejection_reasons.RuleUnusable(policy.key, rule.unusable, rule.remedy)
+                return rule_evaluation.reject_all(size, reason), ()
+        unfetched = next(
+            (
+                policy_rejection_reasons.NeverFetched(policy.key, rule.metric_request().name, cause)
+                for rule in policy.avoided()
+                if (cause := self._unfetched_cause(rule, cluster_state)) is not None
+            ),
+            None,
+        )
+        verdicts = yield from self._rule_states.evaluate(
+            policy, self._rules, cluster_state, is_known=unfetched is None
+        )
+        if unfetched is not None:
+            return rule_evaluation.reject_all(size, unfetched), verdicts
+        rejections = [verdict.rejected for verdict in verdicts]
+        rejecting = [rule for rule in policy.avoided() if self._rules.evaluated[rule].lacking.any()]
+        causes = self._causes_on_some_nodes(rejecting, cluster_state)
+        combined = rule_evaluation.combine_rules(
+            policy.key, policy.avoid, rejections, self._rules.evaluated, causes
+        )
+        return combined, verdicts
+
+    def _evaluate_rules(
+        self, rules: Iterable[Comparison], cluster_state: ClusterState
+    ) -> Generator[None, None, list[RuleEvaluation]]:
+        """The evaluations of the rules that can be evaluated."""
+        evaluations: list[RuleEvaluation] = []
+        for rule in rules:
+            if rule.unusable:
+                continue
+            column = self._columns.column(rule.metric_request().key, cluster_state)
+            evaluations.append((yield from self._rules.evaluate(rule, column, cluster_state)))
+        return evaluations
+
+    def _unfetched_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, Cause]:
+        """The metrics of the policy that count as never fetched, by key, with the cause."""
+        causes = {
+            rule.metric_request().key: self._unfetched_cause(rule, cluster_state)
+            for rule in policy.usable_comparisons()
+        }
+        return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
+
+    def _unfetched_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
+        """Why the rule's metric counts as never fetched; None if it does not.
+
+        A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
+        """
+        return None if self._rules.is_suspended(rule) else self._missing_cause(rule, cluster_state)
+
+    def _missing_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
+        """Why no node has a fresh value of the rule's metric; None if a node has one."""
+        key = rule.metric_request().key
+        failure = cluster_state.metrics.causes.get(key)
+        column = self._columns.get(key)
+        if column is None:
+            return failure or NEVER_FETCHED
+        history = self._rules.history(rule)
+        if column.cause or not len(cluster_state.nodes) or history is None or history.any_fresh_value:
+            return column.cause
+        # the values are those of the last response, and became stale since
+        return failure or OUTDATED
+
+    def _nodes_without_values(self, policy: Policy) -> tuple[str, ...]:
+        """Which nodes pass rules of `avoid` because they have no value, one text for each metric."""
+        texts = {
+            column.without_values_text: None
+            for rule in policy.avoided()
+            if (evaluation := self._rules.evaluated.get(rule)) is not None
+            and not evaluation.rejects_missing
+            and not self._rules.is_suspended(rule)
+            and (column := self._columns.get(rule.metric_request().key)) is not None
+            and not column.series.incomplete
+        }
+        return tuple(filter(None, texts))
+
+    def _incomplete_metrics(self, policy: Policy, cluster_state: ClusterState) -> tuple[str, ...]:
+        """The metrics whose last response lacks a part of the series."""
+        names: dict[str, None] = {}
+        for rule in policy.usable_comparisons():
+            key = rule.metric_request().key
+            failure, column = cluster_state.metrics.causes.get(key), self._columns.get(key)
+            is_incomplete = column is not None and bool(column.series.incomplete)
+            if is_incomplete if failure is None else failure.reason == "IncompleteAnswer":
+                names[rule.metric_request().name] = None
+        return tuple(names)
+
+    def _sparse_samples(self, policy: Policy) -> tuple[SparseSamples, ...]:
+        """The metrics of evaluated rules with samples near or beyond the maximum age, each with its shortest one."""
+        by_metric: dict[str, SparseSamples] = {}
+        for rule in policy.usable_comparisons():
+            evaluation = self._rules.evaluated.get(rule)
+            distance_s = evaluation.inputs.column.sample_distance_s if evaluation is not None else None
+            if distance_s is None or not sample_distance.is_near(self._rules.max_age_s(rule), distance_s):
+                continue
+            sparse = SparseSamples(rule.metric_request().name, distance_s, self._rules.max_age_s(rule))
+            by_metric[sparse.metric] = min(by_metric.get(sparse.metric, sparse), sparse)
+        return tuple(by_metric.values())
+
+    def _causes_on_some_nodes(
+        self, rules: Iterable[Comparison], cluster_state: ClusterState
+    ) -> dict[str, Cause]:
+        """Why nodes lack values of the metrics of these rules, by key."""
+        causes = {}
+        for rule in rules:
+            key = rule.metric_request().key
+            column = self._columns.get(key)
+            cause = self._missing_cause(rule, cluster_state) or cluster_state.metrics.causes.get(key)
+            causes[key] = cause or (column.cause_on_some_nodes if column else NEVER_FETCHED)
+        return causes
+
+
+def _policy_objects(
+    objects: Mapping[str, Mapping[ObjectKey, Any]],
+) -> Iterator[tuple[PolicyKey, PolicyObject]]:
+    """The policies of all kinds."""
+    for name, kind in POLICY_KINDS.items():
+        for (namespace, policy), policy_object in objects.get(name, {}).items():
+            yield PolicyKey(kind, namespace, policy), policy_object
+
+
+def _parse_policy(kind: PolicyKind, policy_object: PolicyObject) -> Policy:
+    if kind == "TASPolicy":
+        return taspolicy_parser.parse_policy(policy_object)
+    return placement_policy_parser.parse_policy(policy_object, kind)
+
+
+def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:
+    """Whether the parsed policy is the same. A write of the status, except for a step-back, changes the object only."""
+    return before is policy_object or (
+        before.spec == policy_object.spec
+        and before.metadata == policy_object.metadata
+        and before.oversized_bytes == policy_object.oversized_bytes
+        and step_back_in_effect(before) == step_back_in_effect(policy_object)
+    )

@@ -1,0 +1,271 @@
+"""Runs the tests of a suite: advances the policies through the times of a test, and compares expectations.
+
+A test is evaluated from time 0 in steps of the suite's `evaluation_interval`, and at the times of its expectations.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nodewise.agent import NodeIndex, ObjectKey
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import format_duration, format_rfc3339
+from nodewise.engine import pod_events
+from nodewise.engine.decision import Decision
+from nodewise.kube.event_recorder import NO_NODE_PASSES
+from nodewise.policies import node_labels, policy_status, selected_pods
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policies.policy_status import Status
+from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools.policy_suites.input_series_source import InputSeriesSource
+from nodewise.policy_tools.policy_suites.suite import (
+    START,
+    Expectation,
+    ExpectedEvent,
+    PolicyTest,
+    Suite,
+    SuiteObject,
+)
+from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
+
+Labels = Mapping[str, Mapping[str, str]]
+"""Labels by node."""
+
+
+class Mismatch(NamedTuple):
+    """An expectation that is not met."""
+
+    line: int
+    """In the suite."""
+    about: str
+    """`5m, pod web/web-1, rejected`."""
+    lines: tuple[str, ...]
+    """The expected lines with `-`, and those that were found with `+`."""
+
+
+Observer = Callable[[Moment, Expectation], None]
+"""Is called at each expectation, for coverage."""
+
+
+class SuiteRunner:
+    """Runs the tests of one suite."""
+
+    def __init__(self, suite: Suite, settings: TimelineSettings) -> None:
+        self._suite = suite
+        self._settings = settings
+
+    def objects(self, changed: Mapping[PolicyKey, Any] = {}) -> Objects:
+        """The policies of the suite, some of them with another spec.
+
+        The mode Shadow has no effect on any pod, so such a policy is tested as if it were enforced.
+        """
+        written = {key: item.spec() for key, item in self._suite.policies().items()}
+        specs: dict[PolicyKey, Any] = {**written, **changed}
+        shadows = {key: spec for key, spec in specs.items() if spec.get("mode") == "Shadow"}
+        enforced = {key: {**spec, "mode": "Enforce"} for key, spec in shadows.items()}
+        return policy_timeline.objects_of_files(
+            self._suite.files({**changed, **enforced}), self._settings.options
+        )
+
+    def valid_policies(self) -> dict[PolicyKey, SuiteObject]:
+        """The policies without problems: only the rules of these can be distinguished."""
+        parsed = PolicyTimeline(self.objects(), self._settings).policies
+        return {key: item for key, item in self._suite.policies().items() if not parsed[key].problems}
+
+    def run(
+        self, test: PolicyTest, objects: Objects, observe: Observer | None = None, *, with_texts: bool = True
+    ) -> Iterator[Mismatch]:
+        """The expectations of a test that are not met, in the order of their times.
+
+        Without texts, reasons of rejections and messages of events are not compared. They contain the rule itself, so
+        with them every change of a rule would be a mismatch.
+        """
+        history = _TestHistory(test, objects, self._settings)
+        nodes, source = NodeIndex(test.nodes), InputSeriesSource(test)
+        for at_s in _evaluation_times(test, self._suite.evaluation_interval_s):
+            responses = source.respond(history.timeline.next_requests(), at_s)
+            moment = history.timeline.advance(START + at_s, responses, nodes)
+            history.record(moment)
+            expectations = [
+                expectation for expectation in test.expectations if expectation.eval_time_s == at_s
+            ]
+            for expectation in expectations:
+                if observe:
+                    observe(moment, expectation)
+                yield from _compare(expectation, _Outcome(test, moment, history), with_texts=with_texts)
+            if expectations:
+                history.events = []
+
+
+def _evaluation_times(test: PolicyTest, interval_s: float) -> list[float]:
+    """The times of evaluations since the beginning of the test, in order."""
+    expected = {expectation.eval_time_s for expectation in test.expectations}
+    last = max(expected, default=0.0)
+    # rounded, so that a step is equal to the time of an expectation that a suite writes: 3 * 1.2 is not 3.6
+    steps = (round(number * interval_s, 6) for number in range(int(last // interval_s) + 1))
+    return sorted({*steps, *expected})
+
+
+class _TestHistory:
+    """What follows from all evaluations so far: node labels, and the statuses of policies with their events."""
+
+    def __init__(self, test: PolicyTest, objects: Objects, settings: TimelineSettings) -> None:
+        self.timeline = PolicyTimeline(objects, settings)
+        self.labels: Labels = {}
+        self.events: list[ExpectedEvent] = []
+        """Of policies, since the last expectation."""
+        self._test = test
+        self._needs_labels = any(expectation.labels is not None for expectation in test.expectations)
+        self._needs_events = any(expectation.events is not None for expectation in test.expectations)
+        self._statuses: dict[PolicyKey, Status] = {}
+
+    def record(self, moment: Moment) -> None:
+        """Record the evaluation of one more time."""
+        if not self._needs_labels and not self._needs_events:
+            return
+        states = moment.state.policies
+        assignment = node_labels.combine_policy_labels(
+            {key: (state.policy, state.labels) for key, state in states.items()}
+        )
+        nodes = moment.snapshot.nodes
+        self.labels = cooperative_scheduling.run_without_pauses(
+            node_labels.desired_labels(assignment.columns, nodes, self.labels)
+        )
+        if self._needs_events:
+            self._record_statuses(moment, assignment.conflicts)
+
+    def _record_statuses(self, moment: Moment, conflicts: Mapping[PolicyKey, str]) -> None:
+        states = moment.state.policies
+        selections = [moment.state.selection.select(pod) for pod in self._test.pods.values()]
+        rejecting = cooperative_scheduling.run_without_pauses(
+            selected_pods.find_rejecting_policies(states, len(moment.snapshot.nodes), set(selections))
+        )
+        for key, state in states.items():
+            facts = StatusFacts(
+                label_conflict=conflicts.get(key, ""),
+                selected_pods=sum(key in selection for selection in selections),
+                rejecting_policies=rejecting.get(key, ()),
+            )
+            before = self._statuses.get(key) or policy_status.status_of(key.kind, PolicyObject())
+            wanted = policy_status.desired_status(state, facts, before, format_rfc3339(moment.at))
+            self.events += [
+                ExpectedEvent(f"policy {key.path}", event.reason, event.condition.message)
+                for event in policy_status.condition_events(before, wanted)
+            ]
+            self._statuses[key] = wanted
+
+
+class _Outcome:
+    """What happens at the time of an expectation."""
+
+    def __init__(self, test: PolicyTest, moment: Moment, history: _TestHistory) -> None:
+        self._test = test
+        self._moment = moment
+        self._history = history
+
+    def rejected(self, pod: ObjectKey) -> dict[str, str]:
+        return self._moment.rejection_reasons(self._test.pods[pod])
+
+    def ranks(self, pod: ObjectKey) -> dict[str, int]:
+        return self._moment.ranks(self._test.pods[pod])
+
+    def labels(self) -> Labels:
+        return self._history.labels
+
+    def suspended(self) -> frozenset[str]:
+        return frozenset(key.path for key, state in self._moment.state.policies.items() if state.suspended)
+
+    def events(self) -> list[ExpectedEvent]:
+        """The events of policies since the expectation before, and those of pods that no node takes now."""
+        decisions = ((key, self._moment.filter(pod)) for key, pod in self._test.pods.items())
+        return [
+            *self._history.events,
+            *(_no_node_event(key, decision) for key, decision in decisions if not decision.feasible().any()),
+        ]
+
+
+def _no_node_event(pod: ObjectKey, decision: Decision) -> ExpectedEvent:
+    text = pod_events.summarize_rejections(decision)
+    return ExpectedEvent(f"pod {'/'.join(pod)}", NO_NODE_PASSES, text)
+
+
+def _compare(expectation: Expectation, outcome: _Outcome, *, with_texts: bool) -> Iterator[Mismatch]:
+    at = format_duration(expectation.eval_time_s) if expectation.eval_time_s else "0s"
+    if expectation.pod is not None:
+        of_pod = f"{at}, pod {'/'.join(expectation.pod)}"
+        if expectation.rejected is not None:
+            rejected = outcome.rejected(expectation.pod)
+            lines = _rejection_differences(expectation.rejected, rejected, with_texts=with_texts)
+            yield from _mismatch(expectation, f"{of_pod}, rejected", lines)
+        if expectation.ranks is not None:
+            lines = _differences(expectation.ranks, outcome.ranks(expectation.pod))
+            yield from _mismatch(expectation, f"{of_pod}, ranks", lines)
+    if expectation.labels is not None:
+        lines = _differences(_flatten(expectation.labels), _flatten(outcome.labels()))
+        yield from _mismatch(expectation, f"{at}, labels", lines)
+    if expectation.suspended is not None:
+        suspended = dict.fromkeys(outcome.suspended(), "suspended")
+        lines = _differences(dict.fromkeys(expectation.suspended, "suspended"), suspended)
+        yield from _mismatch(expectation, f"{at}, suspended", lines)
+    if expectation.events is not None:
+        lines = _event_differences(expectation.events, outcome.events(), with_texts=with_texts)
+        yield from _mismatch(expectation, f"{at}, events", lines)
+
+
+def _mismatch(expectation: Expectation, about: str, lines: Sequence[str]) -> Iterator[Mismatch]:
+    if lines:
+        yield Mismatch(expectation.line, about, tuple(lines))
+
+
+def _flatten(labels: Labels) -> dict[str, str]:
+    """The labels as texts, by node."""
+    return {
+        node: ", ".join(f"{key}={value}" for key, value in sorted(own.items()))
+        for node, own in labels.items()
+    }
+
+
+def _differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
+    """The lines that differ, by key."""
+    lines = []
+    for key in sorted({*expected, *actual}):
+        if expected.get(key) != actual.get(key):
+            lines += [f"- {key}: {expected[key]}"] if key in expected else []
+            lines += [f"+ {key}: {actual[key]}"] if key in actual else []
+    return lines
+
+
+def _rejection_differences(
+    expected: Mapping[str, str], actual: Mapping[str, str], *, with_texts: bool
+) -> list[str]:
+    """The nodes that differ, or whose reason does not end with the expected one."""
+    equal = {
+        node
+        for node in expected.keys() & actual.keys()
+        if not with_texts or actual[node].endswith(expected[node])
+    }
+    return _differences(
+        {node: reason or "rejected" for node, reason in expected.items() if node not in equal},
+        {node: reason for node, reason in actual.items() if node not in equal},
+    )
+
+
+def _event_differences(
+    expected: Sequence[ExpectedEvent], actual: Sequence[ExpectedEvent], *, with_texts: bool
+) -> list[str]:
+    """The events that are missing or not expected."""
+    left = list(actual)
+    missing = []
+    for event in expected:
+        match = next((other for other in left if _is_same_event(event, other, with_texts=with_texts)), None)
+        if match is None:
+            missing.append(event)
+        else:
+            left.remove(match)
+    return [*(f"- {event.text()}" for event in missing), *(f"+ {event.text()}" for event in left)]
+
+
+def _is_same_event(expected: ExpectedEvent, actual: ExpectedEvent, *, with_texts: bool) -> bool:
+    is_message_same = not with_texts or expected.message in actual.message
+    return (expected.about, expected.reason) == (actual.about, actual.reason) and is_message_same

@@ -1,0 +1,336 @@
+# ruff: noqa: ARG002 - the deadlines of the interface mean nothing in memory
+"""An API server in memory: a `nodewise.kube.api_server_interface.Api` with paged lists, watches, bookmarks,
+410 and conflicts.
+
+It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds;
+`server_side_apply` is its subset of server-side apply.
+"""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from nodewise.base import clock
+from nodewise.base.errors import NodewiseError
+from nodewise.kube import error_responses
+from nodewise.kube.api_server_interface import (
+    DEADLINE_S,
+    NONE,
+    WATCH_DEADLINE_S,
+    BeforeBody,
+    Params,
+    Patch,
+)
+from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
+from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
+from nodewise.scheduling_model import change_history, server_side_apply
+from nodewise.scheduling_model.change_history import ChangeHistory
+from nodewise.scheduling_model.served_kinds import RequestPath, ServedKinds
+
+Object = dict[str, Any]
+
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
+
+
+class FakeApi:
+    """`put` and `remove` act like another client; `cut`, `compact`, `bookmark` and `fail` inject faults and events."""
+
+    def __init__(self, *resources: Resource) -> None:
+        self._kinds = ServedKinds(NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
+        self._objects: dict[tuple[Resource, str, str], Object] = {}
+        self._history = ChangeHistory()
+        self._pages: dict[tuple[int, RequestPath, tuple[str, str]], list[Object]] = {}
+        """By version, collection and selectors."""
+        self._ids = itertools.count(1)
+        self._faults: deque[NodewiseError] = deque()
+        self.calls: list[tuple[str, str]] = []
+        """Verb and path of every call, in order."""
+        self.raw: dict[str, bytes] = {}
+        """Responses of `get` for paths of aggregated APIs, such as metrics."""
+
+    # for tests
+
+    def put(self, resource: Resource, item: Mapping[str, Any]) -> Object:
+        """Create or replace an object."""
+        meta = item["metadata"]
+        key = (resource, meta.get("namespace", "") if resource.namespaced else "", meta["name"])
+        return self._store_object(key, json.loads(json.dumps(item)))
+
+    def remove(self, resource: Resource, name: str, namespace: str = "") -> None:
+        self._delete_object((resource, namespace, name))
+
+    def objects(self, resource: Resource) -> dict[tuple[str, str], Object]:
+        """All objects of a kind, by namespace and name."""
+        return {(key[1], key[2]): item for key, item in self._objects.items() if key[0] == resource}
+
+    def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
+        """All changes of objects of a kind, oldest first: before and after."""
+        return self._history.changes(resource)
+
+    def serve(self, resource: Resource) -> None:
+        """Serve a kind, as after the creation of its CustomResourceDefinition."""
+        self._kinds.add(resource)
+
+    def stop_serving(self, resource: Resource) -> None:
+        """Delete the objects of a kind, the kind itself, and its watches."""
+        for _, namespace, name in [key for key in self._objects if key[0] == resource]:
+            self._delete_object((resource, namespace, name))
+        self.hide(resource)
+
+    def hide(self, resource: Resource) -> None:
+        """Stop to serve a kind without deleting its objects, and end all watches."""
+        self._kinds.remove(resource)
+        self.cut()
+
+    def fail(self, error: NodewiseError, times: int = 1) -> None:
+        """Make the next calls fail, including watches."""
+        self._faults.extend([error] * times)
+
+    def cut(self) -> None:
+        """End every watch, like a server that stops."""
+        self._history.cut()
+
+    def compact(self) -> None:
+        """Discard the history: requests for older versions and pages get 410. Open watches continue."""
+        self._history.compact()
+        self._pages.clear()
+
+    def bookmark(self) -> None:
+        """Send a bookmark to every watch that allows it."""
+        self._history.add_bookmark()
+
+    # the Api
+
+    async def get(
+        self,
+        path: str,
+        params: Params = NONE,
+        *,
+        timeout_s: float = DEADLINE_S,
+        before_body: BeforeBody | None = None,
+    ) -> bytes:
+        await self._record_call("get", path)
+        body = self._response_body(path, params)
+        if before_body is not None:
+            await before_body()
+        return body
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._record_call("create", path)
+        place = self._kinds.parse_path("create", path)
+        item = _decode_request_body("create", path, body)
+        if place.sub == "binding":
+            return self._bind_pod(path, place, item)
+        meta = item.setdefault("metadata", {})
+        name = meta.get("name") or f"{meta.get('generateName', '')}{next(self._ids)}"
+        if place.resource.namespaced:
+            meta.setdefault("namespace", place.namespace)
+        key = (place.resource, place.namespace, name)
+        if key in self._objects:
+            raise _api_error("create", path, 409, f'{place.resource.plural} "{name}" already exists')
+        meta["name"] = name
+        return msgspec.json.encode(self._store_object(key, item))
+
+    async def replace(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._record_call("replace", path)
+        place = self._kinds.parse_path("replace", path)
+        before = self._get_object("replace", path, place)
+        item = _decode_request_body("replace", path, body)
+        return self._update_object("replace", path, place, before, item)
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._record_call("patch", path)
+        place = self._kinds.parse_path("patch", path)
+        before = self._get_object("patch", path, place)
+        patch = _decode_request_body("patch", path, body)
+        if kind == "apply":
+            manager, force = params.get("fieldManager", ""), params.get("force") == "true"
+            item, conflicts = server_side_apply.apply(before, patch, manager)
+            if conflicts and not force:
+                causes = tuple(StatusCause(field, f"owned by {owner}") for field, owner in conflicts.items())
+                text = f"Apply failed with {len(conflicts)} conflicts"
+                status = ErrorStatus(kind="Status", message=text, code=409, details=StatusDetails(causes))
+                raise error_responses.error_from_status(ApiCall("patch", path), 409, status)
+        elif kind == "merge":
+            item = _merge_patch(before, patch)
+        else:
+            raise NotImplementedError(f"the API server in memory does not support {kind} patches")
+        return self._update_object("patch", path, place, before, item)
+
+    async def delete(
+        self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        await self._record_call("delete", path)
+        place = self._kinds.parse_path("delete", path)
+        item = self._get_object("delete", path, place)
+        options = _decode_request_body("delete", path, body) if body else {}
+        for field, wanted in (options.get("preconditions") or {}).items():
+            if item["metadata"][field] != wanted:
+                raise _api_error("delete", path, 409, f"the {field} in the precondition does not match")
+        self._delete_object((place.resource, item["metadata"].get("namespace", ""), place.name))
+        return b'{"kind":"Status","status":"Success"}'
+
+    async def watch(
+        self, path: str, params: Params = NONE, *, timeout_s: float = WATCH_DEADLINE_S
+    ) -> AsyncGenerator[bytes, None]:
+        await self._record_call("watch", path)
+        place = self._kinds.parse_path("watch", path)
+        async with contextlib.aclosing(self._history.watch(place, params)) as lines:
+            async for line in lines:
+                yield line
+
+    async def close(self) -> None:
+        self.cut()
+
+    # internal
+
+    async def _record_call(self, verb: str, path: str) -> None:
+        self.calls.append((verb, path))
+        await asyncio.sleep(0)
+        if self._faults:
+            raise self._faults.popleft()
+
+    def _response_body(self, path: str, params: Params) -> bytes:
+        if path in self.raw:
+            return self.raw[path]
+        if (document := self._kinds.discovery_document(path)) is not None:
+            return msgspec.json.encode(document)
+        place = self._kinds.parse_path("get", path)
+        content = self._get_object("get", path, place) if place.name else self._list_objects(place, params)
+        return msgspec.json.encode(content)
+
+    def _bind_pod(self, path: str, place: RequestPath, binding: Object) -> bytes:
+        """Bind like BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, annotations."""
+        pod = self._get_object("create", path, place)
+        meta = binding["metadata"]
+        for field in ("uid", "resourceVersion"):
+            if meta.get(field, pod["metadata"][field]) != pod["metadata"][field]:
+                raise _api_error("create", path, 409, f"the {field} in the precondition does not match")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise _api_error(
+                "create", path, 409, f"pod {place.name} is being deleted, cannot be assigned to a host"
+            )
+        if node := pod.get("spec", {}).get("nodeName"):
+            raise _api_error("create", path, 409, f'pod {place.name} is already assigned to node "{node}"')
+        annotations = {**pod["metadata"].get("annotations", {}), **meta.get("annotations", {})}
+        item = {
+            **pod,
+            "metadata": {**pod["metadata"], "annotations": annotations},
+            "spec": {**pod.get("spec", {}), "nodeName": binding["target"]["name"]},
+        }
+        self._store_object((place.resource, place.namespace, place.name), item)
+        return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
+
+    def _get_object(self, verb: str, path: str, place: RequestPath) -> Object:
+        item = self._objects.get((place.resource, place.namespace, place.name))
+        if item is None:
+            raise _api_error(verb, path, 404, f'{place.resource.plural} "{place.name}" not found')
+        return item
+
+    def _list_objects(self, place: RequestPath, params: Params) -> Object:
+        limit = int(params.get("limit", 0)) or 1 << 40
+        selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
+        if token := params.get("continue"):
+            revision, start = json.loads(base64.b64decode(token))
+            if (revision, place, selectors) not in self._pages:
+                raise _api_error(
+                    "get", place.resource.plural, 410, "the provided continue parameter is too old"
+                )
+            items = self._pages[revision, place, selectors]
+        else:
+            revision, start = self._history.revision, 0
+            items = [
+                item
+                for key, item in sorted(self._objects.items())
+                if change_history.is_selected(item, key[0], place, params)
+            ]
+            self._pages[revision, place, selectors] = items
+        meta = {"resourceVersion": str(revision)}
+        if start + limit < len(items):
+            meta["continue"] = base64.b64encode(json.dumps([revision, start + limit]).encode()).decode()
+        resource = place.resource
+        head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta}
+        return head | {"items": items[start : start + limit]}
+
+    def _update_object(self, verb: str, path: str, place: RequestPath, before: Object, item: Object) -> bytes:
+        meta = before["metadata"]
+        other = [
+            field
+            for field in ("resourceVersion", "uid")
+            if item["metadata"].get(field, "") not in {"", meta[field]}
+        ]
+        if "uid" in other and verb == "patch":
+            cause = StatusCause("metadata.uid", "field is immutable")
+            raise error_responses.error_from_status(
+                ApiCall(verb, path), 422, ErrorStatus(kind="Status", details=StatusDetails((cause,)))
+            )
+        if other:
+            raise _api_error(verb, path, 409, "the object has been modified; please apply your changes")
+        return msgspec.json.encode(
+            self._store_object((place.resource, meta.get("namespace", ""), place.name), item)
+        )
+
+    def _store_object(self, key: tuple[Resource, str, str], item: Object) -> Object:
+        old = self._objects.get(key)
+        revision = self._history.next_revision()
+        kept = (
+            {field: old["metadata"][field] for field in ("uid", "creationTimestamp")}
+            if old
+            else {
+                "uid": f"uid-{next(self._ids)}",
+                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + revision),
+            }
+        )
+        meta = {**item["metadata"], **kept, "resourceVersion": str(revision)}
+        head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
+        new = {**item, **head, "metadata": meta}
+        self._objects[key] = new
+        self._history.append(key[0], old, new)
+        return new
+
+    def _delete_object(self, key: tuple[Resource, str, str]) -> None:
+        old = self._objects.pop(key)
+        revision = self._history.next_revision()
+        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(revision)}}
+        self._history.append(key[0], last, None)
+
+
+def _merge_patch(before: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(before) if isinstance(before, dict) else {}
+    for field, value in patch.items():
+        if value is None:
+            merged.pop(field, None)
+        else:
+            merged[field] = _merge_patch(merged.get(field), value)
+    return merged
+
+
+def _decode_request_body(verb: str, path: str, body: object) -> Object:
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    try:
+        decoded: Object = json.loads(data)
+    except ValueError as error:
+        raise _api_error(verb, path, 400, str(error)) from error
+    return decoded
+
+
+def _api_error(verb: str, path: str, code: int, message: str) -> NodewiseError:
+    return error_responses.error_from_status(
+        ApiCall(verb, path), code, ErrorStatus(kind="Status", message=message, code=code)
+    )

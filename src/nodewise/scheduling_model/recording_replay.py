@@ -1,0 +1,221 @@
+"""Replay of a recording: the agents get the recorded cluster states and requests, at the recorded times.
+
+An agent's state may keep memory between cluster states, so it gets each one, in order and once, as in
+`extender.snapshot_cache`; a request is answered from the snapshot of the same generation. The module opens no files
+and does not read the clock.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
+from nodewise.agent.state import NODES
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import BadInput
+from nodewise.engine import recording_file
+from nodewise.engine.agent_state_rebuilds import AgentStates
+from nodewise.engine.recording_deltas import ClusterStateRebuilder
+from nodewise.engine.recording_file import Record, RequestEntry
+from nodewise.engine.score_weights import ChainOptions
+from nodewise.extender.request_handler import RequestHandler
+from nodewise.kube.struct_type_merge import merge
+from nodewise.scheduling_model import response_differences
+from nodewise.scheduling_model.response_differences import KEPT, Difference, ExtenderResponse
+
+_MAX_SNAPSHOTS: Final = 8
+"""Retained snapshots. A request is answered within one step, from the newest or the previous snapshot."""
+
+
+class ReplayAgents(NamedTuple):
+    """The agents that answer, with their options."""
+
+    kinds: Sequence[AgentKind]
+    options: Mapping[str, Any]
+    """Options by agent name."""
+    sync_period_s: float
+    objects: Mapping[str, Mapping[ObjectKey, Any]] = {}
+    """By the name in `Watched`: objects that replace recorded ones or are added to them."""
+    chain: ChainOptions = ChainOptions()
+
+
+class PodChange(msgspec.Struct):
+    """Changes for one pod, summed over all its requests with a different response."""
+
+    requests: int = 0
+    kept: int = 0
+    """Nodes that were rejected and are now kept."""
+    rejected: int = 0
+    """Nodes that were kept and are now rejected."""
+    scored: int = 0
+    """Nodes with a different score."""
+
+    def add(self, difference: Difference) -> None:
+        self.requests += 1
+        for change in difference.nodes:
+            self.kept += change.replayed == KEPT
+            self.rejected += change.recorded == KEPT
+            self.scored += isinstance(change.recorded, int) or isinstance(change.replayed, int)
+
+
+class Tally(msgspec.Struct):
+    """Statistics of a replay."""
+
+    cluster_states: int = 0
+    same: int = 0
+    different: int = 0
+    unanswered: int = 0
+    """Requests whose snapshot is not in the recording, or whose path is unknown."""
+    failed: list[str] = []
+    """Distinct exceptions of agents; each left an agent without state or prevented a snapshot."""
+    lost: recording_file.GapEntry = recording_file.GapEntry()
+    """Entries that the recorder omitted because they arrived too fast."""
+    end: str = "cut off"
+    """`stopped` or `full` if the recorder wrote an end, else `cut off`."""
+    pods: dict[str, PodChange] = {}
+    """Pods with a difference, by `namespace/name`."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.end == "cut off"
+
+    @property
+    def compared(self) -> int:
+        """Requests whose response was compared with the recorded one."""
+        return self.same + self.different
+
+    @property
+    def requests(self) -> int:
+        return self.same + self.different + self.unanswered
+
+
+class _ObjectOverrides:
+    """Replaces recorded objects by others."""
+
+    def __init__(self, others: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
+        self._others = {name: objects for name, objects in others.items() if objects}
+
+    def apply_overrides(self, cluster_state: ClusterState) -> ClusterState:
+        objects = {
+            name: {**recorded, **self._others[name]} if name in self._others else recorded
+            for name, recorded in cluster_state.objects.items()
+        }
+        changes = cluster_state.changes and {
+            name: {key: change for key, change in changed.items() if key not in self._others.get(name, ())}
+            for name, changed in cluster_state.changes.items()
+        }
+        return msgspec.structs.replace(cluster_state, objects=objects, changes=changes)
+
+
+class Player:
+    """Processes the records of a recording in order, from the one after the header."""
+
+    def __init__(self, agents: ReplayAgents) -> None:
+        kinds, options = agents.kinds, agents.options
+        watched = {watch.name: watch.type for kind in kinds for watch in kind.watched(options[kind.name])}
+        self.tally = Tally()
+        self._states = {kind.name: kind.state(options[kind.name], agents.sync_period_s) for kind in kinds}
+        self._agent_states = AgentStates(self._states, agents.sync_period_s)
+        self._overrides = _ObjectOverrides(agents.objects)
+        self._request_handler = RequestHandler(kinds, options, self._states, agents.chain)
+        node_type = merge("Node", *(kind.node_fields for kind in kinds))
+        self._cluster_states = ClusterStateRebuilder({**watched, NODES: node_type})
+        self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
+        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
+
+    def replay_record(self, record: Record) -> Difference | None:
+        """Process the next record. Return the difference if it is a request with a different response, else None.
+
+        BadInput for a record that does not follow the previous ones.
+        """
+        entry = record.entry
+        match entry:
+            case RequestEntry():
+                return self._replay_exchange(entry, *record.blobs)
+            case recording_file.MemoryEntry():
+                self._restore_memory(entry.agent, *record.blobs)
+            case recording_file.GapEntry():
+                lost = self.tally.lost
+                self.tally.lost = recording_file.GapEntry(
+                    requests=lost.requests + entry.requests, snapshots=lost.snapshots + entry.snapshots
+                )
+            case recording_file.EndEntry():
+                self.tally.end = entry.why
+            case _:
+                cluster_state = self._cluster_states.apply(record)
+                if cluster_state is not None and isinstance(entry, recording_file.SnapshotEntry):
+                    self._apply_cluster_state(cluster_state, entry.generation)
+        return None
+
+    def unrecorded(self) -> list[str]:
+        """Metrics that policies name and that were not requested during the recording, so a policy has changed."""
+        return sorted(self._wanted - self._requested)
+
+    def _restore_memory(self, agent: str, kept: bytes) -> None:
+        state = self._states.get(agent)
+        if state is not None and state.memory_scope != "none":
+            with contextlib.suppress(BadInput):  # as in the extender: the agent starts without memory
+                state.recall(kept)
+
+    def _apply_cluster_state(self, recorded: ClusterState, generation: int) -> None:
+        """Build the snapshot of a cluster state, in the steps of `SnapshotCache.publish`."""
+        self.tally.cluster_states += 1
+        try:
+            snapshot = self._build_snapshot(self._overrides.apply_overrides(recorded), generation)
+        except Exception as error:  # noqa: BLE001 - as in the extender, the previous snapshot stays
+            self._record_failure(error)
+            return
+        self._snapshots[generation] = snapshot
+        while len(self._snapshots) > _MAX_SNAPSHOTS:
+            del self._snapshots[min(self._snapshots)]
+
+    def _record_failure(self, error: Exception) -> None:
+        message = f"{type(error).__name__}: {error}"
+        self.tally.failed += [message] if message not in self.tally.failed else []
+
+    def _build_snapshot(self, cluster_state: ClusterState, generation: int) -> Snapshot:
+        for state in self._states.values():
+            self._wanted |= {
+                metric_request.key for metric_request in state.metric_requests(cluster_state.objects)
+            }
+        self._requested |= {
+            metric for metric in self._wanted - self._requested if cluster_state.metrics.was_fetched(metric)
+        }
+        for name in self._agent_states.agents_to_rebuild(cluster_state):
+            try:
+                cooperative_scheduling.run_without_pauses(self._agent_states.build(name, cluster_state))
+            except Exception as error:  # noqa: BLE001 - as recorded: the agent has no state, the others have
+                self._record_failure(error)
+        return Snapshot(cluster_state.nodes, self._agent_states.newest(), cluster_state.now, generation)
+
+    def _replay_exchange(self, exchange: RequestEntry, body: bytes, answer: bytes) -> Difference | None:
+        snapshot = self._snapshots.get(exchange.generation)
+        verb = self._request_handler.verbs.get(exchange.path)
+        if snapshot is None or verb is None:
+            self.tally.unanswered += 1
+            return None
+        pod, replayed = self._replayed_response(exchange, body, snapshot)
+        recorded = ExtenderResponse(answer, exchange.error)
+        if response_differences.are_same(verb, recorded, replayed):
+            self.tally.same += 1
+            return None
+        nodes = response_differences.changes(verb, recorded, replayed)
+        text = "" if nodes else response_differences.first_difference(recorded, replayed)
+        difference = Difference(exchange.at, exchange.path, pod, exchange.generation, nodes, text)
+        self.tally.different += 1
+        self.tally.pods.setdefault(pod, PodChange()).add(difference)
+        return difference
+
+    def _replayed_response(
+        self, exchange: RequestEntry, body: bytes, snapshot: Snapshot
+    ) -> tuple[str, ExtenderResponse]:
+        """The pod and the response; an exception counts as a response, because it is recorded as one."""
+        try:
+            answer = self._request_handler.handle(exchange.path, body, snapshot, exchange.at)
+        except Exception as error:  # noqa: BLE001
+            return "", ExtenderResponse(str(error).encode(), type(error).__name__)
+        pod = answer.decision.pod
+        return f"{pod.namespace}/{pod.name}", ExtenderResponse(answer.body)

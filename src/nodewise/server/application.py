@@ -1,0 +1,351 @@
+"""Routes, and the exchange of one request: which handler answers, within which limits, what happens when it fails.
+
+`Application` does not use sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request header,
+passes it the body and writes its response.
+"""
+
+import io
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable, shown
+from nodewise.observe import logs, traces
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server import responses
+from nodewise.server.responses import Response, TooLarge
+
+__all__ = [
+    "Application",
+    "ConcurrencyLimit",
+    "Handler",
+    "HttpExchange",
+    "RemotePeer",
+    "Request",
+    "RequestHeader",
+    "Response",
+    "Route",
+]
+
+_NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
+_JSON: Final = "application/json"
+_SERVER_ERROR: Final = 500
+
+
+class Request(NamedTuple):
+    """A request as handlers get it."""
+
+    method: str
+    path: str
+    """Decoded."""
+    query: Mapping[str, str]
+    """By name; the last value of a name that is repeated."""
+    body: bytes
+    content_type: str
+    peer: str
+    """The client as host:port; empty if unknown."""
+    local: str = ""
+    """The address of ours that the client connected to; empty if unknown."""
+
+
+Handler = Callable[[Request], Response | Awaitable[Response]]
+
+
+class ConcurrencyLimit:
+    """Concurrency limit for large requests. All routes that share the limit serve at most `max_requests` requests with
+    a body of `large_bytes` or more at the same time, from the header to the end of the response. A further request
+    gets status 503 before its body is read.
+    """
+
+    __slots__ = ("large_bytes", "max_requests", "under_way")
+
+    def __init__(self, max_requests: int, large_bytes: int) -> None:
+        self.max_requests = max_requests
+        self.large_bytes = large_bytes
+        self.under_way = 0
+
+
+class Route(NamedTuple):
+    """One method of one path. A GET route also answers HEAD."""
+
+    method: str
+    path: str
+    handler: Handler
+    concurrency_limit: ConcurrencyLimit | None = None
+    """None: no concurrency limit."""
+    is_forgiving: bool = False
+    """Redirect paths that differ from this one in case or slashes."""
+    pinned_only: bool = False
+    """On a port with mutual TLS, refuse clients that are not pinned."""
+
+
+class RequestHeader(NamedTuple):
+    """The header of a request, as far as it is used."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    content_length: int | None = None
+    """None for a chunked body, or none."""
+    content_type: str | None = None
+    content_encoding: str = ""
+    keep_alive: bool = True
+    expects_continue: bool = False
+    traceparent: str = ""
+    """The client's span, in the form of W3C Trace Context."""
+
+
+class RemotePeer(NamedTuple):
+    """The client of a connection."""
+
+    address: str = ""
+    """host:port; empty if unknown."""
+    local: str = ""
+    """The address of ours that it connected to; empty if unknown."""
+    refusal: Response | None = None
+    """The response to all of its requests; None if it is authorized."""
+    pinned_only_refusal: Response | None = None
+    """The response of routes for pinned clients only; None if it is authorized there."""
+
+
+class HttpExchange:
+    """One request and its response.
+
+    After `start`, `receive` and `finish` the attribute `response` says whether the response is known: a refusal may
+    come before the body. `close` must be called once.
+    """
+
+    def __init__(self, application: "Application", head: RequestHeader, peer: RemotePeer) -> None:
+        self.head = head
+        self.response: Response | None = None
+        self._application = application
+        self._peer = peer
+        self._route: Route | None = None
+        self._concurrency_limit: ConcurrencyLimit | None = None
+        """The concurrency limit that counts this request."""
+        self._body: bytes | io.BytesIO = b""
+        """A buffer from the second part on: a list would hold an object for each chunk of one byte."""
+        self._size = 0
+        self._span = traces.NO_SPAN
+        self.is_started = False
+
+    def start(self) -> None:
+        """Find the route and check the header; then the parts of the body that came before."""
+        self.is_started = True
+        if self._peer.refusal is not None:
+            self.response = self._peer.refusal
+            return
+        self._route, self.response = self._application.route(self.head, self._peer)
+        if self.response is None:
+            try:
+                self._check_request_header()
+                self._check_body_size()
+            except NodewiseError as error:
+                self._set_error_response(error)
+
+    def receive(self, part: bytes) -> None:
+        """Append a part of the body; the rest of a body that was refused is dropped."""
+        if self.response is not None:
+            return
+        self._size += len(part)
+        if self.is_started:
+            try:
+                self._check_body_size()
+            except NodewiseError as error:
+                self._set_error_response(error)
+                return
+        if isinstance(self._body, io.BytesIO):
+            self._body.write(part)
+        elif self._body:
+            self._body = io.BytesIO(self._body)
+            self._body.seek(0, io.SEEK_END)
+            self._body.write(part)
+        else:
+            self._body = part
+
+    def finish(self) -> Awaitable[None] | None:
+        """Call the handler with the complete request. An awaitable is returned where the handler returned one."""
+        if self.response is not None:
+            return None
+        began_s = time.perf_counter()
+        request = self._build_request()
+        if self.head.method == "POST":  # no spans of probes
+            self._span = traces.start_request_span(self.head.path, self.head.traceparent)
+        try:
+            with self._span.activate():
+                response = self._handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises, the client gets a response
+            self._set_response_of_exception(error)
+            return None
+        if not isinstance(response, Response):
+            return self._await_response(response, began_s)
+        self._complete_response(response, began_s)
+        return None
+
+    def close(self, *, sent: bool) -> None:
+        """Release the concurrency limit, and count the request if its response was sent."""
+        if self._concurrency_limit is not None:
+            self._concurrency_limit.under_way -= 1
+            self._concurrency_limit = None
+        self._body = b""
+        if sent and self.response is not None and self._peer.refusal is None:
+            self._application.count(self.head.path, self.response.status)
+
+    def log_exception(self) -> None:
+        """Log the present exception."""
+        logs.emit("request_failed", route=self.head.path, peer=self._peer.address, exc_info=True)
+
+    async def _await_response(self, pending: Awaitable[Response], began_s: float) -> None:
+        try:
+            with self._span.activate():
+                response = await pending
+        except Exception as error:  # noqa: BLE001 - as in `finish`
+            self._set_response_of_exception(error)
+        else:
+            self._complete_response(response, began_s)
+
+    @property
+    def _handler(self) -> Handler:
+        if self._route is None:
+            raise ValueError("the exchange has not started")
+        return self._route.handler
+
+    def _complete_response(self, response: Response, began_s: float) -> None:
+        self._body = b""
+        self.response = response
+        self._application.observe(self.head.path, time.perf_counter() - began_s)
+        self._end_span(response)
+
+    def _end_span(self, response: Response) -> None:
+        self._span.set("http.response.status_code", response.status)
+        if response.status >= _SERVER_ERROR:
+            self._span.fail("")
+        self._span.end()
+
+    def _set_response_of_exception(self, error: Exception) -> None:
+        if not isinstance(error, NodewiseError):
+            self.log_exception()
+            error = NodewiseError("a defect of nodewise; see the log of the server")
+        self._end_span(self._set_error_response(error))
+
+    def _set_error_response(self, error: NodewiseError) -> Response:
+        self._body = b""
+        self.response = responses.response_from_error(error)
+        return self.response
+
+    def _build_request(self) -> Request:
+        head, peer = self.head, self._peer
+        query = (
+            dict(parse_qsl(head.query.decode("latin-1"), keep_blank_values=True)) if head.query else _NO_QUERY
+        )
+        body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
+        return Request(head.method, head.path, query, body, head.content_type or "", peer.address, peer.local)
+
+    def _check_request_header(self) -> None:
+        head = self.head
+        if head.method == "POST":
+            _check_json_content_type(head.content_type, head.content_encoding)
+        if head.content_length is not None:
+            self._application.check_body_length("Content-Length", head.content_length)
+
+    def _check_body_size(self) -> None:
+        self._application.check_body_length("body", self._size)
+        concurrency_limit = self._route.concurrency_limit if self._route is not None else None
+        size = max(self._size, self.head.content_length or 0)
+        if (
+            concurrency_limit is None
+            or self._concurrency_limit is not None
+            or size < concurrency_limit.large_bytes
+        ):
+            return
+        if concurrency_limit.under_way >= concurrency_limit.max_requests:
+            raise Unavailable(f"busy with {concurrency_limit.under_way} large requests", retry_after_s=1.0)
+        concurrency_limit.under_way += 1
+        self._concurrency_limit = concurrency_limit
+
+
+class Application:
+    """Routes by path and method.
+
+    404 for an unknown path (or a redirect, for a path close to a forgiving route), 405 for a wrong method, 400 for a
+    POST that is not JSON, 413 for a body over `max_body_bytes` (before it is read if its length is declared), 503 over
+    the concurrency limit of the route, the kind's status for a NodewiseError of the handler, 500 for any other
+    exception; each with a JSON body, and the connection stays open. ValueError for two routes of one path and method.
+    """
+
+    def __init__(
+        self, routes: Sequence[Route], metrics_registry: MetricsRegistry, *, max_body_bytes: int
+    ) -> None:
+        self._metrics_registry = metrics_registry
+        self._max_body_bytes = max_body_bytes
+        self._routes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            methods = self._routes.setdefault(route.path, {})
+            if route.method in methods:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+            methods[route.method] = route
+        for methods in self._routes.values():
+            if "GET" in methods:
+                methods.setdefault("HEAD", methods["GET"])
+        self._forgiving = {_normalize_path(route.path): route.path for route in routes if route.is_forgiving}
+
+    def open(self, head: RequestHeader, peer: RemotePeer) -> HttpExchange:
+        """An exchange for a request header."""
+        return HttpExchange(self, head, peer)
+
+    def route(self, head: RequestHeader, peer: RemotePeer) -> tuple[Route | None, Response | None]:
+        """The route for a request, or the response that refuses it."""
+        methods = self._routes.get(head.path)
+        if methods is None:
+            return None, self._unknown_path_response(head)
+        route = methods.get(head.method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            problem = Problem("method", head.method, allowed)
+            return None, responses.refusal_response(405, problem, [("Allow", allowed)])
+        return route, peer.pinned_only_refusal if route.pinned_only else None
+
+    def check_body_length(self, field: str, length: int) -> None:
+        """`TooLarge` for a body over the limit."""
+        if length > self._max_body_bytes:
+            problem = Problem(field, f"{length} bytes", f"at most {self._max_body_bytes}")
+            raise TooLarge("the body is too large", [problem])
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answered request."""
+        route = path if path in self._routes else "other"
+        self._metrics_registry.count("requests_total", route=route, status=str(status))
+
+    def observe(self, path: str, seconds: float) -> None:
+        """Observe how long a handler took."""
+        self._metrics_registry.observe("request_seconds", seconds, route=path)
+
+    def _unknown_path_response(self, head: RequestHeader) -> Response:
+        """404, or a redirect as the servers of the older systems gave it."""
+        path = self._forgiving.get(_normalize_path(head.path))
+        if path is None:
+            served = ", ".join(sorted(self._routes))
+            return responses.refusal_response(404, Problem("path", shown(head.path), f"one of {served}"))
+        status = 301 if head.method in ("GET", "HEAD") else 307
+        target = f"{path}?{head.query.decode('latin-1')}" if head.query else path
+        return responses.refusal_response(
+            status, Problem("path", shown(head.path), path), [("Location", target)]
+        )
+
+
+def _normalize_path(path: str) -> str:
+    """Equal for paths that differ in case, in doubled slashes and in one at the end."""
+    return "/".join(part for part in path.lower().split("/") if part)
+
+
+def _check_json_content_type(content_type: str | None, encoding: str) -> None:
+    """BadInput unless the body is JSON without compression; parameters such as charset do not matter."""
+    if encoding.strip().lower() not in ("", "identity"):
+        problem = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")
+        raise BadInput("the request cannot be read", [problem])
+    if content_type is None:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])

@@ -1,0 +1,1 @@
+"""Certificates and keys: reading, issuing, and reloading of changed files."""

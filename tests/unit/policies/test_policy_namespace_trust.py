@@ -1,0 +1,201 @@
+"""Policies in namespaces with and without trust."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agent import Snapshot
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import BadSettings
+from nodewise.policies import taspolicy_status
+from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policies.state import PolicyState, TelemetryStateBuilder
+from nodewise.policies.taspolicy_status import PolicyCondition, PolicyStatus
+from tests.unit.policies.policy_snapshot_builders import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+    tas_key,
+)
+
+HOT = rule("m", target=10)
+QUERIED = rule("m", target=10, query="secret_series > 3")
+VALUES = metrics_snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2, n3=3))
+REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
+
+
+def policy_state_of(
+    policy_object: PolicyObject, options: TelemetryOptions | None = None, *trusted: str
+) -> PolicyState:
+    state = TelemetryStateBuilder(options or TelemetryOptions(), 60.0)
+    agent_state = cooperative_scheduling.run_without_pauses(
+        state.build(cluster_state([policy_object], VALUES, trusted=trusted))
+    )
+    return agent_state.policies[tas_key()]
+
+
+def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
+    cluster = cluster_state([policy_object], VALUES, trusted=())
+    state = TelemetryStateBuilder(TelemetryOptions(**options), 60.0)
+    return Snapshot(
+        cluster.nodes,
+        {"telemetry": cooperative_scheduling.run_without_pauses(state.build(cluster))},
+        cluster.now,
+        1,
+    )
+
+
+def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
+    return (
+        taspolicy_status.desired_status(agent_state, 1, "", before or PolicyStatus(), "now")
+        .conditions_by_type()
+        .get("NotTrusted")
+    )
+
+
+LABELLING = policy(deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
+GRANTS = {
+    "the label": (TelemetryOptions(), ("d",)),
+    "nodewise's own namespace": (TelemetryOptions(own_namespace="d"), ()),
+    "the deprecated flag": (TelemetryOptions(label_policies_from=("x", "d")), ()),
+    "all namespaces": (TelemetryOptions(trust_all_namespaces=True), ()),
+}
+
+
+@pytest.mark.parametrize(("options", "trusted"), GRANTS.values(), ids=GRANTS)
+def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple[str, ...]) -> None:
+    agent_state = policy_state_of(LABELLING, options, *trusted)
+    assert [column.key for column in agent_state.labels] == [
+        "pol",
+        "telemetry.aware.scheduling.pol/gas-disable-card0",
+    ]
+    assert condition(agent_state) is None
+
+
+def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
+    agent_state = policy_state_of(LABELLING, None, "other")
+    assert agent_state.labels == ()
+    assert taspolicy_status.count_violating_nodes(agent_state) == 0
+    not_trusted = condition(agent_state)
+    assert not_trusted is not None
+    assert (not_trusted.status, not_trusted.reason) == ("True", "NamespaceNotTrusted")
+    assert not_trusted.message.startswith(
+        "namespace d is not trusted: deschedule and labeling have no effect; "
+    )
+    assert REMEDY in not_trusted.message
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    assert not state.metric_requests(cluster_state([LABELLING], VALUES, trusted=()).objects), (
+        "its metrics are not fetched"
+    )
+
+
+def test_names_and_preferences_work_without_trust() -> None:
+    cluster_snapshot = snapshot(policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")]))
+    assert rejected(cluster_snapshot, "n1 n2") == {"n2": "telemetry policy d/pol: m GreaterThan 10"}
+    assert scores(cluster_snapshot, "n1 n3") == {"n1": 10, "n3": 9}
+
+
+def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> None:
+    policy_object = policy(dontschedule=[QUERIED])
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    assert not state.metric_requests(cluster_state([policy_object], VALUES, trusted=()).objects)
+    reasons = rejected(snapshot(policy_object)) or {}
+    assert reasons.keys() == {"n1", "n2", "n3"}
+    for text in reasons.values():
+        assert "namespace d is not trusted: rules with a query cannot be used" in text
+        assert REMEDY in text
+        assert "secret_series" not in text
+    not_trusted = condition(policy_state_of(policy_object))
+    assert not_trusted is not None
+    assert "secret_series" not in not_trusted.message
+
+
+def test_a_preference_by_a_query_without_trust_is_none() -> None:
+    assert scores(snapshot(policy(scheduleonmetric=[QUERIED]))) is None
+
+
+def test_metrics_that_are_not_allowed() -> None:
+    """The expression must match the whole name; trusted namespaces are not restricted."""
+    policy_object = policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")])
+    refused = snapshot(policy_object, allowed_metrics="k|m.+")
+    text = (rejected(refused) or {})["n1"]
+    assert "namespace d is not trusted: metric m is not one of --allowed-metrics" in text
+    assert scores(refused, "n1 n3") == {"n1": 10, "n3": 9}
+    assert rejected(snapshot(policy_object, allowed_metrics="k|m"), "n1 n2") is not None
+    assert (rejected(snapshot(policy_object, allowed_metrics="k|m")) or {}).keys() == {"n2"}
+    trusted = policy_state_of(policy_object, TelemetryOptions(allowed_metrics="nothing"), "d")
+    assert condition(trusted) is None
+
+
+def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() -> None:
+    """A metric is requested with the longest age of all rules, those of other namespaces too."""
+    policy_object = policy(
+        dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
+    )
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    metric_requests = state.metric_requests(cluster_state([policy_object], VALUES, trusted=()).objects)
+    assert {metric_request.metric: metric_request.max_age_s for metric_request in metric_requests} == {
+        "k": 900.0
+    }
+    text = (rejected(snapshot(policy_object)) or {})["n1"]
+    assert "namespace d is not trusted: rules with a max_age above 15m cannot be used" in text
+    assert REMEDY in text
+    trusted = state.metric_requests(cluster_state([policy_object], VALUES, trusted=("d",)).objects)
+    assert {metric_request.metric for metric_request in trusted} == {"k", "m"}
+    patient = TelemetryStateBuilder(TelemetryOptions(), 366 * 86400.0)
+    assert {
+        metric_request.metric
+        for metric_request in patient.metric_requests(
+            cluster_state([policy_object], VALUES, trusted=()).objects
+        )
+    } == {
+        "k",
+        "m",
+    }
+
+
+def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
+    rules = [rule(f"{'m' * 250}{number}") for number in range(100)]
+    not_trusted = condition(
+        policy_state_of(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k"))
+    )
+    assert not_trusted is not None
+    assert "98 more rules cannot be used" in not_trusted.message
+    assert not_trusted.message.endswith(REMEDY)
+
+
+def test_an_expression_that_is_none_is_named_at_the_start() -> None:
+    with pytest.raises(BadSettings, match="--allowed-metrics"):
+        TelemetryStateBuilder(TelemetryOptions(allowed_metrics="node_("), 60.0)
+
+
+def test_trust_that_is_granted_and_taken_away() -> None:
+    """The policy object stays the same; its labels and its condition follow the namespace."""
+    state, before = TelemetryStateBuilder(TelemetryOptions(), 60.0), PolicyStatus()
+    observed = []
+    for trusted in ((), ("d",), ()):
+        policy_state = cooperative_scheduling.run_without_pauses(
+            state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
+        ).policies[tas_key()]
+        before = taspolicy_status.desired_status(policy_state, 1, "", before, "now")
+        observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
+    assert observed == [(0, "True"), (2, "False"), (0, "True")]
+
+
+@pytest.mark.parametrize("labels", [{}, {"nodewise.io/trusted": "True"}, {"nodewise.io/trusted": True}, None])
+def test_only_the_very_label_grants_trust(labels: Any) -> None:
+    raw = msgspec.json.encode({"metadata": {"name": "d", "labels": labels}})
+    cluster = cluster_state([LABELLING], VALUES, trusted=())
+    objects = {**cluster.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
+    state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+    agent_state = cooperative_scheduling.run_without_pauses(
+        state.build(msgspec.structs.replace(cluster, objects=objects))
+    )
+    assert agent_state.policies[tas_key()].labels == ()

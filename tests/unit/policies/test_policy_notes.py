@@ -1,0 +1,104 @@
+"""Notes of `policy lint` about valid policies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from nodewise.cli.main import command
+from nodewise.policies.placement_policy import PolicyKind
+from nodewise.policy_tools import policy_lint
+
+WEB = {"matchLabels": {"app": "web"}}
+HOT = {"metric": "temp", "above": 80}
+
+
+def notes(kind: PolicyKind = "PlacementPolicy", **spec: Any) -> list[str]:
+    """The notes about a policy that hot nodes do not suit, with some fields."""
+    selectors = {"namespaceSelector": {}} if kind == "ClusterPlacementPolicy" else {}
+    document = {
+        "apiVersion": "nodewise.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": "cool"},
+        "spec": {"podSelector": WEB, **selectors, "avoid": [HOT]} | spec,
+    }
+    data = msgspec.json.encode(document)
+    assert policy_lint.lint(data, kind) == []
+    return [f"{note.field}: {note.found}" for note in policy_lint.notes(data, kind, sync_period_s=5.0)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"for": "2s"}, ["spec.avoid[1].for: 2s"]),
+        ({"keepFor": "4s"}, ["spec.avoid[1].keepFor: 4s"]),
+        ({"for": "5s", "release": 75}, []),
+    ],
+)
+def test_times_shorter_than_a_refresh_period(rule: dict[str, Any], expected: list[str]) -> None:
+    assert notes(avoid=[HOT, HOT | rule]) == expected
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator} | ({"values": values} if values else {})]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "has_pods"),
+    [
+        ({}, True),
+        ({"matchLabels": {"track": "canary"}}, True),
+        ({"matchLabels": {"app": "api"}}, False),
+        (expression("app", "In", "api", "web"), True),
+        (expression("app", "In", "api"), False),
+        (expression("app", "NotIn", "api"), True),
+        (expression("app", "NotIn", "api", "web"), False),
+        (expression("app", "Exists"), True),
+        (expression("app", "DoesNotExist"), False),
+        (expression("track", "DoesNotExist"), True),
+    ],
+)
+def test_a_canary_without_pods(selector: dict[str, Any], has_pods: bool) -> None:
+    expected = [] if has_pods else ["spec.canary.podSelector: no pod of spec.podSelector"]
+    assert notes(mode="Canary", canary={"podSelector": selector}) == expected
+
+
+def test_a_canary_by_percent_is_for_the_extender_only() -> None:
+    assert notes(mode="Canary", canary={"percent": 10}) == ["spec.canary.percent: 10"]
+
+
+def test_guards_that_never_apply() -> None:
+    assert notes(guard={"maxWaitingPods": 3}) == []
+    assert notes(guard={"maxWaitingPods": 3}, enforcement="Preferred") == ["spec.guard.maxWaitingPods: 3"]
+    assert notes("ClusterPlacementPolicy", guard={"maxWaitingPods": 3}) == ["spec.guard.maxWaitingPods: 3"]
+    both = {"maxWaitingPods": 3, "maxRejectedShare": "0.5"}
+    assert notes("ClusterPlacementPolicy", guard=both) == []
+
+
+def test_notes_are_printed_and_are_no_problems(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("""\
+apiVersion: nodewise.io/v1alpha1
+kind: PlacementPolicy
+metadata: {name: cool, namespace: web}
+spec:
+  podSelector: {}
+  mode: Canary
+  canary:
+    percent: 10
+  avoid: [{metric: temp, above: 80}]
+""")
+    result = CliRunner().invoke(command, ["policy", "lint", str(file)])
+    assert result.exit_code == 0
+    note, summary = result.stdout.splitlines()
+    assert note.startswith(
+        f"{file}:8: web/cool: Note: spec.canary.percent: found 10, expected podSelector in native mode"
+    )
+    assert summary == "1 policy, no problem"
+    result = CliRunner().invoke(command, ["policy", "lint", str(file), "-o", "json"])
+    [policy] = json.loads(result.stdout)["policies"]
+    assert policy["problems"] == []
+    assert [(note["field"], note["line"]) for note in policy["notes"]] == [("spec.canary.percent", 8)]

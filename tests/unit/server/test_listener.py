@@ -1,0 +1,147 @@
+import asyncio
+import errno
+import socket
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.options import ServeOptions
+from tests.unit.server import virtual_time_loop
+from tests.unit.server.raw_http_client import (
+    PLAIN,
+    counted_close_reasons,
+    encode_request,
+    metric_value,
+    open_client,
+    run_server,
+    send_request,
+    send_request_until_served,
+    wait_until,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_h24_plain_http_is_told_that_this_is_https(tls_files):
+    metrics_registry = MetricsRegistry()
+    async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
+        async with open_client(server) as plain:
+            await plain.send(encode_request("/echo", b"a" * 10_000))
+            words = await plain.rest()
+        assert (await send_request(server, tls_files.context())).status == 200
+    assert words.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+    assert words.endswith(b"\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
+    assert counted_close_reasons(metrics_registry) == ["plain_http"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a ClientHello"])
+async def test_h25_who_does_not_finish_the_handshake_is_closed(tls_files, sent):
+    metrics_registry = MetricsRegistry()
+    async with (
+        run_server(tls_files.options(handshake_timeout_s=0.2), metrics_registry=metrics_registry) as server,
+        open_client(server) as silent,
+    ):
+        await silent.send(sent)
+        assert await silent.rest() == b""
+        assert (await send_request_until_served(server, tls_files.context())).status == 200
+    assert counted_close_reasons(metrics_registry) == ["handshake_deadline"]
+
+
+async def test_a_handshake_that_drips_gets_no_more_time(tls_files):
+    async with run_server(tls_files.options(handshake_timeout_s=0.08)) as server, open_client(server) as slow:
+        rest = asyncio.create_task(slow.rest())
+        slow.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        for _ in range(500):  # fewer bytes than the declared length of the handshake
+            slow.writer.write(b"a")
+            await asyncio.sleep(0.01)
+            if rest.done():
+                break
+        assert rest.done()
+
+
+@pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
+async def test_h25_a_header_over_tls_that_stops(tls_files):
+    async with (
+        run_server(tls_files.options(header_timeout_s=0.05)) as server,
+        open_client(server, tls_files.context()) as slow,
+    ):
+        await slow.send(b"POST /echo HTTP/1.1\r\n")
+        assert (await slow.answer()).status == 408
+        assert await slow.rest() == b""
+
+
+@pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
+async def test_a_body_over_tls_that_stops(tls_files):
+    options = tls_files.options(body_idle_timeout_s=0.05)
+    async with run_server(options) as server, open_client(server, tls_files.context()) as slow:
+        await slow.send(encode_request("/echo", b"a" * 1000)[:-1])
+        assert (await slow.answer()).status == 408
+        assert await slow.rest() == b""
+
+
+async def test_rubbish_in_place_of_a_handshake(tls_files):
+    metrics_registry = MetricsRegistry()
+    async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
+        async with open_client(server) as rubbish:
+            await rubbish.send(b"\x16" + bytes(range(200)))
+            await rubbish.rest()
+        assert (await send_request(server, tls_files.context())).status == 200
+    assert counted_close_reasons(metrics_registry) == ["handshake"]
+
+
+async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(tls_files):
+    metrics_registry = MetricsRegistry()
+    async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
+        with capture_logs() as lines:
+            async with open_client(server):
+                pass
+            await wait_until(lambda: counted_close_reasons(metrics_registry) == ["closed_early"])
+    assert lines == []
+
+
+async def test_without_file_descriptors_accepting_rests_and_goes_on():
+    async with run_server(PLAIN) as server:
+        assert server._listener is not None
+        real = server._listener._socket
+        server._listener._socket = Exhausted(real, times=1)  # type: ignore[assignment]
+        with capture_logs() as lines:
+            async with open_client(server) as caller:
+                assert (await caller.ask("/echo")).status == 200
+        server._listener._socket = real
+    assert [line["event"] for line in lines] == ["accept_failed"]
+
+
+class Exhausted:
+    """A listening socket on a machine that has no file descriptor left, for a while."""
+
+    def __init__(self, real: socket.socket, times: int) -> None:
+        self.real = real
+        self.times = times
+
+    def fileno(self) -> int:
+        return self.real.fileno()
+
+    def accept(self):
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.real.accept()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
+async def test_both_families_on_the_address_of_all():
+    options = ServeOptions(unsafe=True, address="::", unsafe_address="::", port=0)
+    async with run_server(options) as server, open_client(server) as by_v4:
+        assert server.url == f"http://[::1]:{server.port}"
+        assert (await by_v4.ask("/echo")).status == 200
+
+
+async def test_the_count_of_a_refusal_is_by_reason(tls_files):
+    metrics_registry = MetricsRegistry()
+    async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
+        for _ in range(3):
+            async with open_client(server) as plain:
+                await plain.send(encode_request("/echo"))
+                await plain.rest()
+    assert metric_value(metrics_registry, "connections_ended_total", reason="plain_http") == 3
