@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import skip_conditions
+from tests.node import temporary_cgroups
 
 from cpu_tests.conformance import isolate_process
 from cpu_tests.conformance.isolate_process import (
@@ -28,7 +29,6 @@ from cpu_tests.conformance.isolate_process import (
     start,
     wait_until,
 )
-from tests.node import temporary_cgroups
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.allocation_store import Intent
 from nodewise_cpu.pool_allocations import Task
