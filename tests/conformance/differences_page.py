@@ -1,10 +1,20 @@
 """Reads `docs/differences.md`: the section of a system, the numbered rows of its tables, and its faults."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
+
+
+class KnownFault(NamedTuple):
+    """A known defect of an older system: its letter and number, what nodewise does, and the rows that describe it."""
+
+    letter: str
+    number: int
+    text: str
+    rows: Sequence[int]
 
 
 def section(heading: str) -> str:
@@ -19,12 +29,27 @@ def rows(heading: str) -> list[int]:
     return [int(number) for cell in cells for number in cell.split(", ")]
 
 
+def known_faults(heading: str) -> list[KnownFault]:
+    """The known defects of a system: those in the list of fixed ones, then those in the table."""
+    text = section(heading).partition("\n### Known defects")[2]
+    fixed = text.partition("Fixed, with the rows that describe them: ")[2].partition("\n\n")[0]
+    faults = [
+        (letter, number, "fixed", cell)
+        for letter, number, cell in re.findall(r"([A-Z])(\d+)\s\(([\d,\s]+)\)", fixed)
+    ]
+    faults += re.findall(r"^\| ([A-Z])(\d+) \| (.*) \| ([\d, ]*)\|$", text, re.MULTILINE)
+    return [
+        KnownFault(letter, int(number), text, [int(row) for row in re.findall(r"\d+", cell)])
+        for letter, number, text, cell in faults
+    ]
+
+
 def check_faults(heading: str, counts: Mapping[str, int], numbers: Collection[int]) -> None:
-    """Check that the section lists every fault in order, with rows that exist.
+    """Check that the section lists every fault once, with rows that exist.
 
     `counts` is the number of faults by letter, `numbers` are those of all rows.
     """
-    faults = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(heading), re.MULTILINE)
+    faults = known_faults(heading)
     expected = [(letter, number) for letter, count in counts.items() for number in range(1, count + 1)]
-    assert [(letter, int(number)) for letter, number, _ in faults] == expected
-    assert {int(number) for *_, cell in faults for number in re.findall(r"\d+", cell)} <= set(numbers)
+    assert sorted((fault.letter, fault.number) for fault in faults) == sorted(expected)
+    assert {row for fault in faults for row in fault.rows} <= set(numbers)
