@@ -1,4 +1,7 @@
-"""`python -m bench`: measures, prints a table, and writes results.json, the figures of README.md and the plots."""
+"""`python -m bench`: measures, prints a table, and writes results.json, the figures of README.md and the plots.
+
+`python -m bench compare COMMIT` compares another commit with this checkout.
+"""
 
 import argparse
 import os
@@ -13,6 +16,7 @@ from tests.cluster.go_toolchain import MissingError
 
 from bench import (
     benchmark_servers,
+    commit_comparison,
     gpu_agent,
     isolate_startup_and_jitter,
     load_clients,
@@ -58,6 +62,8 @@ PARTS: Final[Mapping[str, Part]] = {
 
 def main() -> int:
     """The exit code: 1 if a part was not measured because its requirements are missing on this machine."""
+    if sys.argv[1:2] == ["compare"]:
+        return commit_comparison.main(sys.argv[2:])
     options = _arguments()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every measured process compiles all of its modules
     began, missing = time.monotonic(), list[str]()

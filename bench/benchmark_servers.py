@@ -18,6 +18,9 @@ from tests.cluster.child_processes import Process, stopped_on_error
 
 from bench.load_clients import LoadClient
 
+PROGRAM: Final = Path(sys.executable).with_name("nodewise")
+"""The program of this checkout."""
+
 
 class Certificates(NamedTuple):
     """Certificates: one CA for servers, one for clients."""
@@ -66,19 +69,19 @@ class BenchContext(NamedTuple):
     scale: Scale
 
 
-class MeasuredExtender(NamedTuple):
-    """A running `nodewise extender`."""
+class MeasuredServer(NamedTuple):
+    """A running `nodewise extender` or `nodewise controller`."""
 
     process: Process
     url: str
+    """The address for kube-scheduler; empty for a controller."""
     health: str
     ready_s: float
     """Time from the start until /readyz succeeds, polled every 50 ms."""
 
     def cpu_s(self) -> float:
         """CPU time of the process until now."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process)
 
     def rss_mib(self) -> float:
         """Current resident memory."""
@@ -92,7 +95,7 @@ class MeasuredExtender(NamedTuple):
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
-        raise RuntimeError("the extender has ended")
+        raise RuntimeError("the process has ended")
 
     def fetches(self) -> tuple[int, int]:
         """Numbers of successful and failed metric fetches until now."""
@@ -105,6 +108,15 @@ class MeasuredExtender(NamedTuple):
             lines = answer.read().decode().splitlines()
         counted = [line for line in lines if line.startswith((f"nodewise_{metric}{{", f"nodewise_{metric} "))]
         return sum(float(line.rpartition(" ")[2]) for line in counted if label in line)
+
+
+def cpu_s(process: Process) -> float:
+    """CPU time of a process until now."""
+    return time.clock_gettime(~process.pid << 3 | _CPU_CLOCK)
+
+
+_CPU_CLOCK: Final = 2
+"""CPUCLOCK_SCHED of the kernel's posix-timers.h, as clock_getcpuclockid(3) computes the clock of a process."""
 
 
 def create_certificates(folder: Path) -> Certificates:
@@ -139,36 +151,34 @@ def null_server(folder: Path, certificates: Certificates, answers: Mapping[str, 
 
 @contextlib.contextmanager
 def extender(
-    folder: Path, certificates: Certificates, kubeconfig: Path, period: str
-) -> Iterator[MeasuredExtender]:
+    folder: Path, certificates: Certificates, kubeconfig: Path, period: str, program: Path = PROGRAM
+) -> Iterator[MeasuredServer]:
     """Run `nodewise extender`, ready, which fetches all metrics from the fake API server once per period."""
-    settings = {
-        "address": "127.0.0.1",
-        "port": 0,
-        "health-port": 0,
-        "kubeconfig": kubeconfig,
-        "sync-period": period,
-        "shutdown-delay": "0s",
-        "log-format": "json",
-    }
-    named = [f"--{name}={value}" for name, value in settings.items()]
-    with serving(
-        PROGRAM, [*_certificate_arguments(certificates), *named], folder / f"extender-{period}.log"
-    ) as server:
+    words = extender_words(certificates, f"--kubeconfig={kubeconfig}", f"--sync-period={period}")
+    with serving(program, words, folder / f"extender-{period}.log") as server:
         yield server
 
 
-PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
+def extender_words(certificates: Certificates, *more: str) -> list[str]:
+    """The command `extender` with free ports on loopback and mutual TLS."""
+    settings = (
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        "--shutdown-delay=0s",
+        "--log-format=json",
+    )
+    return ["extender", *_certificate_arguments(certificates), *settings, *more]
 
 
 @contextlib.contextmanager
-def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[MeasuredExtender]:
-    """Run an extender command until the block ends; yields it when it is ready."""
+def serving(program: Path, words: Sequence[str], log: Path) -> Iterator[MeasuredServer]:
+    """Run a command that serves until the block ends; yields it when it is ready."""
     began_s = time.monotonic()
-    with _started([*program, "extender", *arguments], log) as process:
+    with _started([program, *words], log) as process:
         answer = _line(process, "health")
         process.wait_ready(lambda: _is_ready(answer["health"]), 120)
-        yield MeasuredExtender(process, answer["address"], answer["health"], time.monotonic() - began_s)
+        yield MeasuredServer(process, answer.get("address", ""), answer["health"], time.monotonic() - began_s)
 
 
 def _module(name: str) -> list[str]:

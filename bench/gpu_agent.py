@@ -4,14 +4,26 @@ For filter, the extender reads nodes and pods from a file, because the agent rea
 plane with a real kube-scheduler and two replicas behind one address.
 """
 
+import contextlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, gpu_agent_replicas, gpu_cluster, namespace_sandboxes, program_cache
-from tests.cluster.gpu_agent_replicas import GpuReplicas
+import httpx2
+from tests.cluster import (
+    controlplane,
+    extender_process,
+    gpu_cluster,
+    load_balancer,
+    namespace_sandboxes,
+    program_cache,
+)
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.extender_process import CertificateFiles, ExtenderProcess
+from tests.cluster.load_balancer import BalancedEndpoint
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 from bench import (
@@ -22,11 +34,11 @@ from bench import (
     scheduler_bind_rounds,
 )
 from bench.alternating_rounds import Rounds
+from bench.benchmark_servers import MeasuredServer
 from bench.generated_cluster_objects import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import GPU_FILTER, Measurement
-from bench.scheduler_bind_rounds import BindWatch
 
 GPUS_PER_NODE: Final = 8
 PODS_PER_NODE: Final = 4
@@ -58,6 +70,17 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
 
 
 def _filter(context: benchmark_servers.BenchContext) -> tuple[Rounds, str]:
+    words, load = prepare_filter(context)
+    log = context.folder / "gpu.log"
+    with benchmark_servers.serving(benchmark_servers.PROGRAM, words, log) as extender:
+        load = load._replace(url=extender.url + PATH)
+        client = check_filter(context, load)
+        asks = {GPU_FILTER: partial(context.client.ask, load)}
+        return alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line), client
+
+
+def prepare_filter(context: benchmark_servers.BenchContext) -> tuple[list[str], HttpLoad]:
+    """Write the nodes, pods and requests. Returns the command of the extender, and the load without a URL."""
     nodes, requests = context.scale.nodes, context.scale.requests
     folder = context.folder / "cluster"
     folder.mkdir()
@@ -68,26 +91,18 @@ def _filter(context: benchmark_servers.BenchContext) -> tuple[Rounds, str]:
     bodies = requests_with_node_names.write(
         context.folder / "gpu", [_request(nodes, number) for number in range(POD_VARIANTS)]
     )
-    settings = ["--address=127.0.0.1", "--port=0", "--health-port=0", "--log-format=json"]
-    arguments = [
-        "--agents=gpu",
-        f"--objects-from={folder}",
-        "--sync-period=1h",
-        "--shutdown-delay=0s",
-        *settings,
-        f"--cert={context.certificates.server.cert}",
-        f"--key={context.certificates.server.key}",
-        f"--client-ca={context.certificates.client_ca}",
-    ]
-    with benchmark_servers.serving(
-        benchmark_servers.PROGRAM, arguments, context.folder / "gpu.log"
-    ) as extender:
-        saved = context.folder / "gpu-answer.json"
-        load = HttpLoad(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
-        taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
-        _check(json.loads(saved.read_bytes()), nodes)
-        asks = {GPU_FILTER: partial(context.client.ask, load)}
-        return alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line), taken.client
+    words = benchmark_servers.extender_words(
+        context.certificates, "--agents=gpu", f"--objects-from={folder}", "--sync-period=1h"
+    )
+    return words, HttpLoad("", bodies, warmup=requests // 5, requests=requests)
+
+
+def check_filter(context: benchmark_servers.BenchContext, load: HttpLoad) -> str:
+    """Verify a response and return the name of the client. RuntimeError if the response is wrong."""
+    saved = context.folder / "gpu-answer.json"
+    taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
+    _check(json.loads(saved.read_bytes()), context.scale.nodes)
+    return taken.client
 
 
 def _check(answer: Object, nodes: int) -> None:
@@ -125,29 +140,67 @@ def _request(nodes: int, number: int) -> bytes:
 
 def _bind(context: benchmark_servers.BenchContext) -> list[float]:
     """Bound pods per second, by round."""
-    report_progress_line(f"starting a control plane, {BIND_NODES} nodes and two replicas")
+    scale = context.scale
+    with bind_cluster(context.folder) as cluster, replicas(cluster, benchmark_servers.PROGRAM) as running:
+        return [bind_round(cluster, running, number, scale.bound_pods) for number in range(scale.rounds)]
+
+
+class BindCluster(NamedTuple):
+    """A control plane with nodes that have GPUs, and the user of nodewise."""
+
+    sandbox: Sandbox
+    folder: Path
+    certificates: CertificateFiles
+    user: User
+
+
+class Replicas(NamedTuple):
+    """Running replicas, and the entry of their Service in a scheduler configuration."""
+
+    running: Sequence[MeasuredServer]
+    entry: Object
+
+
+@contextlib.contextmanager
+def bind_cluster(folder: Path) -> Iterator[BindCluster]:
+    report_progress_line(f"starting a control plane with {BIND_NODES} nodes")
     with (
-        controlplane.running(program_cache.folder(), context.folder) as plane,
+        controlplane.running(program_cache.folder(), folder) as plane,
         namespace_sandboxes.created(plane) as sandbox,
-        gpu_agent_replicas.behind_a_service(plane, context.folder, 2) as made,
     ):
+        extender_process.define(plane.api)
         sandbox.nodes(
             *(
                 gpu_cluster.node(f"n{number}", GPUS_PER_NODE, shares=2, millicores=1000)
                 for number in range(BIND_NODES)
             )
         )
-        return [
-            _round(sandbox, made, number, context.scale.bound_pods) for number in range(context.scale.rounds)
+        yield BindCluster(sandbox, folder, CertificateFiles(folder), gpu_cluster.user(plane))
+
+
+@contextlib.contextmanager
+def replicas(cluster: BindCluster, program: Path) -> Iterator[Replicas]:
+    """Run two replicas behind one address."""
+    words = ["extender", *extender_process.arguments(cluster.user, cluster.certificates), "--agents=gpu"]
+    words += [*gpu_cluster.FAST, "--shutdown-delay=0s", "--log-format=json"]
+    with load_balancer.serving() as service, contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(benchmark_servers.serving(program, words, cluster.folder / f"{name}.log"))
+            for name in ("first", "second")
         ]
+        service.set_endpoints(*(BalancedEndpoint(replica.url, replica.health) for replica in running))
+        wait("the Service has both replicas", lambda: len(service.ready) == len(running) or None)
+        served = ExtenderProcess(running[0].process, cluster.certificates)
+        yield Replicas(running, gpu_cluster.entry(served, urlPrefix=f"{service.url}/scheduler"))
 
 
-def _round(sandbox: Sandbox, made: GpuReplicas, number: int, count: int) -> float:
-    """Create pods, start a scheduler, wait for all bindings, and delete the pods."""
+def bind_round(cluster: BindCluster, replicas: Replicas, number: int, count: int) -> float:
+    """Create pods, start a scheduler, wait for all bindings, and delete the pods. Returns bound pods per second."""
+    sandbox = cluster.sandbox
     place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
-    pods = [gpu_cluster.pod(f"p-{number}-{place}", 1, millicores=600) for place in range(count)]
+    pods = [gpu_cluster.pod(f"p-{number}-{index}", 1, millicores=600) for index in range(count)]
     scheduler_bind_rounds.run_concurrently(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
-    config = {"clientConnection": scheduler_bind_rounds.RAISED_LIMITS, "extenders": [made.entry()]}
+    config = {"clientConnection": scheduler_bind_rounds.RAISED_LIMITS, "extenders": [replicas.entry]}
     with (
         scheduler_bind_rounds.watching(sandbox.plane, place) as watch,
         sandbox.plane.start_scheduler(config, verbosity=0),
@@ -159,17 +212,15 @@ def _round(sandbox: Sandbox, made: GpuReplicas, number: int, count: int) -> floa
             watch.progress,
         )
     sandbox.api.delete(place)
-    wait(
-        "all GPUs are free",
-        lambda: not any(map(gpu_agent_replicas.held_gpus, made.running)) or None,
-        DEADLINE_S,
-    )
-    summary = _summary(watch)
+    wait("all GPUs are free", lambda: all(map(_is_free, replicas.running)) or None, DEADLINE_S)
+    rate = scheduler_bind_rounds.summary(watch).rate
     report_progress_line(
-        f"round {number + 1}: {summary:.1f} pods bound per second, {len(watch.rejected)} rejected at first"
+        f"round {number + 1}: {rate:.1f} pods bound per second, {len(watch.rejected)} rejected at first"
     )
-    return summary
+    return rate
 
 
-def _summary(watch: BindWatch) -> float:
-    return scheduler_bind_rounds.summary(watch).rate
+def _is_free(replica: MeasuredServer) -> bool:
+    """Whether no pod has a GPU according to a replica."""
+    nodes = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
+    return not any(node["pods"] for node in nodes.values())

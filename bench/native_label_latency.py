@@ -62,7 +62,7 @@ def measure(bench: BindBench) -> dict[str, float]:
             writes = _writes_at_rest(bench)
             before = len(labels.changes)
             bench.metrics.set(METRICS[0], dict.fromkeys(bench.names, 90))
-            all_s = _change_times(labels, before, len(bench.names), _DEADLINE_ALL_S)[-1]
+            all_s = change_times(labels, before, len(bench.names), _DEADLINE_ALL_S)[-1]
         native_mode_rounds.uninstall(bench, account)
     return {
         "native_label_p50_s": round(alternating_rounds.percentile(label_s, 0.5), 1),
@@ -86,10 +86,10 @@ def _label_times(bench: BindBench, labels: LabelWatch, value: int) -> list[float
     """Seconds from a change of all metrics to each of the labels, as a watch shows them."""
     before = len(labels.changes)
     _set_metrics(bench, value)
-    return _change_times(labels, before, CHANGING_NODES * len(METRICS), _DEADLINE_S)
+    return change_times(labels, before, CHANGING_NODES * len(METRICS), _DEADLINE_S)
 
 
-def _change_times(labels: LabelWatch, before: int, due: int, deadline_s: float) -> list[float]:
+def change_times(labels: LabelWatch, before: int, due: int, deadline_s: float) -> list[float]:
     """Seconds from now to each of the labels after the first `before` ones, as a watch shows them."""
     began_s, times_s = time.monotonic(), list[float]()
     while len(times_s) < due:

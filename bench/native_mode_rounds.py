@@ -48,7 +48,7 @@ HALF_RULES: Final = ({"metric": TEMPERATURE, "above": 80}, {"metric": ERRORS, "a
 NONE_RULE: Final = {"metric": POWER, "above": 0}
 """It rejects all nodes."""
 _DEADLINE_S: Final = 120.0
-_UNLIMITED: Final = ("--kube-qps=5000", "--kube-burst=5000")
+UNLIMITED: Final = ("--kube-qps=5000", "--kube-burst=5000")
 """Labels are written as fast as the API server permits."""
 
 
@@ -69,11 +69,11 @@ class RunningController:
     """A running `nodewise controller`."""
 
     def __init__(self, process: Process) -> None:
-        self._log = process.log
+        self.process = process
 
     def metrics(self) -> dict[str, float]:
         """The values of its metrics; empty if it does not serve yet."""
-        lines = [line for line in self._log.read_text().splitlines() if line.startswith("{")]
+        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
         started = next((event for event in map(json.loads, lines) if event["event"] == "started"), None)
         if started is None:
             return {}
@@ -100,9 +100,11 @@ class RunningController:
 
 
 @contextlib.contextmanager
-def controller(account: User, folder: Path, *more: str) -> Iterator[RunningController]:
+def controller(
+    account: User, folder: Path, *more: str, program: Path = extender_process.NODEWISE
+) -> Iterator[RunningController]:
     """Run the controller with its default options."""
-    words = [extender_process.NODEWISE, "controller", "--native-mode", "--log-format=json"]
+    words = [program, "controller", "--native-mode", "--log-format=json"]
     words += [f"--kubeconfig={account.kubeconfig}", f"--namespace={native_mode.NAMESPACE}", "--health-port=0"]
     with Process([*words, *more], folder / f"controller-{child_processes.number()}.log") as process:
         yield RunningController(process)
@@ -141,7 +143,7 @@ def uninstall(bench: BindBench, account: User) -> None:
     policies = api.get("/apis/nodewise.io/v1alpha1/placementpolicies")["items"]
     for policy_object in policies:
         api.delete(api_client.path_of(policy_object))
-    with controller(account, bench.folder, *_UNLIMITED):
+    with controller(account, bench.folder, *UNLIMITED):
         for policy_object in policies:
             key = native_mode.LABEL_PREFIX + policy_object["metadata"]["uid"]
             wait(
@@ -159,7 +161,7 @@ def _is_unused(api: ClusterApi, key: str) -> bool | None:
 def label_nodes(cluster: NativeCluster, policies: Sequence[str]) -> None:
     """Label all nodes for these policies, given by path, as fast as the API server permits."""
     report_progress_line("labelling the nodes")
-    with controller(cluster.account, cluster.bench.folder, *_UNLIMITED) as running:
+    with controller(cluster.account, cluster.bench.folder, *UNLIMITED) as running:
         wait_active(cluster.bench.plane.api, policies)
         running.wait_settled()
 

@@ -76,7 +76,7 @@ def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
         }
 
 
-def _refresh_cpu_s(extender: benchmark_servers.MeasuredExtender) -> float:
+def _refresh_cpu_s(extender: benchmark_servers.MeasuredServer) -> float:
     """CPU time of one refresh of all metrics and of the snapshots, without requests. RuntimeError if none arrived."""
     (before, _), cpu_s = extender.fetches(), extender.cpu_s()
     time.sleep(PERIODS * PERIOD_S)

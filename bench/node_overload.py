@@ -52,7 +52,7 @@ def _row(agents: str, scale: benchmark_servers.Scale) -> Row:
     words = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
     ended = subprocess.run(
-        [*benchmark_servers.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept
+        [benchmark_servers.PROGRAM, *words], capture_output=True, text=True, check=False, env=kept
     )
     if ended.returncode:
         raise RuntimeError(f"nodewise {' '.join(words)}: {ended.stderr[-500:]}")

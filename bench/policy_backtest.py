@@ -154,7 +154,7 @@ def _measure(folder: Path, url: str, *options: str) -> tuple[float, resource.str
     )
     (folder / "policy.yaml").write_text(POLICY + nodes)
     command = [
-        *benchmark_servers.PROGRAM,
+        benchmark_servers.PROGRAM,
         *("policy", "backtest", str(folder / "policy.yaml"), f"--since={DAYS}d", f"--prometheus-url={url}"),
         f"--html={folder / 'page.html'}",
         *options,

@@ -115,7 +115,7 @@ def _quiet(bench: NamesBench, url: str, null_server: str) -> Rounds:
 
 
 def _refreshing(
-    bench: NamesBench, extender: benchmark_servers.MeasuredExtender, null_server: str, seconds: float
+    bench: NamesBench, extender: benchmark_servers.MeasuredServer, null_server: str, seconds: float
 ) -> Rounds:
     """RuntimeError if metric fetches failed or fell behind during the measurement."""
     asks = {

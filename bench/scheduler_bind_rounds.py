@@ -1,7 +1,6 @@
 """One round on the control plane: pods are pending, a kube-scheduler starts, a watch reports when each pod is bound."""
 
 import contextlib
-import os
 import statistics
 import threading
 import time
@@ -19,7 +18,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
-from bench import generated_cluster_objects
+from bench import benchmark_servers, generated_cluster_objects
 from bench.progress_lines import report_progress_line
 
 CONCURRENCY: Final = 8
@@ -248,18 +247,12 @@ def bind_pods(
         run_concurrently(lambda pod: plane.api.request("POST", path, json=pod), made)
         with scheduler as process:
             wait("the first pods are bound", lambda: watch.is_done(first) or None, deadline_s, watch.progress)
-            bound, cpu_s = len(watch.at_s), _cpu_s(process)
+            bound, cpu_s = len(watch.at_s), benchmark_servers.cpu_s(process)
             wait("all pods are bound", lambda: watch.is_done(pods) or None, deadline_s, watch.progress)
-            watch.cpu_ms = 1000 * (_cpu_s(process) - cpu_s) / max(pods - bound, 1)
+            watch.cpu_ms = 1000 * (benchmark_servers.cpu_s(process) - cpu_s) / max(pods - bound, 1)
     plane.api.delete(path)
     wait("all pods are gone", lambda: not plane.api.get(path, limit="1")["items"] or None, 60)
     return watch
-
-
-def _cpu_s(process: Process) -> float:
-    """CPU time of a process so far: utime and stime of proc_pid_stat(5)."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -57,22 +57,15 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
             generated_cluster_objects.names(nodes), POD_VARIANTS, _pod_variant
         ),
     )
-    arguments = [
+    words = benchmark_servers.extender_words(
+        context.certificates,
         f"--agents={','.join(SCORING_AGENTS)}",
         f"--objects-from={folder}",
         f"--state={context.folder / 'state.json'}",
         "--sync-period=1h",
-        "--shutdown-delay=0s",
-        "--address=127.0.0.1",
-        "--port=0",
-        "--health-port=0",
-        "--log-format=json",
-        f"--cert={context.certificates.server.cert}",
-        f"--key={context.certificates.server.key}",
-        f"--client-ca={context.certificates.client_ca}",
-    ]
+    )
     with benchmark_servers.serving(
-        benchmark_servers.PROGRAM, arguments, context.folder / "scoring.log"
+        benchmark_servers.PROGRAM, words, context.folder / "scoring.log"
     ) as extender:
         asks, client = {}, ""
         for agent in SCORING_AGENTS:

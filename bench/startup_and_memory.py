@@ -168,13 +168,14 @@ def policies() -> list[Object]:
 def _start(plane: FilledControlPlane, agents: str, settle_s: float) -> Start:
     """Measure one start, with the shipped access rights."""
     folder = Path(tempfile.mkdtemp(prefix="start-", dir=plane.folder))
-    arguments = [
+    words = [
+        "extender",
         *extender_process.arguments(plane.user, extender_process.CertificateFiles(folder)),
         f"--agents={agents}",
         f"--sync-period={compared_extenders.PERIOD_S}s",
         "--log-format=json",
     ]
-    with benchmark_servers.serving(benchmark_servers.PROGRAM, arguments, folder / "extender.log") as extender:
+    with benchmark_servers.serving(benchmark_servers.PROGRAM, words, folder / "extender.log") as extender:
         rss_mib = extender.rss_mib()
         time.sleep(settle_s)
         return Start(
