@@ -1,7 +1,7 @@
 """Formats the results: the table on stdout, and the generated parts of pages."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,7 +9,6 @@ from bench import node_count_scaling, node_overload, plots, results
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
-LOAD_AWARE: Final = Path(__file__).parents[1] / "docs" / "load-aware.md"
 BEGIN: Final = "<!-- figures: written by `make bench` from results.json -->\n"
 END: Final = "<!-- end of figures -->\n"
 
@@ -145,11 +144,6 @@ def _series(name: str, results_: Results) -> str:
     return f"| {name} | {requests} | {medians} | {tails} |"
 
 
-def bursts_block(results_: Results) -> str:
-    """The block of docs/load-aware.md: only the table of bursty pods."""
-    return "\n".join(_bursts(results_.get("bursts", []))[2:]) + "\n"
-
-
 def replace_figures(text: str, shown: str) -> str:
     """Replace the figures of a page. ValueError if its markers are missing."""
     before, begin, rest = text.partition(BEGIN)
@@ -159,12 +153,8 @@ def replace_figures(text: str, shown: str) -> str:
     return before + BEGIN + "\n" + shown + "\n" + END + after
 
 
-PAGES: Final[Mapping[Path, Callable[[Results], str]]] = {README: block, LOAD_AWARE: bursts_block}
-"""Pages with figures, and the functions that format these."""
-
-
 def update(part: str, measured: Measurement, others_share: float) -> None:
-    """Replace a part of the results, and write all of them with their pages. `others_share` is as in `MachineLoad`."""
+    """Replace a part of the results, and write all of them with their page. `others_share` is as in `MachineLoad`."""
     merged = results.merged(results.read(), part, measured, results.where(measured, others_share))
     results.write(merged)
     write(merged)
@@ -172,5 +162,4 @@ def update(part: str, measured: Measurement, others_share: float) -> None:
 
 def write(results_: Results) -> None:
     plots.write(results_)
-    for page, format_block in PAGES.items():
-        page.write_text(replace_figures(page.read_text(), format_block(results_)))
+    README.write_text(replace_figures(README.read_text(), block(results_)))

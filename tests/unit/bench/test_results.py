@@ -78,10 +78,9 @@ def test_node_minutes_are_those_of_the_runs():
         assert document[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
 
 
-@pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
-def test_pages_show_exactly_the_figures(page):
-    text = page.read_text()
-    assert report.replace_figures(text, report.PAGES[page](results.read())) == text
+def test_readme_shows_exactly_the_figures():
+    text = report.README.read_text()
+    assert report.replace_figures(text, report.block(results.read())) == text
 
 
 def test_readme_without_its_markers_is_an_error():
