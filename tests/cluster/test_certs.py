@@ -15,7 +15,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.tls.certificate_issuer import is_issued_by
+from nodewise.tls.x509_certificates import is_issued_by
 from tests import forked_commands
 from tests.cluster import (
     api_user_kubeconfigs,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import vendor_resource_names
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     deschedulers,

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from tools.helm_chart_generator import ALERT_RULES, PROMETHEUS_RULE
 
-from nodewise.observe.metric_definitions import METRICS
-from nodewise.observe.metrics_registry import PREFIX
+from nodewise.observe.metrics_registry import METRICS, PREFIX
 from tests.cluster.alert_rule_cases import CASES
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from tools import reference
 from tools.mkdocs_hook import lines, links
 
 from nodewise.cli.main import COMMANDS
-from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metric_definitions import METRICS
+from nodewise.observe.logs import EVENTS
+from nodewise.observe.metrics_registry import METRICS
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_lint
 from tests import docs_page_code_blocks

@@ -15,8 +15,8 @@ from nodewise.base.errors import BadInput, BadSettings
 from nodewise.cli import older_program_flags
 from nodewise.cli.main import command
 from nodewise.install import scheduler_configuration_file, scheduler_versions
-from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metric_definitions import METRICS
+from nodewise.observe.logs import EVENTS
+from nodewise.observe.metrics_registry import METRICS
 from nodewise.policies.placement_policy import PolicyKind
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_lint

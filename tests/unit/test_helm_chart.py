@@ -15,8 +15,7 @@ from nodewise import agents
 from nodewise.cli import main, settings_file
 from nodewise.cli.extender_options import GROUPS
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.observe.metric_definitions import METRICS
-from nodewise.observe.metrics_registry import PREFIX
+from nodewise.observe.metrics_registry import METRICS, PREFIX
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / helm_chart_generator.CHART

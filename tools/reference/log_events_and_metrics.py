@@ -1,9 +1,8 @@
 """The page of log events and metrics."""
 
 from nodewise.metrics.exported_metric_names import MAX_METRIC_NAMES
-from nodewise.observe.log_events import EVENTS
-from nodewise.observe.metric_definitions import METRICS
-from nodewise.observe.metrics_registry import PREFIX
+from nodewise.observe.logs import EVENTS
+from nodewise.observe.metrics_registry import METRICS, PREFIX
 from tools.reference.markdown_formatting import MADE, table
 
 _TENANT_CHOSEN_VALUES = (

@@ -1,4 +1,4 @@
-"""Kinds of error. A kind determines what the caller does next.
+"""Kinds of error, and text in messages. A kind determines what the caller does next.
 
     NodewiseError
     ├── BadInput       a request, file or object cannot be read; correct it                  HTTP 400, exit 1
@@ -139,3 +139,19 @@ def did_you_mean(name: str, valid: Sequence[str]) -> str:
 
 def _normalize_name_for_comparison(name: str) -> str:
     return name[:80].lower().translate({ord(character): None for character in "-_."})
+
+
+def visible(text: str) -> str:
+    """The text with escapes such as `\\x1b` for all characters that are not printable, except tabs. These include line
+    ends, control sequences and changes of the writing direction.
+    """
+    if text.isprintable():
+        return text
+    # repr instead of the codec `unicode_escape`, whose module would have to be imported first
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+
+
+def short(text: str, longest: int = 300) -> str:
+    """The escaped text in one line of at most `longest` characters."""
+    line = visible(" ".join(text[: 4 * longest].split()))
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"

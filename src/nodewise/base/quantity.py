@@ -3,13 +3,13 @@
 Grammar and rounding are those of k8s.io/apimachinery `resource.Quantity` (v0.36): decimal suffixes n u m,
 none, k M G T P E, binary Ki Mi Gi Ti Pi Ei, exponents `e3` and `E3`; anything finer than one nano is rounded
 away from zero; a value with a binary suffix is capped at 2**63 - 1 units. Python integers do not overflow, so
-all comparisons are exact.
+all comparisons are exact. `nano`, `milli` and `units` read requests of pods: an invalid quantity is 0 there.
 """
 
 import re
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 NANO: Final = 1_000_000_000
 _CAP: Final = (2**63 - 1) * NANO
@@ -77,3 +77,47 @@ def nano_to_text(nano: int) -> str:
 def nano_to_decimal(nano: int) -> Decimal:
     """The exact value in units, for JSON numbers and tables."""
     return Decimal(nano_to_text(nano))
+
+
+Quantity = str | int | float | None
+"""In the form of JSON; null is 0."""
+
+MAX_AMOUNT: Final = 2**53
+"""Larger amounts are reduced to it: a double holds every whole number up to here."""
+
+
+def milli(amount: Any) -> int:
+    """Thousandths of a unit, from 0 to `MAX_AMOUNT`: 1 for a CPU request of `0.0005`."""
+    return whole_milli(nano(amount))
+
+
+def units(amount: Any) -> int:
+    """Whole units, from 0 to `MAX_AMOUNT`: bytes of memory, numbers of pods."""
+    return whole_units(nano(amount))
+
+
+def nano(amount: Any) -> int:
+    """Nano-units, from 0 to `MAX_AMOUNT` units."""
+    if isinstance(amount, str):
+        return _parse_nano(amount) if len(amount) <= _MAX_LENGTH else 0
+    if isinstance(amount, int | float) and not isinstance(amount, bool):
+        return nano(str(amount))
+    return 0
+
+
+def whole_milli(nano: int) -> int:
+    """Nano-units as thousandths of a unit, rounded up, at most `MAX_AMOUNT`."""
+    return min(-(-nano // _MILLI), MAX_AMOUNT)
+
+
+def whole_units(nano: int) -> int:
+    """Nano-units as whole units, rounded up, at most `MAX_AMOUNT`."""
+    return min(-(-nano // NANO), MAX_AMOUNT)
+
+
+@lru_cache(maxsize=4096)
+def _parse_nano(text: str) -> int:
+    try:
+        return min(max(0, parse(text)), MAX_AMOUNT * NANO)
+    except ValueError:
+        return 0

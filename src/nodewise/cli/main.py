@@ -10,8 +10,7 @@ import click
 
 import nodewise
 from nodewise.base import distributions
-from nodewise.base.errors import BadSettings, NodewiseError
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import BadSettings, NodewiseError, short
 from nodewise.cli import exit_codes, terminal_output
 
 COMMANDS: Final = {

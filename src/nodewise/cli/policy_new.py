@@ -10,9 +10,8 @@ import click
 import msgspec
 
 from nodewise.base import clock, quantity, safe_yaml_loader
-from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.base.terminal_escaping import visible
 from nodewise.cli import (
     agent_selection,
     decide_inputs,

@@ -11,9 +11,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 import click
 
 from nodewise.base import clock
-from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown
+from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.base.terminal_escaping import visible
 from nodewise.cli import agent_selection, exit_codes, options_from_settings, terminal_output
 from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.object_line_finder import ObjectLineFinder

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})

@@ -5,7 +5,7 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 
 LATE_S: Final = 2.0
 

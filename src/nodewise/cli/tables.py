@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 
 MAX_LISTED_NODES: Final = 20
 """If there are more nodes, only the most relevant ones are listed."""

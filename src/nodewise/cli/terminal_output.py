@@ -2,7 +2,7 @@
 
 import click
 
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 
 
 def print_line(text: str) -> None:

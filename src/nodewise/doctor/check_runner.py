@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Final
 
 from nodewise.base import clock
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
 from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact

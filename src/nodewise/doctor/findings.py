@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE, Severity
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from nodewise.install.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
-from nodewise.tls.certificate_issuer import is_ip_address
+from nodewise.tls.x509_certificates import is_ip_address
 
 Object = Mapping[str, Any]
 

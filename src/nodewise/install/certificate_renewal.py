@@ -15,19 +15,17 @@ from cryptography import x509
 
 from nodewise.base.errors import BadSettings, Problem, Unavailable
 from nodewise.server.options import ISSUED_CLIENT
-from nodewise.tls.certificate_issuer import (
+from nodewise.tls.x509_certificates import (
     SKEW,
     CertificateIssuer,
     SignedCertificate,
-    is_host,
-    is_ip_address,
-    is_issued_by,
-)
-from nodewise.tls.x509_certificates import (
     certificate_names,
     common_name,
     encode_pem,
     format_rfc3339_time,
+    is_host,
+    is_ip_address,
+    is_issued_by,
     load_certificate_with_key,
     load_certificates,
     normalize_host_name,

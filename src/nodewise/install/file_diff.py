@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 
 _COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _END: Final = "\x1b[0m"

@@ -13,8 +13,8 @@ from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.kube.kubeconfig import KubeconfigContext
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.tls import pem_files
-from nodewise.tls.certificate_reloader import CertificateReloader, ReloadableFiles
+from nodewise.tls import certificate_files
+from nodewise.tls.certificate_files import CertificateReloader, ReloadableFiles
 
 _REMEDY: Final = "renew the credentials in the kubeconfig"
 
@@ -34,7 +34,7 @@ def context(kubeconfig_context: KubeconfigContext) -> ssl.SSLContext:
 def load_client_key_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
     """Load a PEM pair into a context; new connections present it."""
     try:
-        pem_files.load_pair_into_ssl_context(context, certificate, key)
+        certificate_files.load_pair_into_ssl_context(context, certificate, key)
     except (ssl.SSLError, ValueError) as error:
         problem = Problem(
             "client-certificate, client-key", _openssl_reason(error), "an unencrypted pair in PEM"
@@ -55,12 +55,16 @@ class TlsCredentials:
         bundle = _certificate_file_paths(kubeconfig_context.cluster, "certificate-authority")
         now_s = clock.now()
         self._pair = (
-            ReloadableFiles("kube_client", pair, pem_files.read_certificate_and_key, metrics_registry, now_s)
+            ReloadableFiles(
+                "kube_client", pair, certificate_files.read_certificate_and_key, metrics_registry, now_s
+            )
             if pair
             else None
         )
         self._bundle = (
-            ReloadableFiles("kube_ca", bundle, pem_files.read_trusted_certificates, metrics_registry, now_s)
+            ReloadableFiles(
+                "kube_ca", bundle, certificate_files.read_trusted_certificates, metrics_registry, now_s
+            )
             if bundle
             else None
         )

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.base import integer_quantities
-from nodewise.base.integer_quantities import Quantity
+from nodewise.base import quantity
+from nodewise.base.quantity import Quantity
 
 COMPLETED_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that hold no resources."""
@@ -125,7 +125,7 @@ def whole_requests(
 
     `cpu` is in milli-CPU, other resources are in whole units.
     """
-    whole_milli, whole_units = integer_quantities.whole_milli, integer_quantities.whole_units
+    whole_milli, whole_units = quantity.whole_milli, quantity.whole_units
     return tuple(
         [
             whole_milli(nano) if resource == "cpu" else whole_units(nano)
@@ -179,7 +179,7 @@ def _sum_of_containers(
     `requests` are those of the containers, and then of the init containers. `sidecars` tells of each init container
     whether it is a sidecar. See KEP-753.
     """
-    nano = integer_quantities.nano
+    nano = quantity.nano
     amounts = [nano(listed[resource]) if resource in listed else missing for listed in requests]
     if not sidecars:
         return sum(amounts)
@@ -285,7 +285,7 @@ def _pod_level_defaults(spec: RequestingSpec, specified: RequestedResources) -> 
 
 
 def _nano(listed: ResourceList, resource: str) -> int:
-    return integer_quantities.nano(listed.get(resource))
+    return quantity.nano(listed.get(resource))
 
 
 def named_resources(spec: RequestingSpec, status: ResizeStatus) -> tuple[str, ...]:

@@ -21,9 +21,8 @@ from nodewise.base.errors import BadSettings, Problem
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.options import ServeOptions
 from nodewise.server.tls_handshake import PROTOCOL, ServerContext
-from nodewise.tls import pem_files
-from nodewise.tls.certificate_reloader import ReloadableFiles
-from nodewise.tls.pem_files import CertificateBundle, X509KeyPair
+from nodewise.tls import certificate_files
+from nodewise.tls.certificate_files import CertificateBundle, ReloadableFiles, X509KeyPair
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
 _NOT_SIGNED: Final = (
@@ -51,8 +50,8 @@ def _context(pair: X509KeyPair, bundle: CertificateBundle | None) -> ServerConte
         context.verify_mode = ssl.CERT_REQUIRED
         # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        pem_files.add_trusted_certificates(context, bundle.authorities)
-    pem_files.load_pair_into_ssl_context(context, pair.certificate, pair.key)
+        certificate_files.add_trusted_certificates(context, bundle.authorities)
+    certificate_files.load_pair_into_ssl_context(context, pair.certificate, pair.key)
     context.bundle = bundle
     return context
 
@@ -139,7 +138,7 @@ class ServerCertificates:
             self._pair = ReloadableFiles(
                 "serving",
                 {"cert": options.cert, "key": options.key},
-                pem_files.read_certificate_and_key,
+                certificate_files.read_certificate_and_key,
                 metrics_registry,
                 now_s,
             )
@@ -151,7 +150,7 @@ class ServerCertificates:
                 self._bundle = ReloadableFiles(
                     "client_ca",
                     {"client_ca": options.client_ca},
-                    pem_files.read_trusted_certificates,
+                    certificate_files.read_trusted_certificates,
                     metrics_registry,
                     now_s,
                 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodewise.base.terminal_escaping import short, visible
+from nodewise.base.errors import short, visible
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from nodewise.doctor.policy_facts import (
     PodInfo,
     PolicyEvaluation,
 )
-from nodewise.tls.certificate_issuer import CertificateIssuer, SignedCertificate
+from nodewise.tls.x509_certificates import CertificateIssuer, SignedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)

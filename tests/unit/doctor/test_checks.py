@@ -27,7 +27,7 @@ from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
 from nodewise.policies import placement_policy_status, policy_conditions
-from nodewise.tls.certificate_issuer import CertificateIssuer
+from nodewise.tls.x509_certificates import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,

@@ -16,7 +16,7 @@ from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import AccessRight, ProbedServer
 from nodewise.doctor.findings import Finding
-from nodewise.tls.certificate_issuer import CertificateIssuer
+from nodewise.tls.x509_certificates import CertificateIssuer
 from tests.unit.doctor.facts_factory import CLIENT, CONTROLLER, HOST, YEAR
 from tests.unit.doctor.test_collectors import facts
 

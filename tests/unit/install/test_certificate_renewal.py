@@ -15,7 +15,7 @@ from nodewise.base.errors import BadSettings, Unavailable
 from nodewise.install import certificate_manifests, certificate_renewal
 from nodewise.install.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.tls import x509_certificates
-from nodewise.tls.certificate_issuer import CertificateIssuer
+from nodewise.tls.x509_certificates import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

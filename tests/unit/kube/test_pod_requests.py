@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.base import integer_quantities
+from nodewise.base import quantity
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, PodRequest
 
@@ -108,7 +108,7 @@ SPECS: dict[str, tuple[Object, PodRequest]] = {
     ),
     "sums that are too large": (
         {"containers": [container(cpu="8E", memory="8E")] * 9},
-        PodRequest(integer_quantities.MAX_AMOUNT, integer_quantities.MAX_AMOUNT),
+        PodRequest(quantity.MAX_AMOUNT, quantity.MAX_AMOUNT),
     ),
 }
 
@@ -254,10 +254,10 @@ def test_every_named_resource_is_requested() -> None:
         ("lots", 0, 0),
         ("-4", 0, 0),
         ("1e300", 0, 0),
-        ("9E", integer_quantities.MAX_AMOUNT, integer_quantities.MAX_AMOUNT),
+        ("9E", quantity.MAX_AMOUNT, quantity.MAX_AMOUNT),
         (True, 0, 0),
         ([], 0, 0),
     ],
 )
 def test_quantities_are_rounded_up_and_bounded(text: Any, milli: int, units: int) -> None:
-    assert (integer_quantities.milli(text), integer_quantities.units(text)) == (milli, units)
+    assert (quantity.milli(text), quantity.units(text)) == (milli, units)

@@ -8,8 +8,8 @@ from cryptography.x509 import DNSName, IPAddress, Name
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from nodewise.tls import certificate_issuer
-from nodewise.tls.certificate_issuer import CertificateIssuer
+from nodewise.tls import x509_certificates
+from nodewise.tls.x509_certificates import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -31,7 +31,7 @@ def test_a_servers_certificate_is_verified_for_each_of_its_names(
 ) -> None:
     leaf = x509.load_pem_x509_certificate(issuer.server(NAMES, NAMES[0]).cert)
     subject = (
-        IPAddress(ipaddress.ip_address(name)) if certificate_issuer.is_ip_address(name) else DNSName(name)
+        IPAddress(ipaddress.ip_address(name)) if x509_certificates.is_ip_address(name) else DNSName(name)
     )
     assert policy(issuer).build_server_verifier(subject).verify(leaf, [])[0] == leaf
     with pytest.raises(VerificationError):
@@ -76,4 +76,4 @@ def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: Certificate
     ],
 )
 def test_what_can_be_a_hosts_name(name: str, is_host: bool) -> None:
-    assert certificate_issuer.is_host(name) is is_host
+    assert x509_certificates.is_host(name) is is_host

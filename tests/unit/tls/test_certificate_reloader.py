@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from nodewise.base.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.tls import pem_files
-from nodewise.tls.certificate_reloader import ReloadableFiles
+from nodewise.tls import certificate_files
+from nodewise.tls.certificate_files import ReloadableFiles
 from tests.unit.server.raw_http_client import metric_value
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
@@ -28,7 +28,7 @@ class RotatedFiles:
         self.write(self.issue(-1, 90))
         paths = {"cert": str(self.cert), "key": str(self.key)}
         self.kept = ReloadableFiles(
-            "serving", paths, pem_files.read_certificate_and_key, self.metrics_registry, NOW_S
+            "serving", paths, certificate_files.read_certificate_and_key, self.metrics_registry, NOW_S
         )
 
     def poll(self, now_s):
@@ -156,7 +156,7 @@ def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
     files.write(files.issue(-9, -1))
     paths = {"cert": str(files.cert), "key": str(files.key)}
     kept = ReloadableFiles(
-        "serving", paths, pem_files.read_certificate_and_key, files.metrics_registry, NOW_S
+        "serving", paths, certificate_files.read_certificate_and_key, files.metrics_registry, NOW_S
     )
     with capture_logs() as lines:
         for later_s in (0, 1, DAY_S - 1, DAY_S):
@@ -185,7 +185,11 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     late, soon, good = (authority(days) for days in (-1, 3, 300))
     file.write_bytes(good)
     kept = ReloadableFiles(
-        "client_ca", {"client_ca": str(file)}, pem_files.read_trusted_certificates, metrics_registry, NOW_S
+        "client_ca",
+        {"client_ca": str(file)},
+        certificate_files.read_trusted_certificates,
+        metrics_registry,
+        NOW_S,
     )
     file.write_bytes(late + soon + good)
     kept.poll(NOW_S)
@@ -217,11 +221,16 @@ def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path,
     for length in range(begin + 1, end):
         bundle.write_bytes(complete[:length])
         with pytest.raises(BadSettings, match="begins 2 certificates, of which 1 are complete"):
-            pem_files.read_trusted_certificates(paths, pem_files.read_contents(paths))
+            certificate_files.read_trusted_certificates(paths, certificate_files.read_contents(paths))
     for content in (complete, complete.rstrip(), b"# --- clients ---\n" + complete + b"# end\n"):
         bundle.write_bytes(content)
         assert (
-            len(pem_files.read_trusted_certificates(paths, pem_files.read_contents(paths)).authorities) == 2
+            len(
+                certificate_files.read_trusted_certificates(
+                    paths, certificate_files.read_contents(paths)
+                ).authorities
+            )
+            == 2
         )
 
 
@@ -230,5 +239,7 @@ def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert.write_text("text")
     paths = {"cert": str(cert), "key": ""}
     with pytest.raises(BadSettings) as raised:
-        ReloadableFiles("serving", paths, pem_files.read_certificate_and_key, MetricsRegistry(), NOW_S)
+        ReloadableFiles(
+            "serving", paths, certificate_files.read_certificate_and_key, MetricsRegistry(), NOW_S
+        )
     assert [problem.field for problem in raised.value.problems] == ["cert", "key"]

@@ -23,7 +23,6 @@ ALLOWED = {
     "nodewise.base.clock",
     "nodewise.base.errors",
     "nodewise.base.trusted_files",
-    "nodewise.base.terminal_escaping",
     "nodewise_cpu",
     "nodewise.kube",
     "nodewise.kube.api_server_interface",

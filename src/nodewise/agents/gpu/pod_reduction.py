@@ -23,7 +23,7 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     cpu_milli,
     is_sidecar,
 )
-from nodewise.base.integer_quantities import Quantity
+from nodewise.base.quantity import Quantity
 from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestedResources, RequestingContainer
 
 MOST_BYTES: Final = 2**16

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewise import agents
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 from nodewise.cli import agent_selection
 from nodewise.cli.agents import agent_package_scaffold
 from nodewise.cli.extender_options import GROUPS

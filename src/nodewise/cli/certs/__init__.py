@@ -33,7 +33,7 @@ from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.tls import certificate_issuer, x509_certificates
+from nodewise.tls import x509_certificates
 
 _MAX_ATTEMPTS: Final = 5
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
@@ -248,9 +248,9 @@ def _check_signing_preconditions(options: CertsOptions, existing: StoredSecrets)
 
 async def _request_certificate(
     api: Api, options: CertsOptions, spec: CertificateSpec
-) -> certificate_issuer.SignedCertificate:
+) -> x509_certificates.SignedCertificate:
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
-    made = certificate_issuer.certificate_request(spec.client_name)
+    made = x509_certificates.certificate_request(spec.client_name)
     name = _make_object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
     request = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
     cert = await certificate_secrets.request_certificate(
@@ -270,7 +270,7 @@ async def _write_signed_certificate(
     api: Api,
     options: CertsOptions,
     spec: CertificateSpec,
-    leaf: certificate_issuer.SignedCertificate,
+    leaf: x509_certificates.SignedCertificate,
     authorities: bytes,
 ) -> None:
     """Write the trusted authorities first, and the certificate when a running nodewise has read them."""

@@ -8,8 +8,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from nodewise.base.errors import BadInput
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import BadInput, visible
 from nodewise.cli import exit_codes
 from nodewise.cli.configure.options import ConfigureOptions
 from nodewise.install import control_plane_file_plan, file_diff

@@ -5,7 +5,7 @@ from html import escape
 from typing import Final
 
 from nodewise.base import clock
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import visible
 from nodewise.cli.policy_backtest import plots, text_report
 from nodewise.cli.policy_backtest.report import BacktestReport, PolicyReport
 from nodewise.cli.tables import TableData

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.telemetry_policies import format_names
 from nodewise.doctor.facts import ReplicaMetrics, UnavailableFact

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,

@@ -6,8 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise.base.errors import UNREADABLE, NodewiseError, Refused
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, NodewiseError, Refused, short
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.kube import api_discovery
 from nodewise.kube.api_server_interface import Api, Expired, NotFound

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.base.errors import UNREADABLE, BadInput
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, BadInput, short
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,

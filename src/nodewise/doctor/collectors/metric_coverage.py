@@ -13,8 +13,7 @@ import numpy as np
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import NodewiseError
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import NodewiseError, short
 from nodewise.doctor.collectors.cluster_reader import API_SERVICES, ClusterReader, unavailable
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodes import collect_nodes

@@ -7,8 +7,7 @@ Without the right to impersonate a node, the flags of kube-apiserver's static po
 import re
 from typing import Any, Final
 
-from nodewise.base.errors import NodewiseError, Refused
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import NodewiseError, Refused, short
 from nodewise.doctor.collectors.cluster_reader import parse_json, unavailable
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.nodes import collect_nodes

@@ -11,8 +11,7 @@ import msgspec
 from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import UNREADABLE
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, short
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodewise_workloads import collect_extenders

@@ -10,8 +10,7 @@ import numpy as np
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import UNREADABLE
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, short
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.metric_coverage import collect_metric_series
 from nodewise.doctor.collectors.nodes import collect_nodes

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx2
 
-from nodewise.base.errors import BadSettings, Problem
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import BadSettings, Problem, short
 from nodewise.doctor.collectors import tls_probe
 from nodewise.doctor.collectors.cluster_reader import SERVICES, ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session

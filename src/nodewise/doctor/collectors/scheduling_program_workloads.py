@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.base import clock
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import short
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url

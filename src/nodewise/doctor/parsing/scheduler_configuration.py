@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from nodewise.base.errors import UNREADABLE, BadInput, shown
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, BadInput, short, shown
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.base.errors import UNREADABLE, BadInput
-from nodewise.base.terminal_escaping import short
+from nodewise.base.errors import UNREADABLE, BadInput, short
 from nodewise.doctor.parsing.object_fields import (
     get,
     get_condition,

@@ -17,8 +17,8 @@ from nodewise.metrics.prometheus import request_headers
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.request_headers import SecretHeaders
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.tls import pem_files
-from nodewise.tls.certificate_reloader import CertificateReloader, ReloadableFiles
+from nodewise.tls import certificate_files
+from nodewise.tls.certificate_files import CertificateReloader, ReloadableFiles
 
 _WHAT: Final = "Prometheus' settings"
 _HEADERS: Final = {
@@ -90,14 +90,14 @@ class _TlsFiles:
         bundle = {"--prometheus-ca": options.prometheus_ca}
         self._pair = (
             ReloadableFiles(
-                "prometheus_client", pair, pem_files.read_certificate_and_key, metrics_registry, now_s
+                "prometheus_client", pair, certificate_files.read_certificate_and_key, metrics_registry, now_s
             )
             if all(pair.values())
             else None
         )
         self._bundle = (
             ReloadableFiles(
-                "prometheus_ca", bundle, pem_files.read_trusted_certificates, metrics_registry, now_s
+                "prometheus_ca", bundle, certificate_files.read_trusted_certificates, metrics_registry, now_s
             )
             if all(bundle.values())
             else None
@@ -113,11 +113,13 @@ class _TlsFiles:
     def context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
-            pem_files.add_trusted_certificates(made, self._bundle.value.authorities)
+            certificate_files.add_trusted_certificates(made, self._bundle.value.authorities)
         else:
             made.load_default_certs()
         if self._pair:
-            pem_files.load_pair_into_ssl_context(made, self._pair.value.certificate, self._pair.value.key)
+            certificate_files.load_pair_into_ssl_context(
+                made, self._pair.value.certificate, self._pair.value.key
+            )
         return made
 
 

@@ -14,10 +14,10 @@ from nodewise.base.errors import (
     Problem,
     Refused,
     Unavailable,
+    short,
     shown,
     truncate,
 )
-from nodewise.base.terminal_escaping import short
 from nodewise.metrics import missing_values, sample_distance
 from nodewise.metrics.metrics_source import NoValues
 

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from nodewise.base import safe_yaml_loader
-from nodewise.base.errors import BadInput, Conflict, Problem, shown
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import BadInput, Conflict, Problem, shown, visible
 from nodewise.kube.resource_kinds import Resource
 from nodewise_cpu import allocation_store, cmk_names, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations

@@ -8,7 +8,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nodewise.tls.certificate_issuer import CertificateIssuer, is_issued_by
+from nodewise.tls.x509_certificates import CertificateIssuer, is_issued_by
 
 SERVICE: Final = "cmk-webhook-service"
 VALID: Final = timedelta(days=3650)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nodewise import __version__
-from nodewise.base.errors import NodewiseError, Problem, Refused, Unavailable
-from nodewise.base.terminal_escaping import visible
+from nodewise.base.errors import NodewiseError, Problem, Refused, Unavailable, visible
 from nodewise_cpu import allocator, cmk_names, cpu_set_formats
 from nodewise_cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise_cpu.pool_allocations import Task

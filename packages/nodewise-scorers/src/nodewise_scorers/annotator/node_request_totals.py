@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from nodewise.base import integer_quantities, quantity
-from nodewise.base.integer_quantities import MAX_AMOUNT
+from nodewise.base import quantity
+from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.node_capacity import GPU, Capacity
@@ -51,7 +51,7 @@ def pod_allocation(pod: Any, gpu: str = GPU) -> Allocation:
     CPU is rounded down to whole milli-CPU, as the older annotator does; other resources are rounded up to whole units.
     """
     cpu, *others = pod_requests.nano_requests(pod.spec, _resources(gpu), pod.status)
-    memory, devices, storage = map(integer_quantities.whole_units, others)
+    memory, devices, storage = map(quantity.whole_units, others)
     return Allocation(min(cpu * 1000 // quantity.NANO, MAX_AMOUNT), memory, 1, devices, storage)
 
 

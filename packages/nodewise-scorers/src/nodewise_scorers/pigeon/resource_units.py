@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.base import integer_quantities
+from nodewise.base import quantity
 from nodewise.base.errors import UNREADABLE
-from nodewise.base.integer_quantities import MAX_AMOUNT
+from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import RequestingPod, RequestingSpec
 from nodewise_scorers.statistics import load_annotations, node_capacity
@@ -70,7 +70,7 @@ def _parse_amount(raw: msgspec.Raw, resource: str) -> int:
         fields = _decode(raw) or {}
     except UNREADABLE:
         fields = {}
-    return integer_quantities.units(fields.get(resource))
+    return quantity.units(fields.get(resource))
 
 
 def requests_from_annotations(written: AllocationAnnotations | None) -> Amounts:

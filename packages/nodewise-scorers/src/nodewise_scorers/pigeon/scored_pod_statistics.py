@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
-from nodewise.base.integer_quantities import MAX_AMOUNT
+from nodewise.base.quantity import MAX_AMOUNT
 from nodewise_scorers.pigeon import pod_request_statistics
 from nodewise_scorers.pigeon.pod_request_statistics import DemandStatistics
 from nodewise_scorers.pigeon.resource_units import NAMES, Row

@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.base import integer_quantities
+from nodewise.base import quantity
 from nodewise.base.errors import UNREADABLE
 
 
@@ -48,7 +48,7 @@ def parse_capacity(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
         fields = _Allocatable()
     devices = fields.gpu if gpu == GPU else _other_resource(allocatable, gpu)
     quantities = (fields.memory, fields.pods, devices, fields.ephemeral_storage)
-    return Capacity(integer_quantities.milli(fields.cpu), *map(integer_quantities.units, quantities))
+    return Capacity(quantity.milli(fields.cpu), *map(quantity.units, quantities))
 
 
 def _other_resource(allocatable: msgspec.Raw, name: str) -> Any:
