@@ -14,7 +14,7 @@ from nodewise.base.clock import Clock
 from nodewise.base.option import SettingsByGroup
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.observe import background_task_restarts, event_loop_lag, logs, traces
+from nodewise.observe import background_tasks, logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.server import HttpServer
 
@@ -99,7 +99,7 @@ def create_agent_states(config: ServerConfig) -> dict[str, StateBuilder[Any]]:
 
 def create_event_loop_lag_task(tools: ClockAndMetrics) -> Task:
     async def measure_lag() -> None:
-        await event_loop_lag.measure_lag(*tools)
+        await background_tasks.measure_lag(*tools)
 
     return measure_lag
 
@@ -123,7 +123,7 @@ def _event_loop_factory() -> asyncio.AbstractEventLoop:
 async def _serve_until_signal(wire: Callable[[], WiredServer], shutdown_delay_s: float) -> None:
     running = wire()
     signals = _termination_signal_queue()
-    tasks = [asyncio.create_task(background_task_restarts.keep_running(task)) for task in running.tasks]
+    tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
         gc.freeze()  # objects of the start live until the end: collections need not visit them

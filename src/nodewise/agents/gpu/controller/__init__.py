@@ -26,7 +26,7 @@ from nodewise.base.errors import BadInput, Conflict, Refused
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
-from nodewise.observe import background_task_restarts, logs
+from nodewise.observe import background_tasks, logs
 
 _MANAGER: Final = {"fieldManager": "nodewise-gpu"}
 _AGAIN_S: Final = 5.0
@@ -69,7 +69,7 @@ class GpuController(Controller):
 
     async def run(self) -> None:
         """Check the allocations and publish metrics, in every replica."""
-        await background_task_restarts.keep_all_running(self._checker.run, self._gauges.run)
+        await background_tasks.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class DescheduleLabels:

@@ -224,14 +224,8 @@ def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path,
             certificate_files.read_trusted_certificates(paths, certificate_files.read_contents(paths))
     for content in (complete, complete.rstrip(), b"# --- clients ---\n" + complete + b"# end\n"):
         bundle.write_bytes(content)
-        assert (
-            len(
-                certificate_files.read_trusted_certificates(
-                    paths, certificate_files.read_contents(paths)
-                ).authorities
-            )
-            == 2
-        )
+        contents = certificate_files.read_contents(paths)
+        assert len(certificate_files.read_trusted_certificates(paths, contents).authorities) == 2
 
 
 def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nodewise.observe import background_task_restarts, logs
+from nodewise.observe import background_tasks, logs
 from tests.unit.kube import virtual_time
 
 
@@ -25,7 +25,7 @@ def test_a_defect_restarts_its_own_task_only(monkeypatch: pytest.MonkeyPatch) ->
         starts["nothing"] += 1
 
     async def main() -> None:
-        task = asyncio.create_task(background_task_restarts.keep_all_running(good, nothing, bad))
+        task = asyncio.create_task(background_tasks.keep_all_running(good, nothing, bad))
         await asyncio.sleep(3.5)
         task.cancel()
         await asyncio.wait([task])
