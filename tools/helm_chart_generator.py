@@ -22,7 +22,7 @@ import yaml
 from tests.cluster import program_cache
 
 from nodewise import agents
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.setting_declarations import Setting, list_settings
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise_scorers.cli import annotate
@@ -78,8 +78,10 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
         f"{kind.name}Settings": _closed(_sections(kind.name, kind.options))
         for kind in agents.built_in_agent_kinds()
     }
-    made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in_agent_kinds())])
-    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
+    made["settings"] = _closed(
+        [*_of(setting_groups()), *_of(kind.options for kind in agents.built_in_agent_kinds())]
+    )
+    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *setting_groups()]))
     described = {**before, "definitions": {**before.get("definitions", {}), **made}}
     return _with_required_defaults(described, yaml.safe_load((CHART / "values.yaml").read_text()))
 

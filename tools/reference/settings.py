@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from nodewise import agents
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.older_program_flags import GAS, SAFE, TAS
 from nodewise.cli.setting_declarations import Setting, list_settings
 from tools.reference.markdown_formatting import MADE, entry, table
@@ -18,7 +18,7 @@ _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 def settings_page() -> str:
     """Every setting of `nodewise extender`."""
     kinds = agents.built_in_agent_kinds()
-    groups = [*GROUPS, *(kind.options for kind in kinds)]
+    groups = [*setting_groups(), *(kind.options for kind in kinds)]
     parts = [
         MADE,
         "# Settings of `nodewise extender`\n\n",

@@ -8,10 +8,9 @@ from nodewise.agent import AgentKind
 from nodewise.agent.bind_plugin_interface import BindPlugin
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import object_and_metric_sources, options_from_settings
-from nodewise.cli.decide_inputs import PodPlacement
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.setting_declarations import Group, list_settings
-from nodewise.cli.settings_file import InstalledAgents
+from nodewise.cli.settings_file import KnownSettings
 from nodewise.engine import agent_chain
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.engine.waiting_pods import WaitingPodFields
@@ -21,18 +20,19 @@ from nodewise.kube.struct_type_merge import merge
 _MAX_DIGITS: Final = 18
 
 
-def agents_of_settings_files() -> InstalledAgents:
-    """The agents whose settings a settings file may contain. Those that cannot be used stop no command."""
+def known_settings() -> KnownSettings:
+    """The settings that a settings file may contain. An agent that cannot be used stops no command."""
+    groups = setting_groups()
     kinds: list[AgentKind] = []
     unusable: dict[str, str] = {}
     for (name, package, version), kind, why in agents.installed():
-        if kind is not None and not (why := find_settings_conflict(kind, GROUPS)):
+        if kind is not None and not (why := find_settings_conflict(kind, groups)):
             kinds.append(kind)
         else:
             unusable[name] = f"{package} {version}".strip() + f": {why}"
     for kind in kinds:
         unusable.pop(kind.name, None)  # a second package with an agent of this name
-    return InstalledAgents(kinds, unusable)
+    return KnownSettings(groups, kinds, unusable)
 
 
 def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
@@ -57,6 +57,8 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
     """Why an agent of another package cannot be used; empty if it can. nodewise's own agents have no conflicts."""
     if not isinstance(kind, ThirdPartyKind):
         return ""
+    from nodewise.cli.decide_inputs import PodPlacement
+
     try:
         object_and_metric_sources.merge_node_types([cast("AgentKind", kind)])
         merge("Pod", WaitingPodFields, PodPlacement, kind.pod_fields)
@@ -73,7 +75,7 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
 
 def parse_agents(text: str) -> list[AgentKind]:
     """The agents in a comma-separated list of names. `BadSettings` if one cannot be used."""
-    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
+    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()], *setting_groups())
 
 
 def agent_role_in_extender_entry(kind: AgentKind, options: Any) -> AgentRole:

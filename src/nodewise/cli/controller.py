@@ -7,8 +7,6 @@ import msgspec
 from nodewise import agents
 from nodewise.base.clock import SystemClock
 from nodewise.cli import (
-    agent_selection,
-    extender_options,
     large_memory_blocks,
     leader_wiring,
     object_and_metric_sources,
@@ -19,6 +17,7 @@ from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.leader_wiring import InputPaths, LeaderContext
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
+from nodewise.cli.settings_file import KnownSettings
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
@@ -103,15 +102,20 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     return WiredServer([admin], tasks, [*leader.closing, *snapshots.closing()], readiness)
 
 
+def known_settings() -> KnownSettings:
+    """The settings of the extender and of all agents, which are imported only if there is a settings file."""
+    from nodewise.cli import agent_selection
+
+    return agent_selection.known_settings()
+
+
 command = options_from_settings.create_click_command(
     "controller",
     run,
     options_from_settings.click_parameters(
         *GROUPS,
         kinds=[TELEMETRY],
-        # a settings file of the extender is accepted; of a setting with two defaults, that of the controller applies
-        known=[group for group in extender_options.GROUPS if group is not KubeOptions],
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=known_settings,  # a settings file of the extender is accepted
     ),
     short_help="Label nodes and write the status of policies.",
 )

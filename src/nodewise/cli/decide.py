@@ -27,7 +27,7 @@ from nodewise.cli.decide_inputs import InputSelection, ObjectsAndMetrics
 from nodewise.cli.decide_metrics import MetricSettings
 from nodewise.cli.decide_report import PodDecisions
 from nodewise.cli.explain import similar_names
-from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.extender_options import ExtenderOptions, setting_groups
 from nodewise.cli.name_completion import AgentNames, NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
@@ -211,8 +211,8 @@ def _select_inputs(command_line: CommandLine) -> InputSelection:
     """What to read. `BadSettings` if an agent or an option cannot be used."""
     own = command_line.settings(DecideOptions)
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_selection.load_agents_by_name(names or command_line.running_agents, *GROUPS)
-    agents = agents or agent_selection.agents_without_conflicts(*GROUPS)
+    agents = agent_selection.load_agents_by_name(names or command_line.running_agents, *setting_groups())
+    agents = agents or agent_selection.agents_without_conflicts(*setting_groups())
     return InputSelection(
         own.paths,
         own.policies,
@@ -360,9 +360,8 @@ command = options_from_settings.create_click_command(
         RefreshOptions,
         PrometheusOptions,
         ChainOptions,
-        kinds=agent_selection.agents_without_conflicts(*GROUPS),
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Decide offline, or for a whole cluster.",
 )

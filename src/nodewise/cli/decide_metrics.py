@@ -22,7 +22,6 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricCatalog, MetricsSource, SeriesCatalog, merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
@@ -156,7 +155,7 @@ async def _open_sources(
         yield [*loaded, *live]
     finally:
         for source in live:
-            if isinstance(source, PrometheusSource):
+            if isinstance(source, object_and_metric_sources.ClosableSource):
                 await source.close()
 
 

@@ -16,7 +16,7 @@ from nodewise.cli import (
     server_components,
 )
 from nodewise.cli.command_help import SectionedCommand
-from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.extender_options import ExtenderOptions, setting_groups
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
 from nodewise.observe import logs
@@ -56,7 +56,7 @@ def run(command_line: CommandLine) -> None:
       1  it cannot serve: a port is in use, or a certificate is invalid
       2  the command line or a setting is invalid
     """
-    settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
+    settings: dict[type, Any] = {group: command_line.settings(group) for group in setting_groups()}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
     if not any(name.strip() for name in own.agents.split(",")):
@@ -65,7 +65,7 @@ def run(command_line: CommandLine) -> None:
             "settings", [Problem("--agents", shown(own.agents), "the name of at least one agent")]
         )
     agents = agent_selection.load_agents_by_name(
-        (name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS
+        (name.strip() for name in own.agents.split(",") if name.strip()), *setting_groups()
     )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     large_memory_blocks.return_freed_blocks()
@@ -80,9 +80,9 @@ command = options_from_settings.create_click_command(
     "extender",
     run,
     options_from_settings.click_parameters(
-        *GROUPS,
-        kinds=agent_selection.agents_without_conflicts(*GROUPS),
-        known_agents=agent_selection.agents_of_settings_files,
+        *setting_groups(),
+        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,

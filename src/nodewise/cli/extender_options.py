@@ -1,6 +1,7 @@
 """Settings of `nodewise extender`, and all groups of its settings file."""
 
-from typing import Annotated, Final, Literal
+from functools import cache
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -76,19 +77,22 @@ class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
     """Size at which the recording ends; the extender continues to serve."""
 
 
-LEADER_TASKS: Final[tuple[LeaderTask, ...]] = tuple(
-    entry.load() for entry in distributions.own_entry_points(distributions.LEADER_TASKS)
-)
-"""The tasks of the extender's leader that nodewise's other distributions add."""
+@cache
+def leader_tasks() -> tuple[LeaderTask, ...]:
+    """The tasks of the extender's leader that nodewise's other distributions add."""
+    return tuple(entry.load() for entry in distributions.own_entry_points(distributions.LEADER_TASKS))
 
-GROUPS: Final[tuple[type[msgspec.Struct], ...]] = (
-    ExtenderOptions,
-    ChainOptions,
-    ServeOptions,
-    AdminOptions,
-    KubeOptions,
-    RefreshOptions,
-    PrometheusOptions,
-    *(group for task in LEADER_TASKS for group in task.options),
-)
-"""All groups of the extender. Other commands accept its settings file, and use the settings that they have."""
+
+@cache
+def setting_groups() -> tuple[type[msgspec.Struct], ...]:
+    """All groups of the extender. Other commands accept its settings file, and use the settings that they have."""
+    return (
+        ExtenderOptions,
+        ChainOptions,
+        ServeOptions,
+        AdminOptions,
+        KubeOptions,
+        RefreshOptions,
+        PrometheusOptions,
+        *(group for task in leader_tasks() for group in task.options),
+    )

@@ -9,7 +9,7 @@ from nodewise.agent.bind_plugin_interface import AllocationStateBuilder, BindPlu
 from nodewise.agent.controller_interface import Controller, Handle, LeaderTask
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import leader_wiring, object_and_metric_sources, server_components
-from nodewise.cli.extender_options import LEADER_TASKS, ExtenderOptions
+from nodewise.cli.extender_options import ExtenderOptions, leader_tasks
 from nodewise.cli.leader_wiring import InputPaths, LeaderContext, LeaderTasks, SnapshotComponents
 from nodewise.cli.object_and_metric_sources import DataRequirements
 from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
@@ -140,7 +140,7 @@ def _data_requirements(config: ServerConfig) -> DataRequirements:
 
 
 def _enabled_leader_tasks(config: ServerConfig) -> list[LeaderTask]:
-    return [task for task in LEADER_TASKS if task.is_enabled(config.settings)]
+    return [task for task in leader_tasks() if task.is_enabled(config.settings)]
 
 
 def _assemble_extender(

@@ -19,7 +19,12 @@ from nodewise.agent.controller_interface import (
 )
 from nodewise.base.clock import format_rfc3339
 from nodewise.cli import object_and_metric_sources, server_components
-from nodewise.cli.object_and_metric_sources import DataRequirements, ObjectFeed, SourceDependencies
+from nodewise.cli.object_and_metric_sources import (
+    ClosableSource,
+    DataRequirements,
+    ObjectFeed,
+    SourceDependencies,
+)
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, Task
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.leader_controller_loop import LeaderLoop
@@ -36,7 +41,6 @@ from nodewise.kube.store import Store
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Route
@@ -71,7 +75,7 @@ class SnapshotComponents(NamedTuple):
         return [*self.feed.tasks, self.refresher.run, publish]
 
     def closing(self) -> list[Callable[[], Awaitable[None]]]:
-        return [source.close for source in self.sources if isinstance(source, PrometheusSource)]
+        return [source.close for source in self.sources if isinstance(source, ClosableSource)]
 
 
 class SnapshotRelister:

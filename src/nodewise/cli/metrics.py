@@ -24,7 +24,6 @@ from nodewise.cli import (
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
 from nodewise.cli.decide_metrics import MetricSettings
-from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.name_completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
@@ -304,8 +303,7 @@ command = options_from_settings.create_click_command(
         MetricOptions,
         RefreshOptions,
         PrometheusOptions,
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="List the metrics of nodes, and the policies that use them.",
 )

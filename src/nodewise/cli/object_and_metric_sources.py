@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -27,7 +27,6 @@ from nodewise.metrics.metric_files import FileSource
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeLookup
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -218,6 +217,13 @@ def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) 
     return ObjectFeed(stores.pop("nodes"), stores, [follow], {})
 
 
+@runtime_checkable
+class ClosableSource(Protocol):
+    """A source of metrics with connections of its own."""
+
+    async def close(self) -> None: ...
+
+
 class SourceDependencies(NamedTuple):
     """What sources of metrics are created from."""
 
@@ -231,13 +237,20 @@ class SourceDependencies(NamedTuple):
     registry: MetricsRegistry
 
 
+def _create_prometheus_sources(dependencies: SourceDependencies) -> list[MetricsSource]:
+    urls = dependencies.prometheus.prometheus_url
+    if not urls:
+        return []
+    from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource  # a tenth of a start
+
+    settings = PrometheusSettings(dependencies.prometheus, dependencies.max_age_s)
+    return [PrometheusSource(url, settings, dependencies.nodes, dependencies.registry) for url in urls]
+
+
 _FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[MetricsSource]]]] = {
     "custom": lambda on: [CustomMetricsSource(on.api, on.timeout_s)] if on.api else [],
     "resource": lambda on: [ResourceMetricsSource(on.api, on.nodes, on.timeout_s)] if on.api else [],
-    "prometheus": lambda on: [
-        PrometheusSource(url, PrometheusSettings(on.prometheus, on.max_age_s), on.nodes, on.registry)
-        for url in on.prometheus.prometheus_url
-    ],
+    "prometheus": _create_prometheus_sources,
 }
 """Factories of sources by name, in the order of `auto`. They return an empty list if a requirement is missing."""
 

@@ -21,7 +21,7 @@ from nodewise.cli import older_program_flags, setting_declarations, settings_fil
 from nodewise.cli.click_parameter_types import click_type_of_setting, click_type_with_bounds
 from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import CommandOptions, Group, Setting
-from nodewise.cli.settings_file import AgentSections, InstalledAgents
+from nodewise.cli.settings_file import AgentSections, KnownSettings
 from nodewise.cli.unknown_variables import warn_of_unknown_variables
 from nodewise.kube.options import KubeOptions
 
@@ -127,23 +127,21 @@ def create_click_command(
 def click_parameters(
     *groups: Group,
     kinds: "Sequence[AgentKind]" = (),
-    known: Sequence[Group] = (),
-    known_agents: Callable[[], InstalledAgents] = InstalledAgents,
+    known_settings: Callable[[], KnownSettings] | None = None,
     has_file: bool = True,
 ) -> list[click.Parameter]:
     """The parameters of a command that takes these groups and these agents' settings.
 
-    The fields of `CommandOptions` come first, then `--config` if the command takes settings or knows groups, then the
-    settings. A setting that several groups have is one option. The file may also contain settings of the groups
-    `known` and of `known_agents`, which is called only if there is a file; settings for which the command has no option
-    have no effect.
+    The fields of `CommandOptions` come first, then `--config` if the command takes settings or knows some, then the
+    settings. A setting that several groups have is one option. The file may also contain `known_settings`, which is
+    called only if there is a file; settings for which the command has no option have no effect.
     """
     own = [group for group in groups if issubclass(group, CommandOptions)]
     shared = [group for group in groups if group not in own]
     own_settings = itertools.chain.from_iterable(map(setting_declarations.list_settings, own))
     file = (
-        [settings_file.config_option([*shared, *known], kinds, known_agents)]
-        if has_file and (shared or known)
+        [settings_file.config_option(shared, kinds, known_settings or KnownSettings)]
+        if has_file and (shared or known_settings)
         else []
     )
     shared_options = map(_create_shared_option, setting_declarations.merge_settings(shared, kinds))

@@ -24,7 +24,6 @@ from nodewise.cli import (
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import InputSelection, ObjectsAndMetrics
 from nodewise.cli.decide_metrics import MetricSettings
-from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_backtest import text_report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
@@ -410,8 +409,7 @@ command = options_from_settings.create_click_command(
         RefreshOptions,
         PrometheusOptions,
         kinds=[KIND],
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Show what changes if policies replace others.",
 )

@@ -14,7 +14,6 @@ from nodewise.base import clock
 from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, exit_codes, options_from_settings, terminal_output
-from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
@@ -260,8 +259,7 @@ command = options_from_settings.create_click_command(
     options_from_settings.click_parameters(
         PolicyTestOptions,
         kinds=[KIND],
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Run tests of policies.",
 )

@@ -34,9 +34,10 @@ class ConfigFile(NamedTuple):
     """Agents that cannot be used, whose settings are in the file."""
 
 
-class InstalledAgents(NamedTuple):
-    """The agents that are installed, by whether they can be used."""
+class KnownSettings(NamedTuple):
+    """Settings that a file may contain in addition to those of the command: of servers, and of installed agents."""
 
+    groups: Sequence[Group] = ()
     kinds: "Sequence[AgentKind]" = ()
     unusable: Mapping[str, str] = MappingProxyType({})
     """Names of agents that cannot be used, with their package and the reason."""
@@ -66,19 +67,23 @@ class AgentSections(NamedTuple):
 
 
 def config_option(
-    groups: Sequence[Group], kinds: "Sequence[AgentKind]", known_agents: Callable[[], InstalledAgents]
+    groups: Sequence[Group], kinds: "Sequence[AgentKind]", known_settings: Callable[[], KnownSettings]
 ) -> click.Option:
     """The option `--config` of a command with these groups and the options of these agents. The file may also contain
-    settings of `known_agents`, which are found only if there is a file.
+    `known_settings`, which is called only if there is a file. Where the command has a subclass of a known group, only
+    the subclass counts.
     """
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         if path:
-            agents = known_agents()
-            known = {kind.name: kind for kind in [*kinds, *agents.kinds]}
-            file = read_config_file(path, groups, [*known.values()], agents)
+            known = known_settings()
+            known_groups = [
+                group for group in known.groups if not any(issubclass(own, group) for own in groups)
+            ]
+            known_kinds = {kind.name: kind for kind in [*kinds, *known.kinds]}
+            file = read_config_file(path, [*groups, *known_groups], [*known_kinds.values()], known)
             for agent in file.ignored:
-                _warn_of_ignored_settings(ctx, path, agent, agents.unusable[agent])
+                _warn_of_ignored_settings(ctx, path, agent, known.unusable[agent])
             ctx.default_map = dict(file.values)
             ctx.params[SECTIONS] = AgentSections(path, file.sections, ctx)
 
@@ -108,7 +113,7 @@ def read_config_file(
     path: str,
     groups: Sequence[Group],
     kinds: "Sequence[AgentKind]",
-    installed: InstalledAgents = InstalledAgents(),  # noqa: B008 - a tuple cannot change
+    known: KnownSettings = KnownSettings(),  # noqa: B008 - a tuple cannot change
 ) -> ConfigFile:
     """The settings of a file. `BadSettings` with all problems of the file, and the closest key for an unknown one.
 
@@ -126,7 +131,7 @@ def read_config_file(
         if key in agents and isinstance(value, dict):
             place = _SettingsReader(f"{path}: {key}", _section_keys(agents[key], settings), problems)
             sections[key] = place.values(value)
-        elif key not in keys and (owner := installed.unusable_owner(key)):
+        elif key not in keys and (owner := known.unusable_owner(key)):
             ignored[owner] = None
         else:
             values |= _SettingsReader(path, keys, problems, agents).values({key: value})

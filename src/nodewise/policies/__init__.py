@@ -54,19 +54,20 @@ Replaces Telemetry Aware Scheduling 0.7.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nodewise.agent import Resource, Watched
 from nodewise.agent.controller_interface import ControllerKind, Handle
-from nodewise.policies.agent import SCHEDULING_RESOURCE, TelemetryAgent
-from nodewise.policies.controller import TelemetryController
 from nodewise.policies.options import TelemetryOptions, max_age_s
-from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
-from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
-from nodewise.policies.state import POLICY_KINDS, TelemetryStateBuilder
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise.policies.agent import TelemetryAgent
+    from nodewise.policies.controller import TelemetryController
+    from nodewise.policies.state import TelemetryStateBuilder
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
@@ -94,11 +95,24 @@ class TelemetryKind(ControllerKind):
     name = "telemetry"
     summary = "avoid and prefer nodes by live metrics (policies)"
     options = TelemetryOptions
-    pod_fields = PodFields
     node_fields = NodeFields
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise.policies.policy_selection import PodFields
+
+        return PodFields
 
     def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
         """Policies, and namespaces for trust and for selectors of namespaces."""
+        from nodewise.policies.policy_namespace_trust import (
+            NAMESPACES,
+            NamespaceObject,
+            drop_oversized_labels,
+        )
+        from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
+        from nodewise.policies.state import POLICY_KINDS
+
         policies = (
             Watched(name, RESOURCES[kind], PolicyObject, keep=drop_oversized_spec)
             for name, kind in POLICY_KINDS.items()
@@ -107,19 +121,29 @@ class TelemetryKind(ControllerKind):
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
         """The resource that pods with a policy request, as in the older system."""
+        from nodewise.policies.agent import SCHEDULING_RESOURCE
+
         return {SCHEDULING_RESOURCE: True}
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, whether or not it exists."""
+        from nodewise.policies.policy_selection import POLICY_LABEL
+
         return any(POLICY_LABEL in (pod.metadata.labels or {}) for pod in pods)
 
-    def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryStateBuilder:
+    def state(self, options: TelemetryOptions, sync_period_s: float) -> "TelemetryStateBuilder":
+        from nodewise.policies.state import TelemetryStateBuilder
+
         return TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
 
-    def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
+    def agent(self, options: TelemetryOptions) -> "TelemetryAgent":  # noqa: ARG002 - the contract of a kind
+        from nodewise.policies.agent import TelemetryAgent
+
         return TelemetryAgent()
 
-    def controller(self, options: TelemetryOptions, handle: Handle) -> TelemetryController:
+    def controller(self, options: TelemetryOptions, handle: Handle) -> "TelemetryController":
+        from nodewise.policies.controller import TelemetryController
+
         return TelemetryController(options, handle)
 
 

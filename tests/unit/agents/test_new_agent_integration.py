@@ -13,7 +13,7 @@ from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.cli import agent_selection, settings_file
 from nodewise.cli.agents import agent_package_scaffold, command
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import NodewiseWorkload
@@ -50,10 +50,10 @@ def test_it_is_listed_and_shown(kind: AgentKind) -> None:
 
 
 def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
-    assert kind in agent_selection.agents_without_conflicts(*GROUPS)
+    assert kind in agent_selection.agents_without_conflicts(*setting_groups())
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
-    settings = settings_file.read_config_file(str(file), GROUPS, agents.built_in_agent_kinds())
+    settings = settings_file.read_config_file(str(file), setting_groups(), agents.built_in_agent_kinds())
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
 
 

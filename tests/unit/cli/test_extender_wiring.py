@@ -10,7 +10,7 @@ from typing import Any
 from nodewise import agents
 from nodewise.base.clock import SystemClock
 from nodewise.cli import extender_wiring
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
 from nodewise.kube.leader_election_rules import EXTENDER_LEASE
 from nodewise.kube.options import KubeOptions
@@ -32,7 +32,7 @@ POD = {
 
 def config(kubeconfig: Path) -> ServerConfig:
     """The defaults, on free ports and without TLS, with the agent that binds and one that has a controller."""
-    settings: dict[type, Any] = {group: group() for group in GROUPS}
+    settings: dict[type, Any] = {group: group() for group in setting_groups()}
     settings[KubeOptions] = KubeOptions(kubeconfig=str(kubeconfig), namespace=NAMESPACE)
     settings[ServeOptions] = ServeOptions(unsafe=True, port=0)
     settings[AdminOptions] = AdminOptions(health_port=0)

@@ -48,26 +48,22 @@ Replaces GPU Aware Scheduling 0.5.6.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from nodewise.agent import Resource, Watched
 from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.agent.controller_interface import ControllerKind, Handle
-from nodewise.agents.gpu import (
-    container_gpu_amounts,
-    dra_nodes,
-    free_cpu,
-    gpu_request_histogram,
-    node_gpus,
-    vendor_resource_names,
-)
-from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.controller import GpuController
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
-from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
-from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, NAME, PODS, GpuStateBuilder
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise.agents.gpu.agent import GpuAgent
+    from nodewise.agents.gpu.controller import GpuController
+    from nodewise.agents.gpu.state import GpuStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
@@ -81,19 +77,33 @@ _RESOURCE_SLICES: Final = Resource(
 class GpuKind(ControllerKind):
     """The agent `gpu`."""
 
-    name = NAME
+    name = "gpu"
     summary = "place pods on nodes whose GPUs fit, and track the allocations of each GPU"
     options = GpuOptions
-    pod_fields = GpuPod
-    node_fields = GpuNode
     entry_weight = 20
     """The placement on GPUs outweighs two of the default plugins."""
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise.agents.gpu.gpu_pod_fields import GpuPod
+
+        return GpuPod
+
+    @cached_property
+    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise.agents.gpu.node_gpus import GpuNode
+
+        return GpuNode
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Nodes, pods, allocation records and devices of DRA drivers.
 
         Pods without GPUs only for their CPU, if the placement needs it.
         """
+        from nodewise.agents.gpu import dra_nodes, free_cpu, gpu_request_histogram
+        from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+        from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS
+
         counts = vendor_resource_names.load_profile(options.gpu_profile).counts
         keep = (
             free_cpu.reduce_non_gpu_pod_to_cpu
@@ -107,12 +117,12 @@ class GpuKind(ControllerKind):
                 _LEASES,
                 AllocationRecordLease,
                 own_namespace=True,
-                selectors={"labelSelector": f"{ALLOCATION_RECORD_LABEL}={GpuAgent.name}"},
+                selectors={"labelSelector": f"{ALLOCATION_RECORD_LABEL}={self.name}"},
             ),
             Watched(
                 DEMAND_CONFIGMAP,
                 _CONFIGMAPS,
-                DemandConfigMap,
+                gpu_request_histogram.DemandConfigMap,
                 keep=lambda configmap: (
                     configmap if configmap.metadata.name == gpu_request_histogram.NAME else None
                 ),
@@ -141,17 +151,25 @@ class GpuKind(ControllerKind):
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
+        from nodewise.agents.gpu import container_gpu_amounts, node_gpus
+
         chosen = vendor_resource_names.load_profile(options.gpu_profile)
         requested = any(container_gpu_amounts.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
-    def state(self, options: GpuOptions, sync_period_s: float) -> GpuStateBuilder:  # noqa: ARG002
+    def state(self, options: GpuOptions, sync_period_s: float) -> "GpuStateBuilder":  # noqa: ARG002
+        from nodewise.agents.gpu.state import GpuStateBuilder
+
         return GpuStateBuilder(vendor_resource_names.load_profile(options.gpu_profile))
 
-    def agent(self, options: GpuOptions) -> GpuAgent:
+    def agent(self, options: GpuOptions) -> "GpuAgent":
+        from nodewise.agents.gpu.agent import GpuAgent
+
         return GpuAgent(options, vendor_resource_names.load_profile(options.gpu_profile))
 
-    def controller(self, options: GpuOptions, handle: Handle) -> GpuController:
+    def controller(self, options: GpuOptions, handle: Handle) -> "GpuController":
+        from nodewise.agents.gpu.controller import GpuController
+
         return GpuController(options, vendor_resource_names.load_profile(options.gpu_profile), handle)
 
 

@@ -13,7 +13,7 @@ from nodewise import agents
 from nodewise.base.errors import visible
 from nodewise.cli import agent_selection
 from nodewise.cli.agents import agent_package_scaffold
-from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.name_completion import AgentNames
 from nodewise.cli.options_from_settings import output_option
 from nodewise.cli.setting_declarations import list_settings
@@ -65,7 +65,7 @@ def _escape_markup(text: str) -> Text:
 def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = agent.origin
     summary = agent.kind.summary if agent.kind else ""
-    broken = agent_selection.find_settings_conflict(agent.kind, GROUPS) if agent.kind else agent.why
+    broken = agent_selection.find_settings_conflict(agent.kind, setting_groups()) if agent.kind else agent.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from nodewise.base.option import Option
 from nodewise.cli import agent_selection, options_from_settings, terminal_output
-from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.extender_options import ExtenderOptions, setting_groups
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import scheduler_configuration
@@ -115,9 +115,8 @@ command = options_from_settings.create_click_command(
     run,
     options_from_settings.click_parameters(
         RenderSchedulerOptions,
-        kinds=agent_selection.agents_without_conflicts(*GROUPS),
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Print a configuration of kube-scheduler.",
 )

@@ -20,7 +20,6 @@ from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, decide_inputs, options_from_settings
-from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_backtest import history_reading, text_report
 from nodewise.cli.policy_backtest import report as reports
@@ -161,8 +160,7 @@ command = options_from_settings.create_click_command(
         RefreshOptions,
         PrometheusOptions,
         kinds=[KIND],
-        known=GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Evaluate policies over the history of their metrics.",
 )

@@ -207,7 +207,7 @@ command = options_from_settings.create_click_command(
         ChainOptions,
         WindowOptions,
         kinds=_agents_reading_pods_only(),
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Place bursty pods with scoring agents.",
 )

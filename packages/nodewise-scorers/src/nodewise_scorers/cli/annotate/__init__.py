@@ -10,7 +10,6 @@ from nodewise.base.option import Option
 from nodewise.cli import (
     agent_selection,
     exit_codes,
-    extender_options,
     options_from_settings,
     terminal_output,
 )
@@ -103,8 +102,7 @@ command = options_from_settings.create_click_command(
         RunOptions,
         ClusterOptions,
         *GROUPS,
-        known=extender_options.GROUPS,
-        known_agents=agent_selection.agents_of_settings_files,
+        known_settings=agent_selection.known_settings,
     ),
     short_help="Write statistics of nodes as annotations.",
     kind=_AnnotateCommand,
