@@ -10,12 +10,18 @@ Replaces the agent of that name of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from nodewise.agent import AgentKind, LoadScoring
-from nodewise_scorers.congestion.agent import CongestionAgent, PodFields
 from nodewise_scorers.congestion.options import CongestionOptions
-from nodewise_scorers.congestion.state import CongestionNode, CongestionStateBuilder, annotation
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise_scorers.congestion.agent import CongestionAgent
+    from nodewise_scorers.congestion.state import CongestionStateBuilder
 
 
 class CongestionKind(AgentKind):
@@ -24,18 +30,34 @@ class CongestionKind(AgentKind):
     name = "congestion"
     summary = "prefer nodes that are not congested (annotation congestion-factor)"
     options = CongestionOptions
-    pod_fields = PodFields
-    node_fields = CongestionNode
     load_scoring: LoadScoring = "aspect"
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.congestion.agent import PodFields
+
+        return PodFields
+
+    @cached_property
+    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.congestion.state import CongestionNode
+
+        return CongestionNode
 
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotation."""
+        from nodewise_scorers.congestion.state import annotation
+
         return any(annotation(node) is not None for node in nodes)
 
-    def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionStateBuilder:  # noqa: ARG002
+    def state(self, options: CongestionOptions, sync_period_s: float) -> "CongestionStateBuilder":  # noqa: ARG002
+        from nodewise_scorers.congestion.state import CongestionStateBuilder
+
         return CongestionStateBuilder(options)
 
-    def agent(self, options: CongestionOptions) -> CongestionAgent:
+    def agent(self, options: CongestionOptions) -> "CongestionAgent":
+        from nodewise_scorers.congestion.agent import CongestionAgent
+
         return CongestionAgent(options)
 
 

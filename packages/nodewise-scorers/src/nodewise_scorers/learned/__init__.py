@@ -13,15 +13,18 @@
 Replaces kubeRL, the reward-biased extender of kube-safe-scheduler.
 """
 
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
-from nodewise_scorers.learned.agent import LearnedAgent
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_types import ObservedPod, PendingPod, make_pod_reducer
-from nodewise_scorers.learned.state import PODS, LearnedStateBuilder
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise_scorers.learned.agent import LearnedAgent
+    from nodewise_scorers.learned.state import LearnedStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
@@ -36,19 +39,31 @@ class LearnedKind(AgentKind):
     name = "learned"
     summary = "prefer nodes on which pods of the same type did not fail"
     options = LearnedOptions
-    pod_fields = PendingPod
     node_fields = NodeFields
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
 
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.learned.pod_types import PendingPod
+
+        return PendingPod
+
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""
+        from nodewise_scorers.learned.pod_types import ObservedPod, make_pod_reducer
+        from nodewise_scorers.learned.state import PODS
+
         return (Watched(PODS, _PODS, ObservedPod, keep=make_pod_reducer(options.learned_namespaces)),)
 
-    def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedStateBuilder:  # noqa: ARG002
+    def state(self, options: LearnedOptions, sync_period_s: float) -> "LearnedStateBuilder":  # noqa: ARG002
+        from nodewise_scorers.learned.state import LearnedStateBuilder
+
         return LearnedStateBuilder(options)
 
-    def agent(self, options: LearnedOptions) -> LearnedAgent:
+    def agent(self, options: LearnedOptions) -> "LearnedAgent":
+        from nodewise_scorers.learned.agent import LearnedAgent
+
         return LearnedAgent(options)
 
 

@@ -19,15 +19,18 @@ Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
-from nodewise.kube.pod_requests import HOLDING_SELECTORS
-from nodewise_scorers.pigeon import node_request_sums, pigeon_cfg_file
-from nodewise_scorers.pigeon.agent import PigeonAgent
-from nodewise_scorers.pigeon.node_request_sums import HoldingPod
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonStateBuilder
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise_scorers.pigeon.agent import PigeonAgent
+    from nodewise_scorers.pigeon.state import PigeonStateBuilder
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
@@ -38,30 +41,50 @@ class PigeonKind(AgentKind):
     name = "pigeon"
     summary = "spread or pack pods by an objective for the requested resources of all nodes"
     options = PigeonOptions
-    pod_fields = PigeonPod
-    node_fields = PigeonNode
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.pigeon.state import PigeonPod
+
+        return PigeonPod
+
+    @cached_property
+    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.pigeon.state import PigeonNode
+
+        return PigeonNode
 
     def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
         """Pods on nodes, if their requests are counted instead of read from annotations."""
         if options.pigeon_usage == "annotations":
             return ()
+        from nodewise.kube.pod_requests import HOLDING_SELECTORS
+        from nodewise_scorers.pigeon import node_request_sums
+        from nodewise_scorers.pigeon.state import PODS
+
         keep = node_request_sums.make_pod_request_reducer(options.pigeon_gpu_resource)
-        return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
+        return (Watched(PODS, _PODS, node_request_sums.HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotations of requested resources."""
         annotations = (node.metadata.annotations for node in nodes)
         return any(entry.requested_cpu is not None for entry in annotations if entry is not None)
 
-    def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonStateBuilder:  # noqa: ARG002
+    def state(self, options: PigeonOptions, sync_period_s: float) -> "PigeonStateBuilder":  # noqa: ARG002
+        from nodewise_scorers.pigeon import pigeon_cfg_file
+        from nodewise_scorers.pigeon.state import PigeonStateBuilder
+
         from_pods = options.pigeon_usage == "pods"
         return PigeonStateBuilder(
             pigeon_cfg_file.load_config(options), options.pigeon_gpu_resource, from_pods=from_pods
         )
 
-    def agent(self, options: PigeonOptions) -> PigeonAgent:
+    def agent(self, options: PigeonOptions) -> "PigeonAgent":
+        from nodewise_scorers.pigeon import pigeon_cfg_file
+        from nodewise_scorers.pigeon.agent import PigeonAgent
+
         return PigeonAgent(options, pigeon_cfg_file.load_config(options))
 
 

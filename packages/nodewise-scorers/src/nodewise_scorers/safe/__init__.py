@@ -13,16 +13,19 @@ Replaces the agent `safe` of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from nodewise.agent import AgentKind, LoadScoring
-from nodewise_scorers.safe.agent import PodFields, SafeAgent
 from nodewise_scorers.safe.options import SafeOptions
-from nodewise_scorers.safe.state import SafeStateBuilder
-from nodewise_scorers.statistics.load_annotations import UsageAnnotations
-from nodewise_scorers.statistics.node_usage_reader import UsageNode
+
+if TYPE_CHECKING:
+    # imported when a kind is used: commands declare the options of all agents
+    from nodewise_scorers.safe.agent import SafeAgent
+    from nodewise_scorers.safe.state import SafeStateBuilder
+    from nodewise_scorers.statistics.node_usage_reader import UsageNode
 
 
 class SafeKind(AgentKind):
@@ -31,29 +34,42 @@ class SafeKind(AgentKind):
     name = "safe"
     summary = "avoid nodes that would probably be overloaded, by measured usage"
     options = SafeOptions
-    pod_fields = PodFields
-    node_fields = UsageNode
     load_scoring: LoadScoring = "whole"
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.safe.agent import PodFields
+
+        return PodFields
+
+    @cached_property
+    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        from nodewise_scorers.statistics.node_usage_reader import UsageNode
+
+        return UsageNode
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has statistics, or statistics come from metrics."""
         return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
-    def state(self, options: SafeOptions, sync_period_s: float) -> SafeStateBuilder:  # noqa: ARG002
+    def state(self, options: SafeOptions, sync_period_s: float) -> "SafeStateBuilder":  # noqa: ARG002
+        from nodewise_scorers.safe.state import SafeStateBuilder
+
         return SafeStateBuilder(options)
 
-    def agent(self, options: SafeOptions) -> SafeAgent:
+    def agent(self, options: SafeOptions) -> "SafeAgent":
+        from nodewise_scorers.safe.agent import SafeAgent
+
         return SafeAgent(options)
 
 
-_STATISTICS: Final = tuple(
-    field.name for field in msgspec.structs.fields(UsageAnnotations) if field.name != "annotated_at"
-)
-
-
-def _has_statistics(node: UsageNode) -> bool:
+def _has_statistics(node: "UsageNode") -> bool:
     annotations = node.metadata.annotations
-    return annotations is not None and any(getattr(annotations, field) is not None for field in _STATISTICS)
+    return annotations is not None and any(
+        getattr(annotations, field) is not None
+        for field in annotations.__struct_fields__
+        if field != "annotated_at"
+    )
 
 
 KIND: Final = SafeKind()
