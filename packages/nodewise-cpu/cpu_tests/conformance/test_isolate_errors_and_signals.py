@@ -280,6 +280,7 @@ def test_isolate_imports_only_the_standard_library(two_cpu_node: DirectoryNode) 
     foreign = imported - sys.stdlib_module_names - {"apport_python_hook"}
     assert {name for name in foreign if not name.startswith(("_", "site", "sitecustomize"))} == {
         "nodewise",
+        "nodewise_cpu",
         "imported package",
     }
     assert not imported & {

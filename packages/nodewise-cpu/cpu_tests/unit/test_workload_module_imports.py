@@ -20,6 +20,7 @@ LEAN = sorted(
 ROOMS = {f"nodewise_cpu.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
 ALLOWED = {
     "nodewise",
+    "nodewise.base",
     "nodewise.base.clock",
     "nodewise.base.errors",
     "nodewise.base.trusted_files",
