@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from tests.cluster.child_processes import ChildProcess, Process
 
-PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise_cpu.cli.cmk"}
+PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise_cpu.cmk"}
 """Modules of the scripts in the environment's folder of programs."""
 NODEWISE: Final = Path(sys.executable).parent / "nodewise"
 CMK: Final = NODEWISE.parent / "cmk"

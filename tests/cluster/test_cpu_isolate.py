@@ -124,7 +124,7 @@ class PodProcesses:
         isolate = [
             sys.executable,
             "-m",
-            "nodewise_cpu.cli.cmk",
+            "nodewise_cpu.cmk",
             "isolate",
             f"--namespace={self.space}",
             *words,

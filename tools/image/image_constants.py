@@ -32,7 +32,7 @@ PLUGINS: Final = tuple(ROOT / f"packages/nodewise-{name}" for name in ("cpu", "s
 EXTRAS: Final = ("risk", "cri", "traces")
 """Extras of nodewise. Not `install`, whose output is in the image, nor `plots`, which is for workstations."""
 
-SCRIPTS: Final = {"/cmk/cmk.py": "nodewise_cpu.cli.cmk"}
+SCRIPTS: Final = {"/cmk/cmk.py": "nodewise_cpu.cmk"}
 """Programs besides the wheel's entry points: CMK's pods use this path."""
 READY: Final = "/usr/share/nodewise/cmk"
 """The program that `nodewise cpu install` copies to hosts: `<sys.prefix>/share/nodewise/cmk`."""

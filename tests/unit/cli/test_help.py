@@ -10,7 +10,7 @@ from tools.reference.commands import every, help_and_default, summary
 
 from nodewise import agents
 from nodewise.cli.main import command, run
-from nodewise_cpu.cli import cmk
+from nodewise_cpu import cmk
 from tests import docs_page_code_blocks
 from tests.unit.test_docs_page_commands import problem
 

@@ -51,7 +51,7 @@ class DirectoryNode(NamedTuple):
         return [
             sys.executable,
             "-m",
-            "nodewise_cpu.cli.cmk",
+            "nodewise_cpu.cmk",
             "isolate",
             "--direct",
             f"--conf-dir={self.root}",

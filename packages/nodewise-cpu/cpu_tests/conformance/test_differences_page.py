@@ -65,20 +65,20 @@ ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
 FAULTS = {"B": 76}
 """The number of faults by letter."""
 SHOWN = {
-    18: "cpu_tests/conformance/test_isolate_errors_and_signals.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
-    22: "cpu_tests/conformance/test_isolate_errors_and_signals.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
-    34: "cpu_tests/conformance/test_isolate_errors_and_signals.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
-    38: "cpu_tests/unit/store/test_configmap.py::test_keys_and_annotations_of_others_are_kept",
-    43: "cpu_tests/conformance/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
-    45: "cpu_tests/unit/cli/test_cpu_common_options.py::test_is_never_guessed",
-    50: "cpu_tests/unit/webhook/test_manifests.py::test_options_are_applied",
+    18: "conformance/test_isolate_errors_and_signals.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
+    22: "conformance/test_isolate_errors_and_signals.py::test_isolate_waits_for_a_free_list_and_ends_at_a_signal",
+    34: "conformance/test_isolate_errors_and_signals.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
+    38: "unit/store/test_configmap.py::test_keys_and_annotations_of_others_are_kept",
+    43: "conformance/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
+    45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
+    50: "unit/webhook/test_manifests.py::test_options_are_applied",
     51: "tests/cluster/test_cpu_node_setup_and_removal.py::test_all_that_is_made_is_what_the_api_server_knows",
     55: "tests/cluster/test_cpu_node_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
-    56: "cpu_tests/unit/cluster/test_node_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
-    65: "cpu_tests/conformance/test_webhook.py::test_silent_clients_delay_no_others",
-    75: "cpu_tests/unit/webhook/test_manifests.py::"
+    56: "unit/cluster/test_node_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
+    65: "conformance/test_webhook.py::test_silent_clients_delay_no_others",
+    75: "unit/webhook/test_manifests.py::"
     "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
-    76: "unit/test_docs_match_code.py::",
+    76: "tests/unit/test_docs_match_code.py::",
 }
 """The tests of faults without a row, if they are not in `test_known_cmk_bugs.py`."""
 HERE = Path(__file__).parent
@@ -146,5 +146,5 @@ def test_every_fault_has_a_test_or_a_row() -> None:
     assert silent <= here | SHOWN.keys()
     for place in SHOWN.values():
         path, _, name = place.partition("::")
-        folder = HERE.parents[3] if path.startswith("tests/") else HERE.parents[1]
+        folder = HERE.parents[3] if path.startswith("tests/") else HERE.parent
         assert f"def {name}" in (folder / path).read_text() or not name, place

@@ -7,7 +7,7 @@ PROGRAM = """
 import sys
 sys.modules["numpy"] = None
 import importlib, pkgutil
-import nodewise_cpu.cli, nodewise_cpu.cli.cmk
+import nodewise_cpu.cli, nodewise_cpu.cmk
 for module in pkgutil.iter_modules(nodewise_cpu.cli.__path__):
     if module.name not in {"agent", "cluster_init", "webhook"}:
         importlib.import_module(f"nodewise_cpu.cli.{module.name}")

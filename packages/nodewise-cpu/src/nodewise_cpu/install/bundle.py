@@ -20,7 +20,7 @@ from nodewise_cpu.install.elf_paths import LONGEST_PATH, relocate
 from nodewise_cpu.install.frozen_program import Program
 from nodewise_cpu.install.installation import LIBRARIES, PROGRAM
 
-_LAUNCHER: Final = "from nodewise_cpu.cli.cmk import run\n\nrun()\n"
+_LAUNCHER: Final = "from nodewise_cpu.cmk import run\n\nrun()\n"
 _EXCLUDED: Final = (
     "numpy", "scipy", "matplotlib", "tkinter", "grpc", "google", "uvicorn", "uvloop", "httptools",
     "setuptools", "pkg_resources", "pip", "pygments", "pytest", "PyInstaller",
