@@ -1,6 +1,7 @@
 """Formats the results: the table on stdout, and the generated parts of pages."""
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -83,7 +84,8 @@ def _places(results_: Results) -> list[str]:
     versions = {
         name: version for place in results_["parts"].values() for name, version in place["versions"].items()
     }
-    return [*lines, "", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."]
+    programs = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return [*lines, "", *textwrap.wrap(f"Versions: {programs}.", 120)]
 
 
 def _growth(sizes: Sequence[node_count_scaling.Row]) -> list[str]:
