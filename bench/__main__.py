@@ -71,9 +71,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         report_progress_line("building the client (Go, a minute for the first time)")
         certificates = benchmark_servers.create_certificates(Path(folder))
-        client = LoadClient(
-            load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler
-        )
+        client = LoadClient(load_clients.build(Path(folder)), certificates.server_ca, certificates.scheduler)
         for name in options.parts:
             context = BenchContext(Path(folder, f"part-{name}"), certificates, client, options.scale)
             context.folder.mkdir()

@@ -138,25 +138,20 @@ def _compare_requests(bench: CompareBench) -> None:
     with _api_servers(bench) as kubeconfigs:
         for order in bench.rounds():
             with contextlib.ExitStack() as stack:
-                extenders = {
-                    state: stack.enter_context(
-                        benchmark_servers.extender(
-                            kubeconfigs[state].parent,
-                            context.certificates,
-                            kubeconfigs[state],
-                            "1h",
-                            state.program,
-                        )
+                extenders = {}
+                for state in order:
+                    extender = benchmark_servers.extender(
+                        kubeconfigs[state].parent,
+                        context.certificates,
+                        kubeconfigs[state],
+                        "1h",
+                        state.program,
                     )
-                    for state in order
-                }
+                    extenders[state] = stack.enter_context(extender)
                 time.sleep(PERIOD_S)
                 for state, extender in extenders.items():
                     bench.add(EXTENDER_REST, state, extender.rss_mib())
-                    folder, kubeconfig = kubeconfigs[state].parent, kubeconfigs[state]
-                    NamesBench(folder, context.certificates, context.client, kubeconfig, load, 1).answers(
-                        extender.url
-                    )
+                    NamesBench(kubeconfigs[state].parent, context.client, load, 1).answers(extender.url)
                 for verb, path in PATHS.items():
                     _compare_series(bench, f"{verb}, names", extenders, path, load, requests)
                 for state, extender in extenders.items():
@@ -352,9 +347,7 @@ def _compare(states: Sequence[State], options: argparse.Namespace) -> int:
     comparison, machine_load, missing = Comparison(), MachineLoad(), list[str]()
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         certificates = benchmark_servers.create_certificates(Path(folder))
-        client = LoadClient(
-            load_clients.program(Path(folder)), certificates.server_ca, certificates.scheduler
-        )
+        client = LoadClient(load_clients.build(Path(folder)), certificates.server_ca, certificates.scheduler)
         for name in options.parts:
             report_progress_line(f"part {name}")
             context = BenchContext(Path(folder, f"part-{name}"), certificates, client, options.scale)

@@ -3,13 +3,11 @@
 It runs a control plane, a real kube-scheduler and nodewise with its default period and rate limits. The victim is a
 namespace with one policy that labels nodes and one that a waiting pod references. Rounds without and with the hostile
 namespace follow each other. That namespace is trusted and at every budget of the telemetry agent: its queries never
-end, its labels change on all nodes in each period, and hundreds of its pods wait. Writes hostile-tenant.json and
-updates results.json.
+end, its labels change on all nodes in each period, and hundreds of its pods wait. Updates results.json.
 """
 
 import argparse
 import contextlib
-import json
 import tempfile
 import threading
 import time
@@ -43,7 +41,6 @@ from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.policies import node_label_budget, policy_objects, taspolicy_parser
 from nodewise.policies.options import TelemetryOptions
 
-PATH: Final = Path(__file__).parent / "hostile-tenant.json"
 PERIOD_S: Final = 5.0
 VICTIM_NODES: Final = 10
 """Nodes whose label of the victim changes in a round."""
@@ -103,8 +100,6 @@ def main() -> None:
     share = machine_load.others_share()
     figures = _figures(alone, beside)
     if options.write:
-        run = {"alone": [row._asdict() for row in alone], "beside": [row._asdict() for row in beside]}
-        PATH.write_text(json.dumps({"nodes": options.nodes, **figures, **run}, indent=2) + "\n")
         measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
         report.update(TENANTS, measured, share)
     for key, value in figures.items():

@@ -1,20 +1,18 @@
-"""Load clients in separate processes: Go's, built from `client/`, or Python's if there is no Go."""
+"""The load client, a process with the HTTP client of Go as kube-scheduler uses it, built from `client/`."""
 
 import json
-import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.cluster import go_toolchain
 from tests.cluster.certificates import CertificatePair
 
 SOURCE = Path(__file__).parent / "client"
 
 
 class LoadResult(NamedTuple):
-    """Durations of requests as a client measured them, in order."""
+    """Durations of requests as the client measured them, in order."""
 
     client: str
     tls: str
@@ -41,7 +39,7 @@ class HttpLoad(NamedTuple):
 class LoadClient(NamedTuple):
     """A client program with its certificates."""
 
-    program: Sequence[str]
+    program: Path
     ca: Path
     pair: CertificatePair
 
@@ -59,7 +57,7 @@ class LoadClient(NamedTuple):
             "key": self.pair.key,
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        ended = subprocess.run([*self.program, *arguments], capture_output=True, text=True, check=False)
+        ended = subprocess.run([self.program, *arguments], capture_output=True, text=True, check=False)
         if ended.returncode:
             raise RuntimeError(f"the client failed: {ended.stderr[-500:]}")
         taken = LoadResult(**json.loads(ended.stdout))
@@ -70,12 +68,9 @@ class LoadClient(NamedTuple):
         return taken
 
 
-def program(folder: Path) -> list[str]:
-    """The command of the best client that this machine can have; a Go client is built into the folder."""
-    go = shutil.which("go")
-    if go:
-        target = folder / "client"
-        built = subprocess.run([go, "build", "-o", target, "."], cwd=SOURCE, check=False)
-        if built.returncode == 0:
-            return [str(target)]
-    return [sys.executable, "-m", "bench.python_load_client"]
+def build(folder: Path) -> Path:
+    """Build the client into the folder. MissingError if there is no Go and none can be installed."""
+    target = folder / "client"
+    command = [go_toolchain.find(SOURCE), "build", "-o", target, "."]
+    subprocess.run(command, cwd=SOURCE, env=go_toolchain.environment(), check=True)
+    return target

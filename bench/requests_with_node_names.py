@@ -22,9 +22,7 @@ class NamesBench(NamedTuple):
     """Inputs of every step."""
 
     folder: Path
-    certificates: benchmark_servers.Certificates
     client: LoadClient
-    kubeconfig: Path
     load: HttpLoad
     """Without a URL."""
     times: int
@@ -74,35 +72,27 @@ def _check(filtered: Mapping[str, Any], prioritized: list[dict[str, Any]]) -> No
 
 def measure(context: benchmark_servers.BenchContext) -> Measurement:
     """Measure rounds of requests without metric refreshes, and rounds of some seconds while metrics refresh."""
-    nodes, requests = context.scale.nodes, context.scale.requests
-    bodies = write(
-        context.folder / "names",
-        generated_cluster_objects.requests(generated_cluster_objects.names(nodes), PODS),
+    folder, certificates, scale = context.folder, context.certificates, context.scale
+    requests = generated_cluster_objects.requests(generated_cluster_objects.names(scale.nodes), PODS)
+    load = HttpLoad(
+        "", write(folder / "names", requests), warmup=scale.requests // 5, requests=scale.requests
     )
-    load = HttpLoad("", bodies, warmup=requests // 5, requests=requests)
-    with benchmark_servers.apiserver(context.folder, context.certificates, nodes) as kubeconfig:
-        bench = NamesBench(
-            context.folder, context.certificates, context.client, kubeconfig, load, context.scale.rounds
-        )
+    bench = NamesBench(folder, context.client, load, scale.rounds)
+    saved = {path: bench.saved(verb) for verb, path in PATHS.items()}
+    with benchmark_servers.apiserver(folder, certificates, scale.nodes) as kubeconfig:
         report_progress_line("starting the extender, its metrics at rest")
-        with benchmark_servers.extender(bench.folder, bench.certificates, bench.kubeconfig, "1h") as extender:
+        with benchmark_servers.extender(folder, certificates, kubeconfig, "1h") as extender:
             client = bench.answers(extender.url)
-            with benchmark_servers.null_server(
-                bench.folder, bench.certificates, {PATHS[v]: bench.saved(v) for v in PATHS}
-            ) as null_server:
+            with benchmark_servers.null_server(folder, certificates, saved) as null_server:
                 measured = _quiet(bench, extender.url, null_server)
         report_progress_line(
             f"starting the extender, {len(generated_cluster_objects.METRICS)} metrics every {PERIOD_S} s"
         )
         with (
-            benchmark_servers.null_server(
-                bench.folder, bench.certificates, {PATHS[FILTER]: bench.saved(FILTER)}
-            ) as null_server,
-            benchmark_servers.extender(
-                bench.folder, bench.certificates, bench.kubeconfig, f"{PERIOD_S}s"
-            ) as extender,
+            benchmark_servers.null_server(folder, certificates, saved) as null_server,
+            benchmark_servers.extender(folder, certificates, kubeconfig, f"{PERIOD_S}s") as extender,
         ):
-            measured |= _refreshing(bench, extender, null_server, context.scale.seconds)
+            measured |= _refreshing(bench, extender, null_server, scale.seconds)
             rss_mib = extender.rss_mib()
     return Measurement(results.figures_of_names(measured) | {"rss_mib": round(rss_mib, 1)}, measured, client)
 

@@ -29,10 +29,10 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
         benchmark_servers.apiserver(context.folder, context.certificates, nodes) as kubeconfig,
         benchmark_servers.extender(context.folder, context.certificates, kubeconfig, "1h") as extender,
     ):
-        bench = NamesBench(context.folder, context.certificates, context.client, kubeconfig, load, times)
+        bench = NamesBench(context.folder, context.client, load, times)
         client = bench.answers(extender.url)
         saved = {PATHS[verb]: bench.saved(verb) for verb in PATHS}
-        with benchmark_servers.null_server(bench.folder, bench.certificates, saved) as null_server:
+        with benchmark_servers.null_server(bench.folder, context.certificates, saved) as null_server:
             asks = {
                 prefix + WHOLE + verb: ask
                 for verb in PATHS
