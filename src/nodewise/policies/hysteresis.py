@@ -37,9 +37,15 @@ interval of samples longer.
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
+from collections.abc import Mapping
+from nodewise.agent import NodeIndex
+from itertools import groupby
+from typing import Final, Literal, NamedTuple
+import msgspec
+from nodewise.base import clock
+
 
 Mask = NDArray[np.bool_]
 Phases = NDArray[np.uint8]
@@ -147,3 +153,125 @@ def advance(states: NodeStates, sample: Levels, times: HoldTimes, now: float) ->
 def rejects(states: NodeStates) -> Mask:
     """Which nodes the rule rejects by their states."""
     return states.phases >= REJECTED
+
+
+PERIOD_S: Final = 3600.0
+FLAPPING: Final = 10
+"""Flaps of one rule within `PERIOD_S` from which the condition `Flapping` is true."""
+_MAX_NODES: Final = 64
+"""Nodes whose last change is remembered, and that count in one evaluation: an outage of all nodes is not flapping."""
+_MAX_FLAPS: Final = 100
+"""The newest flaps that count. With `_MAX_NODES` they take 19 KB of a rule, of which a namespace may have 128."""
+
+
+class _Change(NamedTuple):
+    """The last change of a node's verdict."""
+
+    at: float
+    rejected_s: float
+    """How long the node was rejected before; NaN if it is rejected now, or if that is unknown."""
+
+
+class Flap(NamedTuple):
+    """A node was rejected again within `PERIOD_S` after it passed."""
+
+    at: float
+    rejected_s: float
+    """How long it was rejected before it passed; NaN if unknown."""
+    node: str
+
+
+class FlapHistory(NamedTuple):
+    """The changes of the verdicts of one rule in the last hour."""
+
+    changes: Mapping[str, _Change] = {}
+    """By node."""
+    flaps: tuple[Flap, ...] = ()
+
+    def update(self, before: Mask, rejected: Mask, nodes: NodeIndex, now: float) -> "FlapHistory":
+        """The history after one more evaluation; the masks are by node number."""
+        if before is rejected:
+            return self
+        changed = np.flatnonzero(before != rejected)[:_MAX_NODES].tolist()
+        if not changed:
+            return self
+        changes = {node: change for node, change in self.changes.items() if now - change.at <= PERIOD_S}
+        flaps = [flap for flap in self.flaps if now - flap.at <= PERIOD_S]
+        for number, node in zip(changed, nodes.names[changed].tolist(), strict=True):
+            last = changes.pop(node, None)
+            if len(changes) >= _MAX_NODES:
+                continue
+            if not rejected[number]:
+                changes[node] = _Change(now, now - last.at if last else math.nan)
+                continue
+            changes[node] = _Change(now, math.nan)
+            if last is not None:
+                flaps.append(Flap(now, last.rejected_s, node))
+        return FlapHistory(changes, tuple(flaps[-_MAX_FLAPS:]))
+
+    def recent(self, now: float) -> tuple[Flap, ...]:
+        """The flaps of the last hour."""
+        if not self.flaps or now - self.flaps[0].at <= PERIOD_S:
+            return self.flaps
+        return tuple(flap for flap in self.flaps if now - flap.at <= PERIOD_S)
+
+
+MAX_NODES: Final = 500
+"""Nodes that the status of one policy lists."""
+
+_Phase = Literal["Pending", "Rejected", "Kept"]
+_NAMES: Final[dict[int, _Phase]] = {
+    int(REJECTED): "Rejected",
+    int(KEPT): "Kept",
+    int(PENDING): "Pending",
+}
+"""The names of phases. If not all nodes can be listed, those with the first ones are."""
+_PHASES: Final = {name: phase for phase, name in _NAMES.items()}
+_RANKS: Final = np.array([len(_NAMES), *(list(_NAMES).index(phase) for phase in sorted(_NAMES))])
+"""The place of each phase in `_NAMES`."""
+
+
+class NodeStateGroup(msgspec.Struct, frozen=True):
+    """Nodes with the same state since the same time."""
+
+    state: _Phase
+    since: str
+    """RFC 3339."""
+    nodes: tuple[str, ...]
+
+
+class RecordedStates(NamedTuple):
+    """States that were read from a status."""
+
+    states: NodeStates
+    unlisted: int
+    """Rejected nodes that were not listed."""
+
+
+def encode(states: NodeStates, nodes: NodeIndex, most: int) -> tuple[tuple[NodeStateGroup, ...], int]:
+    """The states of at most `most` nodes, and the number of rejected nodes that are not listed."""
+    numbers = np.flatnonzero(states.phases[:-1])
+    ranks = _RANKS[states.phases[numbers]]
+    numbers = numbers[np.lexsort((numbers, states.since[numbers], ranks))]
+    listed = numbers[:most].tolist()
+    groups = groupby(listed, key=lambda number: (int(states.phases[number]), int(states.since[number])))
+    unlisted = int(rejects(states)[numbers[most:]].sum())
+    return tuple(
+        NodeStateGroup(
+            _NAMES[phase], clock.format_rfc3339(since), tuple(str(nodes.names[number]) for number in members)
+        )
+        for (phase, since), members in groups
+    ), unlisted
+
+
+def decode(groups: Sequence[NodeStateGroup], unlisted: int, nodes: NodeIndex) -> RecordedStates:
+    """The states in a status, by node number. ValueError if a time cannot be read, or is not one of `NodeStates`."""
+    size = len(nodes) + 1
+    phases, since = np.full(size, PASSING), np.zeros(size, np.uint32)
+    for group in groups:
+        numbers = nodes.numbers(group.nodes)
+        begun_at = int(clock.parse_input_time(group.since))
+        phases[numbers], since[numbers] = _PHASES[group.state], begun_at
+    # nodes that no longer exist have the number of the unknown node
+    phases[-1], since[-1] = PASSING, 0
+    return RecordedStates(NodeStates(phases, since), unlisted)

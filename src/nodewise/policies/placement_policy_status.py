@@ -12,13 +12,8 @@ from msgspec.structs import replace
 
 from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.policies import (
-    policy_conditions,
-    policy_rejection_reasons,
-    policy_status_fields,
-    rule_state_records,
-)
-from nodewise.policies.flap_history import FLAPPING
+from nodewise.policies import policy_conditions, policy_rejection_reasons, policy_status_fields, hysteresis
+from nodewise.policies.hysteresis import FLAPPING
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
 from nodewise.policies.policy_conditions import ConditionKind, PolicyCondition
 from nodewise.policies.policy_objects import StepBack
@@ -243,7 +238,7 @@ def _avoid_counts(
     state: PolicyState, evaluated: Mapping[Comparison, RuleEvaluation], now_s: float
 ) -> Iterator[RuleCounts]:
     """The counts of `avoid`, with the states of nodes, as many as fit."""
-    space = rule_state_records.MAX_NODES
+    space = hysteresis.MAX_NODES
     for number, rule in enumerate(state.policy.avoid):
         counts_of_rule = list(_counts_of_parts(f"avoid[{number}]", rule.parts, evaluated, state))
         if counts_of_rule and number < len(state.rule_verdicts):
@@ -252,7 +247,7 @@ def _avoid_counts(
             flaps = len(verdict.flaps.recent(now_s))
             whole = replace(counts_of_rule[0], expression=expression, flaps_per_hour=flaps)
             if verdict.states is not None:
-                groups, unlisted = rule_state_records.encode(verdict.states, verdict.nodes, space)
+                groups, unlisted = hysteresis.encode(verdict.states, verdict.nodes, space)
                 space -= sum(len(group.nodes) for group in groups)
                 whole = replace(whole, node_states=groups, unlisted_nodes=unlisted + verdict.unlisted)
             counts_of_rule[0] = whole

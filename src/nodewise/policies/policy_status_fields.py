@@ -10,7 +10,7 @@ from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind
 from nodewise.policies.policy_conditions import StatusWithConditions
 from nodewise.policies.policy_objects import StepBack
-from nodewise.policies.rule_state_records import NodeStateGroup
+from nodewise.policies.hysteresis import NodeStateGroup
 
 MAX_EXPRESSION: Final = 256
 """Characters of the text of a rule, which may be a whole query."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.metrics.series import ValueState
-from nodewise.policies import hysteresis, policy_status_fields, rule_operators, rule_state_records
-from nodewise.policies.flap_history import FlapHistory
+from nodewise.policies import hysteresis, policy_status_fields, rule_operators
+from nodewise.policies.hysteresis import FlapHistory
 from nodewise.policies.hysteresis import (
     BROKEN,
     PASSING,
@@ -34,7 +34,7 @@ from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, Po
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.rule_evaluation_cache import RuleEvaluationCache
-from nodewise.policies.rule_state_records import RecordedStates
+from nodewise.policies.hysteresis import RecordedStates
 
 Mask = NDArray[np.bool_]
 
@@ -177,7 +177,7 @@ def _decode_states(
         if rule.node_states is None:
             continue
         try:
-            states = rule_state_records.decode(rule.node_states, rule.unlisted_nodes, nodes)
+            states = hysteresis.decode(rule.node_states, rule.unlisted_nodes, nodes)
         except ValueError:
             continue
         yield (rule.expression, counts[rule.expression]), states

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.series import Floats
-from nodewise.policies.flap_history import PERIOD_S
+from nodewise.policies.hysteresis import PERIOD_S
 from nodewise.policy_tools.backtest_rules import Mask
 
 _HOUR_S: Final = 3600.0

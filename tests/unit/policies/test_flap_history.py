@@ -3,7 +3,7 @@
 import numpy as np
 
 from nodewise.agent import NodeIndex
-from nodewise.policies.flap_history import FlapHistory
+from nodewise.policies.hysteresis import FlapHistory
 
 NODES = NodeIndex(tuple(f"n{number}" for number in range(1000)))
 

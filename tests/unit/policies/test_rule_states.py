@@ -13,7 +13,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies import hysteresis, placement_policy_status, rule_state_records
+from nodewise.policies import hysteresis, placement_policy_status
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.hysteresis import NodeStates
 from nodewise.policies.options import TelemetryOptions
@@ -262,7 +262,7 @@ def test_only_new_rejections_are_written_at_once() -> None:
 
 
 def test_a_status_that_does_not_list_all_nodes_fails_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_state_records, "MAX_NODES", 1)
+    monkeypatch.setattr(hysteresis, "MAX_NODES", 1)
     rule = HOT | {"release": 75}
     leader = Replica(rule)
     assert leader.see(0, a=85, b=85, c=70) == {"a", "b"}
@@ -312,8 +312,8 @@ def test_records_contain_the_states_of_all_listed_nodes(phases: list[tuple[int, 
         np.array([phase for phase, _ in phases] + [0], np.uint8),
         np.array([since if phase else 0 for phase, since in phases] + [0], np.uint32),
     )
-    groups, unlisted = rule_state_records.encode(states, nodes, most)
-    decoded = rule_state_records.decode(groups, unlisted, nodes)
+    groups, unlisted = hysteresis.encode(states, nodes, most)
+    decoded = hysteresis.decode(groups, unlisted, nodes)
     listed = decoded.states.phases > 0
     assert listed.sum() == min(most, (states.phases > 0).sum())
     assert np.array_equal(decoded.states.phases[listed], states.phases[listed])
