@@ -19,13 +19,7 @@ from nodewise.agent import (
     Verdict,
 )
 from nodewise.base.errors import truncate
-from nodewise.policies import (
-    placement_policy,
-    policy_mode,
-    policy_rejection_reasons,
-    policy_selection,
-    rank_scores,
-)
+from nodewise.policies import placement_policy, policy_mode, policy_rejection_reasons, policy_selection, rule_evaluation
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
 from nodewise.policies.rule_evaluation import CandidateValues
@@ -133,8 +127,8 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         evidence += tuple(chain.from_iterable(verdict.evidence for verdict in rejecting))
         if rejecting:
             rejections = [verdict.codes != 0 for verdict in rejecting]
-            return Scores(rank_scores.scores_of_avoided(ranks, rejections), evidence)
-        return None if ranks is None else Scores(rank_scores.scores_from_ranks(ranks), evidence)
+            return Scores(rule_evaluation.scores_of_avoided(ranks, rejections), evidence)
+        return None if ranks is None else Scores(rule_evaluation.scores_from_ranks(ranks), evidence)
 
 
 def _states_with_effect(
@@ -155,12 +149,12 @@ def _verdicts_of_preferred_policies(
 
 def _combined_ranks(
     states: Iterable[PolicyState], values: CandidateValues
-) -> tuple[rank_scores.Ranks | None, tuple[Evidence, ...]]:
+) -> tuple[rule_evaluation.Ranks | None, tuple[Evidence, ...]]:
     """The ranks of the candidates by all preferences, and the evidence; no ranks without preferences."""
     preferences = [(state.policy.key, preference) for state in states for preference in state.preferences]
     if not preferences:
         return None, ()
-    ranks = rank_scores.combine_ranks(
+    ranks = rule_evaluation.combine_ranks(
         [preference.ranks[values.candidates.numbers] for _, preference in preferences],
         [preference.weight for _, preference in preferences],
     )

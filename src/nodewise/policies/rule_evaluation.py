@@ -6,16 +6,26 @@ Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telem
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
-
 from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Values, ValueState
 from nodewise.metrics.series_arrays import Column, States
 from nodewise.policies import policy_rejection_reasons, rule_operators
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
+from collections.abc import Generator
+from nodewise.agent import ClusterState
+from nodewise.metrics.series_arrays import Column
+from nodewise.policies.options import MaxAges
+from nodewise.policies.placement_policy import Comparison
+from nodewise.agent import NodeIndex
+from nodewise.metrics.series import ValueState
+from collections.abc import Sequence
+from typing import Final
+from nodewise.agent import MAX_SCORE
+from nodewise.policies import rule_operators
+
 
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
@@ -198,3 +208,313 @@ def reject_all(size: int, reason: Reason) -> AvoidVerdict:
     The codes take no memory, because anyone may create many policies that cannot be evaluated.
     """
     return AvoidVerdict(np.broadcast_to(np.int16(1), size), (reason,))
+
+
+class ValueHistory(NamedTuple):
+    """When nodes last had a value, by node number of `nodes`. Rules with the same inputs share it."""
+
+    nodes: NodeIndex
+    evaluated_at: float
+    """When the inputs were last evaluated, in seconds since 1970."""
+    known: Mask
+    """Which nodes had a value then."""
+    earlier: NDArray[np.float64]
+    """When each of the other nodes last had one; -inf for never, in the memory of one number if no node ever had."""
+
+    def fresh_at(self, since: float) -> NDArray[np.float64]:
+        """When each node last had a value; -inf for never, or not since that time."""
+        times: NDArray[np.float64] = np.where(self.known, self.evaluated_at, self.earlier)
+        return np.where(times >= since, times, -np.inf)
+
+
+class RuleHistory(NamedTuple):
+    """The last known result of a rule."""
+
+    nodes: NodeIndex
+    begun_at: float
+    """When the rule was first evaluated, in seconds since 1970."""
+    broken: Mask
+    """Whether the last fresh value of each node broke the rule."""
+    any_fresh_value: bool
+    """Whether any node had a fresh value at the last evaluation."""
+    suspended: bool = False
+
+
+def update_value_history(history: ValueHistory | None, inputs: RuleInputs, nodes: NodeIndex) -> ValueHistory:
+    """The history of values after one more evaluation."""
+    before = _align_times_to_index(nodes, history)
+    earlier = np.where(inputs.known, -np.inf, before)
+    if np.isneginf(earlier).all():
+        earlier = np.broadcast_to(-np.inf, len(earlier))
+    return ValueHistory(nodes, inputs.evaluated_at, inputs.known, earlier)
+
+
+def update_history(
+    history: RuleHistory | None,
+    evaluation: RuleEvaluation,
+    before: ValueHistory | None,
+    nodes: NodeIndex,
+    max_age_s: float,
+) -> RuleHistory:
+    """The history of a rule after one more evaluation. `before` is the history of its values before that.
+
+    A rule is suspended if more than half of the nodes that had a fresh value within `max_age_s` before the last
+    evaluation have none now. While it is suspended, every node that ever had a value counts. A node whose series differ
+    has none, whatever the rule, so that all rules with the same metric and maximum age are suspended at once.
+    """
+    inputs = evaluation.inputs
+    any_fresh_value = bool(inputs.known.any())
+    if history is None or before is None:
+        return RuleHistory(nodes, inputs.evaluated_at, evaluation.broken, any_fresh_value)
+    since = -np.inf if history.suspended else before.evaluated_at - max_age_s
+    fresh_at = _align_times_to_index(nodes, before, history.begun_at)
+    had_value = (fresh_at >= since) & (fresh_at > -np.inf)
+    suspended = int((had_value & ~inputs.known).sum()) * 2 > int(had_value.sum())
+    known_before = _align_mask_to_index(nodes, history)
+    broken = np.where(evaluation.known, evaluation.broken, known_before)
+    # unchanged arrays stay, so that a rebuild takes no memory for them
+    broken = next(
+        (same for same in (known_before, evaluation.broken) if np.array_equal(same, broken)), broken
+    )
+    return RuleHistory(nodes, history.begun_at, broken, any_fresh_value, suspended)
+
+
+def hold_last_verdicts(
+    evaluation: RuleEvaluation, history: RuleHistory, values: ValueHistory
+) -> RuleEvaluation:
+    """The evaluation, with the last known results in place of missing values if the rule is suspended, or if the source
+    responded with a part of the series.
+    """
+    if not history.suspended and not evaluation.inputs.column.is_incomplete:
+        if np.array_equal(evaluation.broken, history.broken):
+            return evaluation._replace(broken=history.broken)
+        return evaluation
+    # a node that was rejected because all of its differing values met the rule never had a value
+    is_held = ~evaluation.known & (history.broken | (values.fresh_at(history.begun_at) > -np.inf))
+    return evaluation._replace(
+        broken=np.where(is_held, history.broken, evaluation.broken), lacking=evaluation.lacking & ~is_held
+    )
+
+
+def find_gaps(
+    evaluation: RuleEvaluation, history: RuleHistory, values: ValueHistory, max_age_s: float
+) -> Mask:
+    """The nodes without a value now that had their last one at most `max_age_s` ago: a missed scrape or refresh.
+
+    An invalid value, or values that differ, are no gap.
+    A rule that was first evaluated at most `max_age_s` ago may continue with the states in a status, so each of its
+    nodes counts as having had a value then.
+    """
+    last_at = np.maximum(values.fresh_at(-np.inf), history.begun_at)
+    is_absent = ~evaluation.known & (evaluation.inputs.states != ValueState.INVALID)
+    in_gap: Mask = is_absent & (values.evaluated_at - last_at <= max_age_s)
+    return in_gap
+
+
+def _align_times_to_index(
+    nodes: NodeIndex, history: ValueHistory | None, since: float = -np.inf
+) -> NDArray[np.float64]:
+    """The times by the node numbers of another index: new nodes have none, deleted nodes are dropped."""
+    if history is not None and history.nodes is nodes:
+        return history.fresh_at(since)
+    times = np.full(len(nodes) + 1, -np.inf)
+    if history is not None:
+        times[:-1] = history.fresh_at(since)[history.nodes.numbers(nodes.known)]
+    return times
+
+
+def _align_mask_to_index(nodes: NodeIndex, history: RuleHistory) -> Mask:
+    """The last results by the node numbers of another index, likewise."""
+    if history.nodes is nodes:
+        return history.broken
+    broken = np.zeros(len(nodes) + 1, bool)
+    broken[:-1] = history.broken[history.nodes.numbers(nodes.known)]
+    return broken
+
+
+_ValuesKey = tuple[str, float | None]
+"""The key of a metric, and the maximum age of its values; None for the default, which follows from the values."""
+
+
+class _RuleValues(NamedTuple):
+    """The values of rules with the same metric and maximum age."""
+
+    inputs: RuleInputs
+    history: ValueHistory
+    max_age_s: float
+
+
+class RuleEvaluationCache:
+    """The evaluations of one build, and the values and histories of the last one.
+
+    Each build calls `begin`, then `evaluate` for each rule, then `finish`.
+    """
+
+    def __init__(self, max_ages: MaxAges, *, reject_missing: bool) -> None:
+        self._max_ages = max_ages
+        self._reject_missing = reject_missing
+        self.evaluated: dict[Comparison, RuleEvaluation] = {}
+        """The rules that were evaluated since `begin`; empty after `finish`."""
+        self._values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the last build."""
+        self._new_values: dict[_ValuesKey, _RuleValues] = {}
+        """Of the build under way, until now."""
+        self._histories: dict[Comparison, RuleHistory] = {}
+
+    def begin(self) -> None:
+        """Forget what an interrupted build has evaluated."""
+        self.evaluated, self._new_values = {}, {}
+
+    def evaluate(
+        self, rule: Comparison, column: Column, cluster_state: ClusterState
+    ) -> Generator[None, None, RuleEvaluation]:
+        """Evaluate a rule over all nodes, given the column of its metric; equal rules are computed once."""
+        if rule not in self.evaluated:
+            key = _values_key(rule)
+            if key not in self._new_values:
+                self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
+                yield
+            inputs, history, max_age_s = self._new_values[key]
+            evaluation = evaluate_rule(
+                rule, inputs, reject_missing=self._reject_missing, max_age_s=max_age_s
+            )
+            yield
+            before = self._values.get(key)
+            self._histories[rule] = update_history(
+                self._histories.get(rule),
+                evaluation,
+                before.history if before else None,
+                cluster_state.nodes,
+                max_age_s,
+            )
+            self.evaluated[rule] = hold_last_verdicts(
+                evaluation, self._histories[rule], history
+            )
+            yield
+        return self.evaluated[rule]
+
+    def finish(self) -> None:
+        """Drop the evaluations, and the histories of rules that are gone."""
+        self._histories = {
+            rule: history for rule, history in self._histories.items() if rule in self.evaluated
+        }
+        self._values = self._new_values
+        self.evaluated, self._new_values = {}, {}
+
+    def history(self, rule: Comparison) -> RuleHistory | None:
+        """The history of a rule, with the current build if it is evaluated already; None for a new rule."""
+        return self._histories.get(rule)
+
+    def is_suspended(self, rule: Comparison) -> bool:
+        """Whether the rule lost the values of most nodes at once, so that its last verdicts remain in effect."""
+        history = self._histories.get(rule)
+        return history is not None and history.suspended
+
+    def gaps(self, rule: Comparison) -> Mask:
+        """The nodes in a gap between their values, of a rule that is evaluated (`rule_suspension.find_gaps`)."""
+        values = self._new_values[_values_key(rule)]
+        return find_gaps(
+            self.evaluated[rule], self._histories[rule], values.history, values.max_age_s
+        )
+
+    def max_age_s(self, rule: Comparison) -> float:
+        """The maximum age in effect, of a rule that is evaluated."""
+        return self._new_values[_values_key(rule)].max_age_s
+
+    def _rule_values(
+        self, rule: Comparison, key: _ValuesKey, column: Column, cluster_state: ClusterState
+    ) -> _RuleValues:
+        """The values of a rule. Arrays that equal those before, or for another maximum age, are shared."""
+        metric, _ = key
+        max_age_s = self._max_ages.of_rule(rule, column.sample_distance_s)
+        inputs = rule_inputs(rule, column, cluster_state.now, max_age_s)
+        before = self._values.get(key)
+        others = [
+            before,
+            next((values for (name, _), values in self._new_values.items() if name == metric), None),
+        ]
+        for other in others:
+            if other is not None:
+                inputs = inputs.share_arrays(other.inputs)
+        history = update_value_history(
+            before.history if before else None, inputs, cluster_state.nodes
+        )
+        return _RuleValues(inputs, history, max_age_s)
+
+
+def _values_key(rule: Comparison) -> _ValuesKey:
+    return rule.metric_request().key, rule.max_age_s
+
+
+_STEPWISE: Final = MAX_SCORE + 1
+"""With up to this many candidates, each rank costs one point."""
+
+_DECIMALS: Final = 9
+"""Decimal places of a mean of ranks that count. 100 preferences of 5,000 candidates have rounding errors of 1e-13."""
+
+Ranks = NDArray[np.int64]
+
+
+def rank_nodes_by_value(operator: str, column: Column, states: States) -> Ranks:
+    """The rank of each node among all nodes, by node number: 0 is best, equal values share one, -1 unmeasured."""
+    ranks = np.full(len(states), -1, np.int64)
+    fresh = np.flatnonzero(states == ValueState.FRESH)
+    if not len(fresh):
+        return ranks
+    direction = rule_operators.sort_direction(operator)
+    _, place = np.unique(column.values[fresh], return_inverse=True)
+    ranks[fresh] = 0 if direction == 0 else place if direction > 0 else place.max() - place
+    return ranks
+
+
+def combine_ranks(ranks: Sequence[Ranks], weights: Sequence[int]) -> Ranks:
+    """The dense ranks of the candidates by the weighted mean of several preferences, given their ranks in each.
+
+    In each preference the best candidate counts 0 and the last one 1, by its place among the measured ones. A candidate
+    without a value counts 1, so that missing values never help a node; without any value it has no rank.
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    places = [np.where(each >= 0, _places(each) / max(int((each >= 0).sum()) - 1, 1), 1.0) for each in ranks]
+    mean = np.average(places, axis=0, weights=weights)
+    combined = np.full(len(mean), -1, np.int64)
+    measured = np.flatnonzero(np.logical_or.reduce([each >= 0 for each in ranks]))
+    # equal means can differ by rounding errors, and must not be different ranks
+    _, combined[measured] = np.unique(mean[measured].round(_DECIMALS), return_inverse=True)
+    return combined
+
+
+def scores_of_avoided(ranks: Ranks | None, rejections: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
+    """Scores 0..10 of the candidates if several policies only prefer the nodes that they do not reject.
+
+    The candidates that the fewest of these policies reject are scored by their ranks in the preferences, at least 1;
+    without ranks, all of them get 10. The others get 0. So policies that reject every candidate have no effect.
+    """
+    counts = np.sum(rejections, axis=0, dtype=np.int64)
+    is_best = counts == counts.min(initial=len(rejections))
+    best = np.where(is_best, 0 if ranks is None else ranks, -1)
+    if not (best >= 0).any():
+        best = np.where(is_best, 0, -1)
+    return np.where(is_best, np.maximum(scores_from_ranks(best), 1), 0)
+
+
+def _places(ranks: Ranks) -> NDArray[np.int64]:
+    """How many measured candidates have a better value than each candidate, given their dense ranks."""
+    measured = ranks >= 0
+    shares = np.bincount(ranks[measured], minlength=1)
+    better = np.cumsum(shares) - shares
+    return np.where(measured, better[ranks], 0)
+
+
+def scores_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
+    """Scores 0..10 of the candidates, given their dense ranks in the order of the request."""
+    measured = ranks >= 0
+    count = int(measured.sum())
+    if not count:
+        return np.zeros(len(ranks), np.int64)
+    rank = _places(ranks)
+    if count <= _STEPWISE:
+        scores = MAX_SCORE - rank
+    else:
+        scores = np.rint(MAX_SCORE * (count - 1 - rank) / (count - 1)).astype(np.int64)
+    return np.where(measured, scores, 0)

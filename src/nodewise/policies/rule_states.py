@@ -33,7 +33,7 @@ from nodewise.policies.hysteresis import (
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
-from nodewise.policies.rule_evaluation_cache import RuleEvaluationCache
+from nodewise.policies.rule_evaluation import RuleEvaluationCache
 from nodewise.policies.hysteresis import RecordedStates
 
 Mask = NDArray[np.bool_]

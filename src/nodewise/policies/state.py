@@ -6,15 +6,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
-from nodewise.policies import (
-    node_labels,
-    placement_policy_parser,
-    policy_rejection_reasons,
-    policy_selection,
-    rank_scores,
-    rule_evaluation,
-    taspolicy_parser,
-)
+from nodewise.policies import node_labels, placement_policy_parser, policy_rejection_reasons, policy_selection, rule_evaluation, taspolicy_parser
 from nodewise.policies.metric_columns import MetricColumns
 from nodewise.policies.namespace_budgets import NamespaceBudgets
 from nodewise.policies.node_labels import LabelColumn
@@ -24,7 +16,7 @@ from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceTrust
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation
-from nodewise.policies.rule_evaluation_cache import RuleEvaluationCache
+from nodewise.policies.rule_evaluation import RuleEvaluationCache
 from nodewise.policies.rule_states import RuleStates, RuleVerdict
 
 POLICIES = "taspolicies"
@@ -39,7 +31,7 @@ class EvaluatedPreference(NamedTuple):
     """A preference, evaluated over all nodes."""
 
     evaluation: RuleEvaluation
-    ranks: rank_scores.Ranks
+    ranks: rule_evaluation.Ranks
     """Dense ranks by node number."""
     weight: int
 
@@ -263,7 +255,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         preferences = []
         for preference in policy.prefer[:1] if policy.key.kind == "TASPolicy" else policy.prefer:
             for evaluation in (yield from self._evaluate_rules([preference.source], cluster_state)):
-                ranks = rank_scores.rank_nodes_by_value(
+                ranks = rule_evaluation.rank_nodes_by_value(
                     evaluation.rule.operator, evaluation.inputs.column, evaluation.inputs.states
                 )
                 yield

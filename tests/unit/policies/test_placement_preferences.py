@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.policies import rank_scores
+from nodewise.policies import rule_evaluation
 from nodewise.policies.agent import TelemetryAgent
 from tests.unit.policies.placement_policy_cluster import ALL, Cluster, pod, policy_object
 from tests.unit.policies.policy_snapshot_builders import candidates, metrics_snapshot, policy, rule, series
@@ -84,7 +84,7 @@ def mean_place(ranks: list[list[int]], weights: list[int], candidate: int) -> fl
 )))  # fmt: skip
 def test_combined_ranks_order_candidates_by_their_mean(preferences: list[tuple[list[int], int]]) -> None:
     ranks, weights = [each for each, _ in preferences], [weight for _, weight in preferences]
-    combined = rank_scores.combine_ranks([np.array(each) for each in ranks], weights).tolist()
+    combined = rule_evaluation.combine_ranks([np.array(each) for each in ranks], weights).tolist()
     means = [mean_place(ranks, weights, candidate) for candidate in range(len(combined))]
     for rank, mean in zip(combined, means, strict=True):
         assert (rank < 0) == (mean is None)
@@ -95,5 +95,5 @@ def test_combined_ranks_order_candidates_by_their_mean(preferences: list[tuple[l
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=20))
 def test_one_preference_is_not_changed(ranks: list[int]) -> None:
     alone = np.array(ranks)
-    twice = rank_scores.combine_ranks([alone, alone], [1, 3])
-    assert rank_scores.scores_from_ranks(twice).tolist() == rank_scores.scores_from_ranks(alone).tolist()
+    twice = rule_evaluation.combine_ranks([alone, alone], [1, 3])
+    assert rule_evaluation.scores_from_ranks(twice).tolist() == rule_evaluation.scores_from_ranks(alone).tolist()

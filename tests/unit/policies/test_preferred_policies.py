@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.policies import rank_scores
+from nodewise.policies import rule_evaluation
 from nodewise.policies.agent import TelemetryAgent
 from tests.unit.policies.placement_policy_cluster import ALL, BUSY, HOT, Cluster, pod, policy_object
 from tests.unit.policies.policy_snapshot_builders import candidates, metrics_snapshot, series
@@ -100,7 +100,7 @@ def test_fewer_rejections_come_first_and_preferences_decide_among_equals(
     case: tuple[list[int] | None, list[list[bool]]],
 ) -> None:
     ranks, rejections = case
-    scores = rank_scores.scores_of_avoided(
+    scores = rule_evaluation.scores_of_avoided(
         None if ranks is None else np.array(ranks, np.int64),
         [np.array(each, np.bool_) for each in rejections],
     ).tolist()
