@@ -38,7 +38,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND, policy_conditions
+from nodewise.policies import KIND, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import POLICY_KINDS, PolicyState
@@ -231,7 +231,7 @@ def _have_values(states: Sequence[PolicyState]) -> bool:
 def _missing_metrics(states: Sequence[PolicyState], snapshot: MetricsSnapshot) -> str:
     """Which metrics of these policies have no value on any node, and why; empty if all have values."""
     causes: dict[str, Cause] = {key: cause for state in states for key, cause in state.unfetched.items()}
-    return policy_conditions.missing_metrics_text(
+    return policy_status_fields.missing_metrics_text(
         {key: snapshot.causes.get(key, cause) for key, cause in sorted(causes.items())}
     )
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.policies import policy_conditions, policy_rejection_reasons, policy_status_fields, hysteresis
+from nodewise.policies import policy_status_fields, policy_rejection_reasons, hysteresis
 from nodewise.policies.hysteresis import FLAPPING
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
-from nodewise.policies.policy_conditions import ConditionKind, PolicyCondition
+from nodewise.policies.policy_status_fields import ConditionKind, PolicyCondition
 from nodewise.policies.policy_objects import StepBack
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus, RuleCounts
 from nodewise.policies.rule_evaluation import RuleEvaluation
@@ -56,7 +56,7 @@ def desired_status(
 ) -> PlacementPolicyStatus:
     """The complete status; `now` is RFC 3339."""
     policy, now_s = state.policy, clock.parse_rfc3339(now)
-    conditions = policy_conditions.update_conditions(
+    conditions = policy_status_fields.update_conditions(
         _policy_conditions(state, facts, now_s), _KINDS, before.conditions_by_type(), facts.generation, now
     )
     return PlacementPolicyStatus(
@@ -102,7 +102,7 @@ _KINDS: Final = (
     _INCOMPLETE,
     _SPARSE_SAMPLES,
 )
-GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
+GOOD: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
@@ -112,10 +112,10 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     reason, message = _not_ready(state, not_enforced, facts.label_refusal)
     yield _READY.create(not reason, reason, message, "every rule applies")
     unfetched = _unfetched_text(state)
-    missing_reason = policy_conditions.missing_metrics_reason(state.unfetched)
+    missing_reason = policy_status_fields.missing_metrics_reason(state.unfetched)
     yield _METRICS.create(not unfetched, missing_reason, unfetched, "every metric is available")
     held = ", ".join(_comparison_texts(state))
-    text = policy_conditions.suspension_text(held, state.lost)
+    text = policy_status_fields.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
     conflict = facts.label_conflict
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
@@ -143,13 +143,13 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     yield _NOT_COVERED.create(bool(facts.uncovered_pod), "NoRequirement", text, covered)
     flapping = _flapping_text(state, now_s)
     yield _FLAPPING.create(bool(flapping), "NodesFlap", flapping, "no rule rejects nodes again and again")
-    text = policy_conditions.nodes_without_values_text(state.without_values)
+    text = policy_status_fields.nodes_without_values_text(state.without_values)
     yield _WITHOUT_VALUES.create(
         bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
     )
-    text = policy_conditions.incomplete_answers_text(state.incomplete)
+    text = policy_status_fields.incomplete_answers_text(state.incomplete)
     yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
-    text = policy_conditions.sparse_samples_text(state.sparse_samples)
+    text = policy_status_fields.sparse_samples_text(state.sparse_samples)
     good = "values count for longer than the distance of samples"
     yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
     refusal = facts.label_refusal
@@ -186,7 +186,7 @@ def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
 
 def _unfetched_text(state: PolicyState) -> str:
     """Which metrics are not available; empty if all are."""
-    return policy_conditions.missing_metrics_text(state.unfetched, policy_conditions.RULES_REJECT)
+    return policy_status_fields.missing_metrics_text(state.unfetched, policy_status_fields.RULES_REJECT)
 
 
 def _comparison_texts(state: PolicyState) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from nodewise.policies import placement_policy_status, taspolicy_status
 from nodewise.policies.placement_policy import PolicyKind
 from nodewise.policies.placement_policy_status import StatusFacts
-from nodewise.policies.policy_conditions import PolicyCondition
+from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_objects import PolicyObject, decode_status
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import PolicyState

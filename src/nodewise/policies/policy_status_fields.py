@@ -2,15 +2,184 @@
 
 from collections.abc import Iterable
 from typing import Any, Final
-
 import msgspec
-
 from nodewise.base.errors import truncate
 from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind
-from nodewise.policies.policy_conditions import StatusWithConditions
 from nodewise.policies.policy_objects import StepBack
 from nodewise.policies.hysteresis import NodeStateGroup
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from nodewise.base import clock
+from nodewise.metrics import sample_distance
+from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
+
+
+MAX_LENGTH: Final = 1024
+"""Characters of a condition's message; longer messages are cut."""
+
+
+class PolicyCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One condition. `last_transition_time` is when `status` last changed, RFC 3339."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class StatusWithConditions(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields that the status of every kind of policy has."""
+
+    conditions: list[PolicyCondition] = []
+    observed_generation: int = 0
+
+    def conditions_by_type(self) -> dict[str, PolicyCondition]:
+        return {condition.type: condition for condition in self.conditions}
+
+    def has_same_conditions(self, other: Any) -> bool:
+        """Whether at most counts differ, which may change all the time."""
+        return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
+
+
+class ConditionKind(NamedTuple):
+    """A type of condition."""
+
+    type: str
+    good: str
+    """Its status in a healthy policy: `True` or `False`."""
+    is_always_set: bool = False
+    """Whether every policy has it. Others are omitted until they were bad once."""
+
+    def create(self, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
+        """The condition, with a reason and a message for the bad status, and a message for the good one."""
+        status = "True" if is_true else "False"
+        if status == self.good:
+            return PolicyCondition(self.type, status, "AllWell", good)
+        message = bad if len(bad) <= MAX_LENGTH else f"{bad[: MAX_LENGTH - 1]}…"
+        return PolicyCondition(self.type, status, bad_reason, message)
+
+
+def missing_metrics_reason(causes: Mapping[str, Cause]) -> str:
+    """The reason of a condition about metrics without values: that of the first metric."""
+    return next((cause.reason for cause in causes.values()), "")
+
+
+class MissingMetrics(NamedTuple):
+    """Metrics without values for one cause, in the text of a condition."""
+
+    metrics: tuple[str, ...]
+    text: str
+    remedy: str
+    """Empty if there is none, or if the message was cut before it."""
+
+
+RULES_REJECT: Final = "Rules of avoid with these metrics reject every node"
+NO_NODE_PASSES: Final = "No node passes dontschedule until each of its metrics has a value"
+_NO_VALUE: Final = "no node has a value of "
+
+
+def missing_metrics_text(causes: Mapping[str, Cause], consequence: str = "") -> str:
+    """Which metrics have no value, why, and one of the consequences above; empty if all have values.
+
+    `parse_missing_metrics` reads the text in a status.
+    """
+    by_cause: dict[Cause, list[str]] = {}
+    for key, cause in causes.items():
+        by_cause.setdefault(cause, []).append(key)
+    text = "; ".join(f"{_NO_VALUE}{', '.join(keys)}: {cause}" for cause, keys in by_cause.items())
+    return f"{text}. {consequence}" if text and consequence else text
+
+
+def parse_missing_metrics(message: str) -> list[MissingMetrics]:
+    """The parts of a message that `missing_metrics_text` wrote; none if it has another form."""
+    if not message.startswith(_NO_VALUE):
+        return []
+    for consequence in (RULES_REJECT, NO_NODE_PASSES):
+        message = message.removesuffix(f". {consequence}")
+    return [_parse_entry(entry) for entry in message.removeprefix(_NO_VALUE).split(f"; {_NO_VALUE}")]
+
+
+def _parse_entry(entry: str) -> MissingMetrics:
+    keys, _, cause = entry.partition(": ")
+    text, _, remedy = cause.partition(REMEDY_SEPARATOR)
+    return MissingMetrics(tuple(keys.split(", ")), text, remedy)
+
+
+def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
+    """That rules with these comparisons are suspended, and why their nodes lost their values."""
+    why = "; ".join(dict.fromkeys(map(str, causes.values())))
+    lost = f"more than half of the nodes lost their value at once ({why})"
+    return f"{lost}; the last verdicts hold for {comparisons}"
+
+
+def incomplete_answers_text(metrics: Sequence[str]) -> str:
+    """Which metrics were answered without a part of their series, and what that means; empty for none."""
+    if not metrics:
+        return ""
+    return (
+        f"Prometheus gives incomplete responses for {', '.join(metrics)}: nodes that are absent keep their last"
+        f" verdicts, and no result without series counts as healthy{REMEDY_SEPARATOR}{INCOMPLETE_REMEDY}"
+    )
+
+
+def nodes_without_values_text(texts: Iterable[str], exception: str = "whenMissing is Reject") -> str:
+    """Which nodes pass rules because they have no value, unless `exception` applies; empty for none."""
+    text = "; ".join(texts)
+    return f"{text}; a node without a value passes these rules, unless {exception}" if text else ""
+
+
+def sparse_samples_text(sparse: Iterable[tuple[str, float, float]], field: str = "maxAge") -> str:
+    """Which metrics have samples too far apart, given the distance and the maximum age of each, in seconds; empty for
+    none. `field` is that of a rule.
+    """
+    texts = (
+        f"samples of {metric} are {clock.format_duration(distance_s)} apart, and a value counts for"
+        f" {clock.format_duration(max_age_s)}: set {field} to at least"
+        f" {clock.format_duration(sample_distance.sufficient_max_age_s(distance_s))}, or scrape the metric more often"
+        for metric, distance_s, max_age_s in sparse
+    )
+    text = "; ".join(texts)
+    return f"{text}. Nodes have no value between two samples, or after one failed scrape" if text else ""
+
+
+def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:
+    """The status of each condition in a healthy policy, by type."""
+    return {kind.type: kind.good for kind in kinds}
+
+
+def update_conditions(
+    conditions: Iterable[PolicyCondition],
+    kinds: Iterable[ConditionKind],
+    known: Mapping[str, PolicyCondition],
+    generation: int,
+    now: str,
+) -> list[PolicyCondition]:
+    """The conditions to write, given those that the status has.
+
+    A condition whose status did not change keeps its time. Conditions that were never bad are omitted, unless every
+    policy has them.
+    """
+    by_type = {kind.type: kind for kind in kinds}
+    return [
+        _with_transition_time(condition, known.get(condition.type), generation, now)
+        for condition in conditions
+        if by_type[condition.type].is_always_set
+        or condition.status != by_type[condition.type].good
+        or condition.type in known
+    ]
+
+
+def _with_transition_time(
+    condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
+) -> PolicyCondition:
+    kept = before.last_transition_time if before and before.status == condition.status else now
+    return msgspec.structs.replace(
+        condition, last_transition_time=kept or now, observed_generation=generation
+    )
+
 
 MAX_EXPRESSION: Final = 256
 """Characters of the text of a rule, which may be a whole query."""

@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from nodewise.policies import policy_conditions, policy_rejection_reasons
-from nodewise.policies.policy_conditions import ConditionKind, PolicyCondition, StatusWithConditions
+from nodewise.policies import policy_status_fields, policy_rejection_reasons
+from nodewise.policies.policy_status_fields import ConditionKind, PolicyCondition, StatusWithConditions
 from nodewise.policies.state import PolicyState
 
 
@@ -34,7 +34,7 @@ def desired_status(
     `no_node_label` says why native mode does not enforce the policy; empty if it does, or is not used. `label_refusal`
     describes which nodes refuse its label.
     """
-    conditions = policy_conditions.update_conditions(
+    conditions = policy_status_fields.update_conditions(
         _policy_conditions(state, conflict, no_node_label, label_refusal),
         _KINDS,
         before.conditions_by_type(),
@@ -75,7 +75,7 @@ _KINDS: Final = (
     _INCOMPLETE,
     _SPARSE_SAMPLES,
 )
-GOOD: Final[Mapping[str, str]] = policy_conditions.good_statuses(_KINDS)
+GOOD: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 
@@ -84,21 +84,21 @@ def _policy_conditions(
 ) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))
     yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
-    text = policy_conditions.missing_metrics_text(state.unfetched, policy_conditions.NO_NODE_PASSES)
-    reason = policy_conditions.missing_metrics_reason(state.unfetched)
+    text = policy_status_fields.missing_metrics_text(state.unfetched, policy_status_fields.NO_NODE_PASSES)
+    reason = policy_status_fields.missing_metrics_reason(state.unfetched)
     yield _FETCHED.create(not text, reason, text, "every metric is available")
     held = ", ".join(
         policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
     )
-    text = policy_conditions.suspension_text(held, state.lost)
+    text = policy_status_fields.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
-    text = policy_conditions.nodes_without_values_text(state.without_values, "when_missing is reject")
+    text = policy_status_fields.nodes_without_values_text(state.without_values, "when_missing is reject")
     yield _WITHOUT_VALUES.create(
         bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
     )
-    text = policy_conditions.incomplete_answers_text(state.incomplete)
+    text = policy_status_fields.incomplete_answers_text(state.incomplete)
     yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
-    text = policy_conditions.sparse_samples_text(state.sparse_samples, "max_age")
+    text = policy_status_fields.sparse_samples_text(state.sparse_samples, "max_age")
     good = "values count for longer than the distance of samples"
     yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
     yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")

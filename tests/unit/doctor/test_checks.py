@@ -26,8 +26,8 @@ from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAd
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
-from nodewise.policies import placement_policy_status, policy_conditions
 from nodewise.tls.x509_certificates import CertificateIssuer
+from nodewise.policies import placement_policy_status, policy_status_fields
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,
@@ -77,8 +77,8 @@ OVER = certificates.parse_pem(LONG_AGO.server([HOST], "nodewise").cert)
 CA_CERT = certificates.parse_pem(AUTHORITY.cert)
 DIFFER = "the custom metrics API: 2 values of one node differ"
 AGGREGATE = "set aggregate: max or give the source one value"
-UNAVAILABLE = policy_conditions.missing_metrics_text(
-    {"heat": Cause("SeveralValuesPerNode", DIFFER, AGGREGATE)}, policy_conditions.RULES_REJECT
+UNAVAILABLE = policy_status_fields.missing_metrics_text(
+    {"heat": Cause("SeveralValuesPerNode", DIFFER, AGGREGATE)}, policy_status_fields.RULES_REJECT
 )
 METRICS = ReplicaMetrics("Pod/nodewise/nodewise-1", calls=5, uptime_s=3600.0)
 PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}

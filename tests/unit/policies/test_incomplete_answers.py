@@ -13,7 +13,7 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.policies import placement_policy_status, taspolicy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy_status import StatusFacts
-from nodewise.policies.policy_conditions import PolicyCondition
+from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus

@@ -12,7 +12,7 @@ from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies import policy_conditions, taspolicy_status
+from nodewise.policies import policy_status_fields, taspolicy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
@@ -149,19 +149,19 @@ def test_the_cause_of_a_failure_is_in_the_condition() -> None:
 
 
 @pytest.mark.parametrize(
-    "consequence", ["", policy_conditions.RULES_REJECT, policy_conditions.NO_NODE_PASSES]
+    "consequence", ["", policy_status_fields.RULES_REJECT, policy_status_fields.NO_NODE_PASSES]
 )
 def test_the_causes_of_several_metrics(consequence: str) -> None:
     query = Cause("InvalidQuery", 'Prometheus cannot run the query: "a: b"', "correct it. Rerun it")
     causes = {"d": Cause("SourceFails", "it fails"), "a": DOWN, "b by x > 0; y": query, "c": DOWN}
-    message = policy_conditions.missing_metrics_text(causes, consequence)
-    assert policy_conditions.parse_missing_metrics(message) == [
+    message = policy_status_fields.missing_metrics_text(causes, consequence)
+    assert policy_status_fields.parse_missing_metrics(message) == [
         (("d",), "it fails", ""),
         (("a", "c"), DOWN.text, DOWN.remedy),
         (("b by x > 0; y",), query.text, query.remedy),
     ]
-    assert policy_conditions.parse_missing_metrics("every metric is available") == []
-    assert policy_conditions.missing_metrics_reason(causes) == "SourceFails"
+    assert policy_status_fields.parse_missing_metrics("every metric is available") == []
+    assert policy_status_fields.missing_metrics_reason(causes) == "SourceFails"
 
 
 def test_a_node_without_a_value_is_rejected_with_the_cause() -> None:

@@ -9,7 +9,7 @@ from nodewise.doctor.checks.telemetry_policies import format_names
 from nodewise.doctor.facts import ReplicaMetrics, UnavailableFact
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, Policies, PolicyEvaluation
-from nodewise.policies import policy_conditions
+from nodewise.policies import policy_status_fields
 
 _MAX_LISTED: Final = 3
 
@@ -55,7 +55,7 @@ def check_metrics_have_values(
 def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
     """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
     for policy in policies:
-        missing = policy_conditions.parse_missing_metrics(policy.unavailable_metrics)
+        missing = policy_status_fields.parse_missing_metrics(policy.unavailable_metrics)
         expected = "a value of each node"
         for entry in missing:
             actual = f"no node has a value of {', '.join(entry.metrics)}: {entry.text}"
@@ -109,7 +109,7 @@ def _metric_coverage_of_replicas(
 def _cause_in_status(metric: str, policies: Iterable[PolicyEvaluation]) -> tuple[str, str]:
     """Why the metric has no value, and the remedy, by the status of a policy that names it; empty if unknown."""
     for policy in policies:
-        for entry in policy_conditions.parse_missing_metrics(policy.unavailable_metrics):
+        for entry in policy_status_fields.parse_missing_metrics(policy.unavailable_metrics):
             if metric in entry.metrics:
                 return entry.text, entry.remedy
     return "", ""

@@ -25,10 +25,10 @@ from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
-from nodewise.policies import policy_conditions, verdict_labels
+from nodewise.policies import policy_status_fields, verdict_labels
 from nodewise.policies.options import TelemetryOptions, max_age_s
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_conditions import PolicyCondition
+from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 
@@ -163,7 +163,7 @@ def _create_evaluation(
         tuple(short(name, 100) for name in status.missing_metrics),
         short(
             status.message_if("MetricsFetched", "False") or status.message_if("MetricsAvailable", "False"),
-            policy_conditions.MAX_LENGTH,
+            policy_status_fields.MAX_LENGTH,
         ),
         rejected,
         source,
