@@ -38,7 +38,7 @@ from bench import report, results
 from bench.progress_lines import report_progress_line
 from bench.results import FIGURES, TENANTS, Measurement
 from nodewise.engine.pod_requeueing import ANNOTATION
-from nodewise.policies import node_label_budget, policy_objects, taspolicy_parser
+from nodewise.policies import policy_budgets, policy_objects, taspolicy_parser
 from nodewise.policies.options import TelemetryOptions
 
 PERIOD_S: Final = 5.0
@@ -275,14 +275,14 @@ def _put_policies(tenant: Tenant, metrics: list[str]) -> None:
     """Policies that together have exactly the budgets of rules, metrics, queries and labels."""
     hot = {"operator": "GreaterThan", "target": 50}
     per_policy = policy_objects.MAX_POLICY_LABELS
-    for number in range(node_label_budget.MAX_NAMESPACE_LABELS // per_policy):
+    for number in range(policy_budgets.MAX_NAMESPACE_LABELS // per_policy):
         labels = [f"l{place}=yes" for place in range(per_policy)]
         tenant.policy(f"l{number}", labeling=[{"metricname": metrics[number], **hot, "labels": labels}])
     queries = [
         {"metricname": "q", "query": f"hang_{number} > 0", **hot}
         for number in range(_LIMITS.queries_per_namespace)
     ]
-    left = _LIMITS.rules_per_namespace - node_label_budget.MAX_NAMESPACE_LABELS // per_policy - len(queries)
+    left = _LIMITS.rules_per_namespace - policy_budgets.MAX_NAMESPACE_LABELS // per_policy - len(queries)
     rules = [
         {"metricname": metrics[number % len(metrics)], **hot, "target": number} for number in range(left)
     ]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.policies import node_label_budget
-from nodewise.policies.node_label_budget import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
+from nodewise.policies import policy_budgets
+from nodewise.policies.policy_budgets import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
 from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey
 from nodewise.policies.verdict_labels import label_key
 
@@ -35,18 +35,18 @@ def _policies(tenants: list[list[tuple[bool, list[int]]]]) -> dict[str, list[Pol
 
 
 def _bytes(policies: list[Policy]) -> int:
-    return MAX_NODE_LABEL_BYTES - node_label_budget.free_bytes(policies)
+    return MAX_NODE_LABEL_BYTES - policy_budgets.free_bytes(policies)
 
 
 @given(TENANTS)
 def test_the_admitted_labels_fit_on_a_node(tenants: list[list[tuple[bool, list[int]]]]) -> None:
-    enforced = list(node_label_budget.enforce(_policies(tenants), native_mode=True))
+    enforced = list(policy_budgets.enforce(_policies(tenants), native_mode=True))
     assert _bytes([policy for listed in enforced for policy in listed]) <= MAX_NODE_LABEL_BYTES
     for listed in enforced:
         labels = [
             policy
             for policy in listed
-            if node_label_budget.has_verdict_label(policy) and not policy.no_verdict_label
+            if policy_budgets.has_verdict_label(policy) and not policy.no_verdict_label
         ]
         assert len(labels) <= MAX_NAMESPACE_KEYS
 
@@ -57,10 +57,10 @@ def test_a_namespace_that_requests_no_more_than_an_equal_share_gets_all_of_it(
 ) -> None:
     """Whatever the others request."""
     requested = _policies(tenants)
-    enforced = dict(zip(requested, node_label_budget.enforce(requested, native_mode=True), strict=True))
+    enforced = dict(zip(requested, policy_budgets.enforce(requested, native_mode=True), strict=True))
     for namespace, policies in requested.items():
         share = MAX_NODE_LABEL_BYTES // len(requested) - LARGEST
-        verdicts = sum(node_label_budget.has_verdict_label(policy) for policy in policies)
+        verdicts = sum(policy_budgets.has_verdict_label(policy) for policy in policies)
         if _bytes(policies) <= share and verdicts <= MAX_NAMESPACE_KEYS:
             assert enforced[namespace] == policies
 
@@ -69,13 +69,13 @@ def test_a_namespace_that_requests_no_more_than_an_equal_share_gets_all_of_it(
 def test_within_a_namespace_the_oldest_policies_have_labels(
     tenants: list[list[tuple[bool, list[int]]]],
 ) -> None:
-    for listed in node_label_budget.enforce(_policies(tenants), native_mode=True):
+    for listed in policy_budgets.enforce(_policies(tenants), native_mode=True):
         refused = [
-            bool(policy.no_verdict_label) for policy in listed if node_label_budget.has_verdict_label(policy)
+            bool(policy.no_verdict_label) for policy in listed if policy_budgets.has_verdict_label(policy)
         ]
         assert refused == sorted(refused)
 
 
 def test_a_label_key_has_the_length_that_the_budget_assumes() -> None:
     uid = "01234567-89ab-cdef-0123-456789abcdef"
-    assert node_label_budget.verdict_label_bytes(label_key(uid)) == len(label_key(uid)) + len("violating")
+    assert policy_budgets.verdict_label_bytes(label_key(uid)) == len(label_key(uid)) + len("violating")

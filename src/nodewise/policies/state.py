@@ -8,7 +8,7 @@ from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
 from nodewise.policies import node_labels, placement_policy_parser, policy_rejection_reasons, policy_selection, rule_evaluation, taspolicy_parser
 from nodewise.policies.metric_columns import MetricColumns
-from nodewise.policies.namespace_budgets import NamespaceBudgets
+from nodewise.policies.policy_budgets import NamespaceBudgets
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.options import MaxAges, TelemetryOptions
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind

@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import node_label_budget, node_labels, taspolicy_status
+from nodewise.policies import policy_budgets, node_labels, taspolicy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
@@ -189,7 +189,7 @@ def test_all_labels_of_a_node_have_at_most_16_kib_divided_fairly_by_namespace() 
     for built in (alone, states):
         requested = [node_labels.requested_labels(state.policy) for state in built.values()]
         total = sum(sum(sizes.values()) for sizes in requested)
-        assert node_label_budget.MAX_NODE_LABEL_BYTES - 1000 < total <= node_label_budget.MAX_NODE_LABEL_BYTES
+        assert policy_budgets.MAX_NODE_LABEL_BYTES - 1000 < total <= policy_budgets.MAX_NODE_LABEL_BYTES
     last = message(states["d", "g" * 200 + "3"])
     assert last.startswith(
         "the policies of namespace d request 18752 bytes of labels, of which 15529 fit into the 16384 bytes per node"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodewise.policies import node_label_budget
-from nodewise.policies.node_label_budget import MAX_NODE_LABEL_BYTES
+from nodewise.policies import policy_budgets
+from nodewise.policies.policy_budgets import MAX_NODE_LABEL_BYTES
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Comparison,
@@ -17,7 +17,7 @@ from nodewise.policies.verdict_labels import label_key
 
 HOT = Comparison("temp", "above", 80)
 UID = "00000000-0000-0000-0000-{:012}"
-VERDICT_BYTES = node_label_budget.verdict_label_bytes(label_key(UID.format(0)))
+VERDICT_BYTES = policy_budgets.verdict_label_bytes(label_key(UID.format(0)))
 
 
 def policy(
@@ -50,7 +50,7 @@ def admitted(*policies: Policy, native_mode: bool = True) -> dict[str, list[Poli
     by_namespace: dict[str, list[Policy]] = {}
     for each in policies:
         by_namespace.setdefault(each.namespace, []).append(each)
-    enforced = node_label_budget.enforce(by_namespace, native_mode=native_mode)
+    enforced = policy_budgets.enforce(by_namespace, native_mode=native_mode)
     return dict(zip(by_namespace, enforced, strict=True))
 
 
@@ -117,7 +117,7 @@ def test_labels_that_policies_name_and_labels_with_verdicts_share_the_bytes() ->
     assert len(labelled_names(result["deciding"])) == 10, "a namespace with small requests gets all of them"
     assert len(labelled_names(result["naming"])) == 3, "verdicts come before labels that policies name"
     everything = [each for listed in result.values() for each in listed]
-    assert 0 <= node_label_budget.free_bytes(everything) < 1024 + 13 * VERDICT_BYTES
+    assert 0 <= policy_budgets.free_bytes(everything) < 1024 + 13 * VERDICT_BYTES
     assert "of which" in result["naming"][2].over_budget
 
 
@@ -128,7 +128,7 @@ def test_without_native_mode_verdicts_need_no_space() -> None:
 
 def test_labels_of_waiting_pods_count_with_those_of_the_policies_of_their_namespace() -> None:
     wanted = [(label_key(UID.format(number)), frozenset(["web"])) for number in range(10)]
-    admit = node_label_budget.admit_labels_of_waiting_pods
+    admit = policy_budgets.admit_labels_of_waiting_pods
     assert admit(wanted, {}, MAX_NODE_LABEL_BYTES) == {key for key, _ in wanted}
     assert admit(wanted, {"web": 7}, MAX_NODE_LABEL_BYTES) == {key for key, _ in wanted[:3]}
     assert admit(wanted, {"web": 10, "db": 1}, MAX_NODE_LABEL_BYTES) == frozenset()
@@ -138,14 +138,14 @@ def test_labels_of_waiting_pods_count_with_those_of_the_policies_of_their_namesp
 def test_labels_of_waiting_pods_are_admitted_by_turns_of_their_namespaces() -> None:
     many = [(label_key(UID.format(number)), frozenset(["busy"])) for number in range(10)]
     few = [(label_key(UID.format(99)), frozenset(["quiet"]))]
-    admitted_keys = node_label_budget.admit_labels_of_waiting_pods([*many, *few], {}, 3 * VERDICT_BYTES)
+    admitted_keys = policy_budgets.admit_labels_of_waiting_pods([*many, *few], {}, 3 * VERDICT_BYTES)
     assert admitted_keys == {many[0][0], many[1][0], few[0][0]}
 
 
 def test_a_label_that_pods_of_several_namespaces_need_counts_in_each() -> None:
     shared = (label_key(UID.format(1)), frozenset(["db", "web"]))
     own = [(label_key(UID.format(10 + number)), frozenset(["web"])) for number in range(10)]
-    admitted_keys = node_label_budget.admit_labels_of_waiting_pods(
+    admitted_keys = policy_budgets.admit_labels_of_waiting_pods(
         [shared, *own], {"db": 10}, MAX_NODE_LABEL_BYTES
     )
     assert shared[0] in admitted_keys

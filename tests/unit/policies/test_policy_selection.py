@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.policies.agent import TelemetryAgent
-from nodewise.policies.namespace_budgets import MAX_ENFORCED
+from nodewise.policies.policy_budgets import MAX_ENFORCED
 from nodewise.policies.policy_namespace_trust import NamespaceMetadata, NamespaceObject, drop_oversized_labels
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from tests.label_selector_cases import SELECTOR_CASES, SelectorCase

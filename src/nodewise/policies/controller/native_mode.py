@@ -18,13 +18,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import (
-    node_label_budget,
-    pod_policy_keys,
-    policy_mode,
-    unscheduled_pods,
-    verdict_labels,
-)
+from nodewise.policies import policy_budgets, pod_policy_keys, policy_mode, unscheduled_pods, verdict_labels
 from nodewise.policies.controller.deleted_policy_lease import DeletedPolicyLease
 from nodewise.policies.controller.native_pod_events import NativePodEvents
 from nodewise.policies.controller.node_label_writer import LabelWriter
@@ -182,8 +176,8 @@ class NativeMode:
         wanted += self._deleted.wanted_labels()
         if not wanted:
             return frozenset()
-        free = node_label_budget.free_bytes(labelled.policy for labelled in policies)
-        return node_label_budget.admit_labels_of_waiting_pods(wanted, counts, free)
+        free = policy_budgets.free_bytes(labelled.policy for labelled in policies)
+        return policy_budgets.admit_labels_of_waiting_pods(wanted, counts, free)
 
     def _update_unknown_keys(
         self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]
