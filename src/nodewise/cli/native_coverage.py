@@ -13,7 +13,7 @@ from nodewise.cli.explain import native_labels, pod_policies
 from nodewise.policies import policy_mode
 from nodewise.policies.state import TelemetryState
 from nodewise.policies.verdict_labels import label_key
-from nodewise.policies.verdict_requirements import NodeConstraints, verdict_requirements
+from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
 
 _MAX_LISTED: Final = 5
 

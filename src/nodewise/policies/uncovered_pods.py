@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
 
-from nodewise.policies import policy_mode, verdict_requirements
+from nodewise.policies import policy_mode, verdict_labels
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroup, PodLabelGroups
@@ -57,7 +57,7 @@ class UncoveredPods:
         listed = self._groups.keep(ListedPod(fields))
         if listed is None or listed.group is None:
             return None
-        required = verdict_requirements.verdict_requirements(pod.spec)
+        required = verdict_labels.verdict_requirements(pod.spec)
         keys = frozenset(requirement.key for requirement in required)
         newest = self._newest.setdefault(metadata.namespace, {})
         newest.pop(listed.group, None)

@@ -6,10 +6,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.policies import verdict_requirements
+from nodewise.policies import verdict_labels
 from nodewise.policies.policy_selection import PodOwner
 from nodewise.policies.selected_pods import PodLabelGroup
-from nodewise.policies.verdict_requirements import NodeConstraints, Term
+from nodewise.policies.verdict_labels import NodeConstraints, Term
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
@@ -94,7 +94,7 @@ def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     """The pod as it is stored; None for a pod that native mode does not concern."""
     required = [
         requirement
-        for requirement in verdict_requirements.verdict_requirements(pod.spec)
+        for requirement in verdict_labels.verdict_requirements(pod.spec)
         if not requirement.is_preferred
     ]
     gate = _gate_position(pod.spec, len(required))
@@ -113,7 +113,7 @@ def _gate_position(spec: _Spec, key_count: int) -> int:
     Keys that are not read may be those of policies that are not active; only tenants add so many.
     """
     gates = [gate.name for gate in spec.schedulingGates or ()]
-    return gates.index(GATE) if GATE in gates and key_count < verdict_requirements.MAX_KEYS else -1
+    return gates.index(GATE) if GATE in gates and key_count < verdict_labels.MAX_KEYS else -1
 
 
 def _affinity_shape(spec: _Spec) -> _AffinityShape | None:

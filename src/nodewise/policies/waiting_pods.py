@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from nodewise.policies import placement_policy, policy_mode, verdict_labels, verdict_requirements
+from nodewise.policies import placement_policy, policy_mode, verdict_labels
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from nodewise.policies.state import TelemetryState
-from nodewise.policies.verdict_requirements import NodeConstraints
+from nodewise.policies.verdict_labels import NodeConstraints
 
 _AFFINITY: Final = "node affinity"
 """Part of the message of kube-scheduler's plugin NodeAffinity (1.36: `didn't match Pod's node affinity/selector`)."""
@@ -55,7 +55,7 @@ def keep_pod(pod: WaitingPod) -> WaitingPod | None:
     )
     causes = placement_policy.find_rejecting_policies(message)
     if _AFFINITY in message:
-        required = verdict_requirements.verdict_requirements(pod.spec)
+        required = verdict_labels.verdict_requirements(pod.spec)
         causes |= {requirement.key for requirement in required if not requirement.is_preferred}
     kept = WaitingPod(pod.metadata, causes=causes)
     return kept if causes and len(msgspec.json.encode(kept)) <= _MAX_BYTES else None

@@ -17,7 +17,7 @@ from nodewise.kube.resource_kinds import LEASES, NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import unscheduled_pods
 from nodewise.policies.node_label_ownership import VERDICT_LABELS
-from nodewise.policies.verdict_requirements import NodeConstraints, VerdictRequirement, verdict_requirements
+from nodewise.policies.verdict_labels import NodeConstraints, VerdictRequirement, verdict_requirements
 
 _LEASE_EXPIRED: Final = 2
 """A Lease that was not renewed for so many of its durations has no leader; clocks may differ by one."""

@@ -36,7 +36,7 @@ from nodewise.kube.resource_kinds import PODS, selector
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
-from nodewise.policies.verdict_requirements import NodeConstraints, verdict_requirements
+from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
 
 _MAX_PODS: Final = 20_000
 """In a cluster with more pods, not all of them are read to find single ones."""
