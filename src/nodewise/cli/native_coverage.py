@@ -10,7 +10,7 @@ import msgspec
 from nodewise.agent import ObjectKey
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import native_labels, pod_policies
-from nodewise.policies import policy_mode
+from nodewise.policies import policy_selection
 from nodewise.policies.state import TelemetryState
 from nodewise.policies.verdict_labels import label_key
 from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
@@ -58,7 +58,7 @@ def _messages(
         if policy_state is None or label_key(policy_state.policy.uid) in keys:
             continue
         policy = policy_state.policy
-        if not policy_mode.is_enforced_for(policy, pod):
+        if not policy_selection.is_enforced_for(policy, pod):
             continue
         of_label = pod_policies.policy_of_label(policy, objects, selects=True)
         if of_label.is_labelled:

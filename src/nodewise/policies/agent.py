@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 from nodewise.agent import Evidence, FilterPlugin, Names, PolicyRejections, Reason, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.base.errors import truncate
-from nodewise.policies import placement_policy, policy_mode, policy_rejection_reasons, policy_selection, rule_evaluation
+from nodewise.policies import placement_policy, policy_selection, policy_rejection_reasons, rule_evaluation
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
 from nodewise.policies.rule_evaluation import CandidateValues
@@ -141,7 +141,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             tuple(
                 key
                 for key in selected
-                if key not in states or policy_mode.is_enforced_for(states[key].policy, pod)
+                if key not in states or policy_selection.is_enforced_for(states[key].policy, pod)
             )
             or None
         )
@@ -194,7 +194,7 @@ def _states_with_effect(
 ) -> list[PolicyState]:
     """The policies that have an effect on a pod, in the order of `keys`, which select it."""
     known = (agent_state.policies[key] for key in keys if key in agent_state.policies)
-    return [state for state in known if policy_mode.is_enforced_for(state.policy, pod)]
+    return [state for state in known if policy_selection.is_enforced_for(state.policy, pod)]
 
 
 def _verdicts_of_preferred_policies(
@@ -233,7 +233,7 @@ def _filter_verdict(
         nothing = np.zeros(len(values.candidates), bool)
         not_enforced = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
         return Verdict(nothing.astype(np.int16), (), policies=(not_enforced,))
-    if not policy_mode.is_enforced_for(state.policy, pod):
+    if not policy_selection.is_enforced_for(state.policy, pod):
         return _observing_verdict(state, values.candidates)
     return None if state.policy.only_prefers else _policy_verdict(state, values)
 

@@ -11,7 +11,7 @@ be placed on it although the policy rejects it, new pods exclude it by its name 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from nodewise.policies import policy_mode, verdict_labels
+from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.taspolicy_parser import VIOLATING
 from nodewise.policies.verdict_labels import LabelledPolicy
 
@@ -77,7 +77,7 @@ class LabellingProgress:
         evaluated = [
             labelled
             for labelled in policies
-            if policy_mode.has_labels(labelled.policy) and not labelled.awaits_metrics
+            if policy_selection.has_labels(labelled.policy) and not labelled.awaits_metrics
         ]
         if pending is None:
             uids = [labelled.policy.uid for labelled in evaluated]

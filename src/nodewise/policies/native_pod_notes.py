@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from nodewise.agent.verdicts import Reason
-from nodewise.policies import policy_mode, verdict_labels
+from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.state import PolicyState
 from nodewise.policies.unscheduled_pods import UnscheduledPod
 
@@ -108,7 +108,7 @@ def states_by_label_key(states: Iterable[PolicyState]) -> dict[str, PolicyState]
     return {
         verdict_labels.label_key(state.policy.uid): state
         for state in states
-        if state.policy.uid and policy_mode.has_labels(state.policy)
+        if state.policy.uid and policy_selection.has_labels(state.policy)
     }
 
 

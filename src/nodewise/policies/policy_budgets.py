@@ -22,7 +22,7 @@ from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 import heapq
 from itertools import chain, zip_longest
 from typing import Final, NamedTuple
-from nodewise.policies import node_labels, policy_mode
+from nodewise.policies import node_labels, policy_selection
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.taspolicy_parser import VIOLATING
 from nodewise.policies.verdict_labels import label_key
@@ -86,7 +86,7 @@ def enforce(by_namespace: Mapping[str, Policies], *, native_mode: bool) -> Itera
 
 def has_verdict_label(policy: Policy) -> bool:
     """Whether native mode labels nodes with the verdict of the policy, if the label is within the budget."""
-    return bool(policy.avoid and policy.uid) and policy_mode.has_labels(policy)
+    return bool(policy.avoid and policy.uid) and policy_selection.has_labels(policy)
 
 
 def verdict_label_bytes(key: str) -> int:

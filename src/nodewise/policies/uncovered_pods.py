@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
 
-from nodewise.policies import policy_mode, verdict_labels
+from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroup, PodLabelGroups
@@ -78,7 +78,7 @@ class UncoveredPods:
                 labelled = policies.get(key)
                 if labelled is None or labelled.label in newest.keys:
                     continue
-                if policy_mode.is_enforced_for(labelled.policy, fields):
+                if policy_selection.is_enforced_for(labelled.policy, fields):
                     result[labelled.policy.uid] = f"{group.namespace}/{newest.name}"
             yield
         return result

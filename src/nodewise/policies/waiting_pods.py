@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.policies import placement_policy, policy_mode, verdict_labels
+from nodewise.policies import placement_policy, policy_selection, verdict_labels
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from nodewise.policies.state import TelemetryState
@@ -75,7 +75,7 @@ def count_by_policy(
         fields = PodFields(pod.metadata)
         for key in agent_state.selection.select(fields):
             state = agent_state.policies.get(key)
-            if state is None or not policy_mode.is_enforced_for(state.policy, fields):
+            if state is None or not policy_selection.is_enforced_for(state.policy, fields):
                 continue
             if key.text() in pod.causes or verdict_labels.label_key(state.policy.uid) in pod.causes:
                 counts.setdefault(key, Counter())[pod.metadata.namespace] += 1

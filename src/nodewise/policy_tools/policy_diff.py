@@ -9,7 +9,7 @@ from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import node_labels
 from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKey
-from nodewise.policies.policy_mode import is_enforced_for
+from nodewise.policies.policy_selection import is_enforced_for
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL
 from nodewise.policies.state import POLICY_KINDS

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.policies import policy_mode
+from nodewise.policies import policy_selection
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.placement_policy import Canary, LabelSelector, Policy, PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata, PodOwner
@@ -31,7 +31,7 @@ def pod_of(
 @pytest.mark.parametrize("percent", [1, 10, 50, 99])
 def test_a_percent_is_the_share_of_workloads(percent: int) -> None:
     pods = [pod_of(f"app{number}") for number in range(5000)]
-    share = sum(policy_mode.is_enforced_for(by_percent(percent), each) for each in pods) / len(pods)
+    share = sum(policy_selection.is_enforced_for(by_percent(percent), each) for each in pods) / len(pods)
     assert share == pytest.approx(percent / 100, abs=0.02)
 
 
@@ -42,13 +42,13 @@ def test_all_pods_of_a_workload_have_the_same_place_also_after_a_roll_out(kind: 
         for template_hash in ("6f9c", "77d5")
         for number in range(3)
     ]
-    assert len({policy_mode.workload_place(KEY, each) for each in pods}) == 1
+    assert len({policy_selection.workload_place(KEY, each) for each in pods}) == 1
 
 
 def test_a_larger_percent_keeps_the_workloads_of_a_smaller_one_and_policies_have_other_canaries() -> None:
     pods = [pod_of(f"app{number}") for number in range(200)]
     parts = [
-        {each.metadata.name for each in pods if policy_mode.is_enforced_for(policy, each)}
+        {each.metadata.name for each in pods if policy_selection.is_enforced_for(policy, each)}
         for policy in (by_percent(10), by_percent(30), by_percent(10, KEY._replace(name="other")))
     ]
     assert parts[0] < parts[1]
@@ -57,7 +57,7 @@ def test_a_larger_percent_keeps_the_workloads_of_a_smaller_one_and_policies_have
 
 def test_a_pod_without_a_controller_is_its_own_workload() -> None:
     places = {
-        policy_mode.workload_place(KEY, PodFields(PodMetadata("web", name=f"pod{number}")))
+        policy_selection.workload_place(KEY, PodFields(PodMetadata("web", name=f"pod{number}")))
         for number in range(500)
     }
     assert len(places) > 90
@@ -108,4 +108,4 @@ def test_an_edit_of_the_canary_makes_waiting_pods_be_matched_again() -> None:
     ],
 )
 def test_native_mode_has_labels(policy: Policy, has_labels: bool) -> None:
-    assert policy_mode.has_labels(policy) == has_labels
+    assert policy_selection.has_labels(policy) == has_labels

@@ -13,7 +13,7 @@ from nodewise.kube import object_listing
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND, policy_mode
+from nodewise.policies import KIND, policy_selection
 from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
@@ -131,7 +131,7 @@ def _policies_by_label(
     """The policies by the keys of their labels. Pods outside of a canary count as not selected."""
     return {
         label_key(policy.uid): policy_of_label(
-            policy, objects, selects=key in selecting and policy_mode.is_enforced_for(policy, pod)
+            policy, objects, selects=key in selecting and policy_selection.is_enforced_for(policy, pod)
         )
         for key, policy in policies.items()
     }

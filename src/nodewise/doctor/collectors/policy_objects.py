@@ -12,7 +12,7 @@ from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.kube import resource_kinds
-from nodewise.policies import policy_mode
+from nodewise.policies import policy_selection
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
@@ -112,7 +112,7 @@ class PolicySelectors(NamedTuple):
 
     def is_enforced_for(self, key: PolicyKey, pod: PodFields) -> bool:
         """Whether a policy that selects a pod has an effect on it; True for a TASPolicy that does not exist."""
-        return key not in self.policies or policy_mode.is_enforced_for(self.policies[key], pod)
+        return key not in self.policies or policy_selection.is_enforced_for(self.policies[key], pod)
 
 
 async def collect_selectors(session: Session) -> PolicySelectors:

@@ -18,7 +18,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import policy_budgets, pod_policy_keys, policy_mode, unscheduled_pods, verdict_labels
+from nodewise.policies import policy_budgets, pod_policy_keys, policy_selection, unscheduled_pods, verdict_labels
 from nodewise.policies.controller.deleted_policy_lease import DeletedPolicyLease
 from nodewise.policies.controller.native_pod_events import NativePodEvents
 from nodewise.policies.controller.node_label_writer import LabelWriter
@@ -202,7 +202,7 @@ class NativeMode:
         self._progress.update(policies.values(), pending, self._labels.failures(), now_s)
         for key, labelled in policies.items():
             label = verdict_labels.label_key(labelled.policy.uid)
-            if not policy_mode.has_labels(labelled.policy):
+            if not policy_selection.has_labels(labelled.policy):
                 wanted[key] = _NativeStatus()
                 settled.add(label)
                 continue
@@ -335,7 +335,7 @@ async def _apply_status(api: Api, policy: Policy, status: _NativeStatus) -> None
 
 def _not_enforced(policy: Policy) -> str:
     """Why native mode does not enforce the policy; empty if it does, or if the policy needs no label."""
-    if policy.mode == "Canary" and not policy_mode.has_labels(policy):
+    if policy.mode == "Canary" and not policy_selection.has_labels(policy):
         return _ONLY_EXTENDER
     return policy.no_verdict_label
 
@@ -352,6 +352,6 @@ def _labelled_selectors(
 
 
 def _labelled_policy(state: PolicyState) -> LabelledPolicy:
-    has_labels = state.verdict is not None and policy_mode.has_labels(state.policy)
+    has_labels = state.verdict is not None and policy_selection.has_labels(state.policy)
     codes = state.verdict.codes if state.verdict is not None and has_labels else None
     return LabelledPolicy(state.policy, codes, state.awaits_metrics)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nodewise.agent import ObjectKey
-from nodewise.policies import hysteresis, policy_mode
+from nodewise.policies import hysteresis, policy_selection
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import EvaluatedPreference, PolicyState
@@ -92,7 +92,7 @@ class RuleCoverage:
         if expectation.ranks is not None:
             self._add(key, _preference_branches(state.preferences, places["prefer"]))
         if expectation.pod is not None and not (expectation.ranks is None and expectation.rejected is None):
-            is_canary_pod = policy_mode.is_enforced_for(state.policy, test.pods[expectation.pod])
+            is_canary_pod = policy_selection.is_enforced_for(state.policy, test.pods[expectation.pod])
             self.reached.add(Branch(key, _CANARY, CANARY_POD if is_canary_pod else OTHER_POD))
 
     def _add_states(self, state: PolicyState) -> None:
