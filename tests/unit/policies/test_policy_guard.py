@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import policy_objects, waiting_pods
+from nodewise.policies import policy_objects, policy_guard
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.placement_policy import Comparison, Guard, Mode, Policy, PolicyKey
 from nodewise.policies.policy_guard import GuardFacts, PolicyGuards
@@ -22,7 +22,7 @@ from nodewise.policies.policy_rejection_reasons import (
 from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.state import PolicyState
 from nodewise.policies.verdict_labels import label_key
-from nodewise.policies.waiting_pods import WaitingPod
+from nodewise.policies.policy_guard import WaitingPod
 from tests.unit.policies.placement_policy_cluster import ALL, HOT, Cluster, pod, policy_object
 
 KEY = PolicyKey("PlacementPolicy", "d", "cool")
@@ -146,7 +146,7 @@ def waiting_pod(message: str, key: str = "", operator: str = "NotIn", namespace:
         else {},
         "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
     }
-    return waiting_pods.keep_pod(msgspec.json.decode(msgspec.json.encode(body), type=WaitingPod))
+    return policy_guard.keep_pod(msgspec.json.decode(msgspec.json.encode(body), type=WaitingPod))
 
 
 AFFINITY = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
@@ -165,7 +165,7 @@ def test_pods_that_wait_because_of_a_policy_are_counted() -> None:
         waiting_pod("0/3 nodes are available: 3 Insufficient cpu.", label_key("u1")),
     ]
     assert [each is not None for each in pods] == [True, True, False, True, True, False]
-    counting = waiting_pods.count_by_policy(
+    counting = policy_guard.count_by_policy(
         [each for each in pods if each], cluster.snapshot.agent_states["telemetry"]
     )
     assert cooperative_scheduling.run_without_pauses(counting) == {KEY: 2}
@@ -216,7 +216,7 @@ def test_no_namespace_alone_raises_the_count_of_a_cluster_policy(
     cluster = Cluster(policy_object("cool", "", "1", spec), namespaces={name: {} for name in waiting})
     message = "0/3 nodes are available: 3 cluster placement policy cool: heat above 80."
     pods = [waiting_pod(message, namespace=name) for name, count in waiting.items() for _ in range(count)]
-    counting = waiting_pods.count_by_policy(pods, cluster.snapshot.agent_states["telemetry"])
+    counting = policy_guard.count_by_policy(pods, cluster.snapshot.agent_states["telemetry"])
     key = PolicyKey("ClusterPlacementPolicy", "", "cool")
     assert cooperative_scheduling.run_without_pauses(counting).get(key, 0) == counted
     assert counted <= sum(waiting.values()) - waiting.get("tenant", 0)

@@ -9,12 +9,12 @@ from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import policy_objects, waiting_pods
+from nodewise.policies import policy_objects, policy_guard
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_guard import GuardFacts, PolicyGuards
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, StepBack
 from nodewise.policies.state import TelemetryState
-from nodewise.policies.waiting_pods import WaitingPod
+from nodewise.policies.policy_guard import WaitingPod
 
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
@@ -26,7 +26,7 @@ class GuardWatch:
         self._handle = handle
         self._requested = asyncio.Event()
         target = ReflectorTarget(
-            PODS, WaitingPod, selectors=_UNSCHEDULED, keep=waiting_pods.keep_pod, label="Pod (guards)"
+            PODS, WaitingPod, selectors=_UNSCHEDULED, keep=policy_guard.keep_pod, label="Pod (guards)"
         )
         self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
         self._guards = PolicyGuards()
@@ -50,7 +50,7 @@ class GuardWatch:
             counts = None
             if self._pods.synced:
                 pods = list(self._pods.store.values())
-                counts = await cooperative_scheduling.run(waiting_pods.count_by_policy(pods, agent_state))
+                counts = await cooperative_scheduling.run(policy_guard.count_by_policy(pods, agent_state))
         facts = {}
         for policy in guarded:
             store = self._handle.objects[RESOURCES[policy.key.kind].plural]
