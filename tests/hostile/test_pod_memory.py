@@ -17,10 +17,10 @@ from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import unscheduled_pods
+from nodewise.policies import native_mode_pods
 from nodewise.policies import policy_guard as guarded_pods
 from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 from nodewise.policies.policy_guard import WaitingPod
 from nodewise_scorers.annotator import controller as annotator_controller
@@ -67,7 +67,7 @@ def _stores() -> dict[str, ReflectorTarget[Any]]:
     return targets | {
         "waiting pods": _waiting_pods(),
         "pods of guards": ReflectorTarget(PODS, WaitingPod, keep=guarded_pods.keep_pod),
-        "pods of native mode": ReflectorTarget(PODS, UnscheduledPod, keep=unscheduled_pods.keep_pod),
+        "pods of native mode": ReflectorTarget(PODS, UnscheduledPod, keep=native_mode_pods.keep_pod),
         "selected pods": ReflectorTarget(PODS, ListedPod, keep=PodLabelGroups().keep),
     }
 

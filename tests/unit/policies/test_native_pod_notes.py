@@ -9,13 +9,13 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
-from nodewise.policies import native_pod_notes, unscheduled_pods
-from nodewise.policies.native_pod_notes import NoteSchedule
+from nodewise.policies import native_mode_pods
+from nodewise.policies.native_mode_pods import NoteSchedule
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleBroken
 from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.state import PolicyState
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 MISMATCH = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
@@ -30,8 +30,8 @@ def state(name: str, *codes: int) -> PolicyState:
 
 
 def note(*states: PolicyState, keys: tuple[str, ...] = ("cool", "calm")) -> str:
-    by_key = native_pod_notes.states_by_label_key(states)
-    return native_pod_notes.rejection_note(map(label_key, keys), by_key, 4)
+    by_key = native_mode_pods.states_by_label_key(states)
+    return native_mode_pods.rejection_note(map(label_key, keys), by_key, 4)
 
 
 def pod(name: str, namespace: str = "web", *, message: str = MISMATCH, gated: bool = False) -> UnscheduledPod:
@@ -41,11 +41,11 @@ def pod(name: str, namespace: str = "web", *, message: str = MISMATCH, gated: bo
         "metadata": {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}"},
         "spec": {
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
-            "schedulingGates": [{"name": unscheduled_pods.GATE}] if gated else [],
+            "schedulingGates": [{"name": native_mode_pods.GATE}] if gated else [],
         },
         "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
     }
-    kept = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    kept = native_mode_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
     assert kept is not None
     return kept
 
@@ -96,10 +96,10 @@ def test_the_note_is_short() -> None:
 
 def texts(pods: list[UnscheduledPod], *states: PolicyState, deleted: tuple[str, ...] = ()) -> list[str]:
     """The texts of the Events that are due."""
-    by_key = native_pod_notes.states_by_label_key(states)
+    by_key = native_mode_pods.states_by_label_key(states)
     due = NoteSchedule().due(pods, by_key, frozenset(map(label_key, deleted)), 4, 0.0)
     notes = cooperative_scheduling.run_without_pauses(due)
-    return [native_pod_notes.event_text(waiting, text) for waiting, text in notes]
+    return [native_mode_pods.event_text(waiting, text) for waiting, text in notes]
 
 
 def test_the_event_says_what_to_do() -> None:
@@ -134,7 +134,7 @@ def test_a_pod_that_requires_the_label_of_a_policy_beyond_the_budget_gets_an_eve
 
 
 def test_the_note_names_some_labels_of_many_deleted_policies() -> None:
-    assert native_pod_notes.deletion_note(map(str, range(9))) == (
+    assert native_mode_pods.deletion_note(map(str, range(9))) == (
         "the pod requires node labels of policies that do not exist any more: 0, 1, 2, 3, 4 and 4 more;"
         " create it again to remove the requirement"
     )
@@ -153,7 +153,7 @@ def due(
     schedule: NoteSchedule, now_s: float, *pods: UnscheduledPod, codes: tuple[int, ...] = (1, 0, 0, 0)
 ) -> Any:
     """The pods whose note is due, by namespace and name; all count as having got it."""
-    states = native_pod_notes.states_by_label_key([state("cool", *codes)])
+    states = native_mode_pods.states_by_label_key([state("cool", *codes)])
     notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, frozenset(), 4, now_s))
     for waiting, text in notes:
         schedule.record(waiting, text, now_s)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import pod_policy_keys, unscheduled_pods
+from nodewise.policies import native_mode_pods
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Comparison,
@@ -18,8 +18,8 @@ from nodewise.policies.placement_policy import (
 )
 from nodewise.policies.policy_namespace_trust import NamespaceObject
 from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.uncovered_pods import UncoveredPods
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import UncoveredPods
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 WEB: Final = PolicyKey("PlacementPolicy", "web", "cool")
@@ -58,7 +58,7 @@ def _pod(namespace: str, labels: dict[str, str], *keys: str, owners: Any = ()) -
         "spec": {"nodeSelector": dict.fromkeys(keys, "ok")},
     }
     pod = msgspec.convert(body, UnscheduledPod)
-    kept = unscheduled_pods.keep_pod(pod)
+    kept = native_mode_pods.keep_pod(pod)
     assert kept is not None
     return msgspec.structs.replace(kept, group=UncoveredPods().record(pod, 0.0))
 
@@ -66,7 +66,7 @@ def _pod(namespace: str, labels: dict[str, str], *keys: str, owners: Any = ()) -
 def _own(pod: UnscheduledPod) -> tuple[set[str], bool]:
     """The names of the policies whose keys count, and whether there are others."""
     (kept,) = cooperative_scheduling.run_without_pauses(
-        pod_policy_keys.remove_foreign_keys([pod], KEYS, SELECTION)
+        native_mode_pods.remove_foreign_keys([pod], KEYS, SELECTION)
     )
     assert kept.keys == kept.keys_with_ok
     return {key.removeprefix(label_key("")) for key in kept.keys}, kept.names_foreign_key

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import uncovered_pods
+from nodewise.policies import native_mode_pods
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
@@ -18,8 +18,8 @@ from nodewise.policies.placement_policy import (
     Requirement,
 )
 from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.uncovered_pods import LabelledSelector, UncoveredPods
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 
@@ -101,7 +101,7 @@ def test_a_policy_without_an_effect_on_the_pod_covers_it() -> None:
 
 
 def test_a_limited_number_of_groups_is_remembered_of_each_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncovered_pods, "_MAX_GROUPS", 2)
+    monkeypatch.setattr(native_mode_pods, "_MAX_GROUPS", 2)
     pods = UncoveredPods()
     pods.record(pod("first"), 0.0)
     for number in range(3):

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.policies import unscheduled_pods
-from nodewise.policies.unscheduled_pods import GATE, UnscheduledPod
+from nodewise.policies import native_mode_pods
+from nodewise.policies.native_mode_pods import GATE, UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 A, B = label_key("a"), label_key("b")
@@ -33,7 +33,7 @@ def stored(name: str = "p", namespace: str = "web", gates: list[Any] | None = No
         "metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"},
         "spec": {"affinity": affinity, "schedulingGates": gates},
     }
-    return unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    return native_mode_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
 
 
 def test_only_pods_that_native_mode_concerns_are_stored() -> None:
@@ -52,7 +52,7 @@ def test_what_a_pod_requires_of_labels() -> None:
 
 def test_a_node_selector_requires_ok() -> None:
     spec = {"nodeSelector": {"zone": "z", A: "ok"}}
-    pod = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+    pod = native_mode_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
     assert pod is not None
     assert (pod.keys, pod.keys_with_ok) == ({A}, {A})
     assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"
@@ -64,7 +64,7 @@ def test_a_pod_requires_a_limited_number_of_labels() -> None:
     pod = stored("p", "web", None, terms, terms)
     assert (len(pod.keys), len(pod.keys_with_ok)) == (64, 64)
     spec = {"nodeSelector": dict.fromkeys(keys, "ok")}
-    selects = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+    selects = native_mode_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
     assert selects is not None
     assert (len(selects.keys), len(selects.keys_with_ok)) == (64, 64)
 
@@ -74,14 +74,14 @@ def test_a_pod_requires_ok_of_the_policies_of_its_own_namespace_and_of_the_clust
         stored("p", "web", None, [(A, ["ok"])]),
         stored("q", "db", None, [(A, ["violating"]), (B, ["ok"])]),
     ]
-    assert unscheduled_pods.keys_with_ok(pods) == {("web", A), ("", A), ("db", B), ("", B)}
+    assert native_mode_pods.keys_with_ok(pods) == {("web", A), ("", A), ("db", B), ("", B)}
 
 
 def test_pods_without_a_gate_that_no_node_matches_count_as_rejected() -> None:
     waiting = stored("p", "web", None, [(A, ["violating"])])
     gated = stored("p", "web", [{"name": GATE}], [(A, ["violating"])])
     rejected = [msgspec.structs.replace(pod, lacks_matching_node=True) for pod in (waiting, gated)]
-    assert unscheduled_pods.count_rejected([waiting, gated, *rejected]) == 1
+    assert native_mode_pods.count_rejected([waiting, gated, *rejected]) == 1
 
 
 def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> None:
@@ -93,7 +93,7 @@ def test_the_gate_of_a_pod_is_removed_when_all_its_policies_are_settled() -> Non
     waits = stored("ungated", "web", None, [(A, ["violating"])])
 
     def released(*settled: str) -> list[str]:
-        released_pods = unscheduled_pods.releasable_pods([*pods, waits], frozenset(settled))
+        released_pods = native_mode_pods.releasable_pods([*pods, waits], frozenset(settled))
         return [pod.metadata.name for pod in released_pods]
 
     assert released() == ["none"]
@@ -112,23 +112,23 @@ def test_the_gate_of_a_pod_that_requires_more_labels_than_are_read_stays() -> No
             "nodeSelector": dict.fromkeys(keys, "ok"),
             "schedulingGates": [{"name": GATE}],
         }
-        pod = unscheduled_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
+        pod = native_mode_pods.keep_pod(msgspec.convert({"spec": spec}, UnscheduledPod))
         assert pod is not None
-        released = unscheduled_pods.releasable_pods([pod], frozenset([A, *keys]))
+        released = native_mode_pods.releasable_pods([pod], frozenset([A, *keys]))
         assert bool(released) == is_released
-        assert unscheduled_pods.releasable_pods([pod], frozenset(keys)) == []
+        assert native_mode_pods.releasable_pods([pod], frozenset(keys)) == []
 
 
 def test_namespaces_take_turns() -> None:
     gate = [{"name": GATE}]
     many = [stored(f"m{number}", "busy", gate) for number in range(3)]
     few = [stored("f", "quiet", gate)]
-    names = [pod.metadata.name for pod in unscheduled_pods.releasable_pods([*many, *few], frozenset())]
+    names = [pod.metadata.name for pod in native_mode_pods.releasable_pods([*many, *few], frozenset())]
     assert names == ["m0", "f", "m1", "m2"]
 
 
 def test_the_patch_fails_for_another_pod_or_changed_gates() -> None:
-    assert unscheduled_pods.gate_removal(stored(gates=[OWN_GATE, {"name": GATE}])) == [
+    assert native_mode_pods.gate_removal(stored(gates=[OWN_GATE, {"name": GATE}])) == [
         {"op": "test", "path": "/metadata/uid", "value": "uid-p"},
         {"op": "test", "path": "/spec/schedulingGates/1", "value": {"name": GATE}},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
@@ -174,9 +174,9 @@ def test_a_pod_excludes_nodes_by_name_when_its_gate_is_removed(
     affinity: dict[str, Any] | None, operations: list[tuple[str, Any]]
 ) -> None:
     body = {"spec": {"affinity": affinity, "schedulingGates": [{"name": GATE}]}}
-    pod = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    pod = native_mode_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
     assert pod is not None
-    patch = unscheduled_pods.gate_removal(pod, frozenset(["n1", "n2"]))
+    patch = native_mode_pods.gate_removal(pod, frozenset(["n1", "n2"]))
     assert patch is not None
     assert [(each["path"], each["value"]) for each in patch if each["op"] == "add"] == operations
     assert patch[-1] == {"op": "remove", "path": "/spec/schedulingGates/0"}
@@ -186,7 +186,7 @@ def test_a_pod_with_very_many_terms_keeps_its_gate_while_nodes_refuse_labels() -
     terms = [{"matchExpressions": [{"key": A, "operator": "NotIn", "values": ["violating"]}]}] * 65
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
     body = {"spec": {"affinity": affinity, "schedulingGates": [{"name": GATE}]}}
-    pod = unscheduled_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
+    pod = native_mode_pods.keep_pod(msgspec.convert(body, UnscheduledPod))
     assert pod is not None
-    assert unscheduled_pods.gate_removal(pod, frozenset(["n1"])) is None
-    assert unscheduled_pods.gate_removal(pod) is not None
+    assert native_mode_pods.gate_removal(pod, frozenset(["n1"])) is None
+    assert native_mode_pods.gate_removal(pod) is not None

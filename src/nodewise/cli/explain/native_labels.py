@@ -15,7 +15,7 @@ from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANN
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import unscheduled_pods
+from nodewise.policies import native_mode_pods
 from nodewise.policies.node_label_ownership import VERDICT_LABELS
 from nodewise.policies.verdict_labels import NodeConstraints, VerdictRequirement, verdict_requirements
 
@@ -117,7 +117,7 @@ async def read_native_state(
     except UNREADABLE:
         return None
     wanted = verdict_requirements(decoded.spec)
-    gated = any(gate.name == unscheduled_pods.GATE for gate in decoded.spec.scheduling_gates or ())
+    gated = any(gate.name == native_mode_pods.GATE for gate in decoded.spec.scheduling_gates or ())
     not_covering = _policies_not_covering(policies, wanted, decoded.metadata.creation_timestamp)
     if not (wanted or gated or not_covering):
         return None

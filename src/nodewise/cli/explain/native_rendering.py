@@ -6,7 +6,7 @@ from typing import Final
 from nodewise.base import clock
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.explain.native_labels import LabelledNode, NativeState, RequiredLabel
-from nodewise.policies.unscheduled_pods import GATE
+from nodewise.policies.native_mode_pods import GATE
 
 _STALE_S: Final = 300.0
 """An evaluation that is older is reported, like the alert NodewiseNoEvaluation."""

@@ -18,7 +18,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import policy_budgets, pod_policy_keys, policy_selection, unscheduled_pods, verdict_labels
+from nodewise.policies import policy_budgets, native_mode_pods, policy_selection, verdict_labels
 from nodewise.policies.controller.deleted_policy_lease import DeletedPolicyLease
 from nodewise.policies.controller.native_pod_events import NativePodEvents
 from nodewise.policies.controller.node_label_writer import LabelWriter
@@ -30,8 +30,8 @@ from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.state import PolicyState
-from nodewise.policies.uncovered_pods import LabelledSelector, UncoveredPods
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import LabelledPolicy
 
 _STEP_S: Final = 2.0
@@ -104,7 +104,7 @@ class NativeMode:
 
     def _keep_pod(self, pod: UnscheduledPod) -> UnscheduledPod | None:
         group = self._uncovered.record(pod, self._handle.clock.monotonic())
-        kept = unscheduled_pods.keep_pod(pod)
+        kept = native_mode_pods.keep_pod(pod)
         return None if kept is None else msgspec.structs.replace(kept, group=group)
 
     @property
@@ -128,9 +128,9 @@ class NativeMode:
         now_s = self._handle.clock.now()
         await cooperative_scheduling.run(self._deleted.update(live, selection, pods, now_s))
         pods_with_own_keys = await cooperative_scheduling.run(
-            pod_policy_keys.remove_foreign_keys(pods, live, selection)
+            native_mode_pods.remove_foreign_keys(pods, live, selection)
         )
-        required_ok = unscheduled_pods.keys_with_ok(pods_with_own_keys)
+        required_ok = native_mode_pods.keys_with_ok(pods_with_own_keys)
         waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
         self._deleted.keep(waited_for)
         await self._deleted_lease.save(self._deleted.records)
@@ -146,7 +146,7 @@ class NativeMode:
         }
         try:
             held = waited_for - live.keys()
-            await self._labels.step(snapshot, columns, held, unscheduled_pods.count_rejected(pods))
+            await self._labels.step(snapshot, columns, held, native_mode_pods.count_rejected(pods))
         finally:
             deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
             statuses = self._statuses(policies, columns, deleted)
@@ -242,7 +242,7 @@ class NativeMode:
             ),
             (
                 partial(self._remove_gate, pod, self._excluded_nodes(pod, policies))
-                for pod in unscheduled_pods.releasable_pods(pods, statuses.settled)
+                for pod in native_mode_pods.releasable_pods(pods, statuses.settled)
             ),
         )
         due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, calls)
@@ -270,7 +270,7 @@ class NativeMode:
     async def _remove_gate(self, pod: UnscheduledPod, excluded: frozenset[str]) -> None:
         path = PODS.path(pod.metadata.namespace, pod.metadata.name)
         params = {"fieldManager": VERDICT_LABELS.field_manager}
-        patch = unscheduled_pods.gate_removal(pod, excluded)
+        patch = native_mode_pods.gate_removal(pod, excluded)
         if patch is None:
             return  # it waits until the nodes have their labels
         try:

@@ -8,11 +8,11 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
 from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import native_pod_notes
-from nodewise.policies.native_pod_notes import NoteSchedule
+from nodewise.policies import native_mode_pods
+from nodewise.policies.native_mode_pods import NoteSchedule
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import PolicyState
-from nodewise.policies.unscheduled_pods import UnscheduledPod
+from nodewise.policies.native_mode_pods import UnscheduledPod
 
 _EVENTS_PER_S: Final = 5.0
 _BURST: Final = 50
@@ -39,13 +39,13 @@ class NativePodEvents:
         `deleted` are the label keys of policies that do not exist any more.
         """
         now_s = self._handle.clock.monotonic()
-        by_key = native_pod_notes.states_by_label_key(states.values())
+        by_key = native_mode_pods.states_by_label_key(states.values())
         due = await cooperative_scheduling.run(self._schedule.due(pods, by_key, deleted, node_count, now_s))
         for pod, note in due:
             if self._limit.take(now_s, 0.0) is None:
                 return
             metadata = pod.metadata
             about = ObjectReference(PODS, metadata.namespace, metadata.name, metadata.uid)
-            text = native_pod_notes.event_text(pod, note)
+            text = native_mode_pods.event_text(pod, note)
             self._handle.recorder.record(about, "Warning", NO_NODE_PASSES, text, "Filtering")
             self._schedule.record(pod, note, now_s)

@@ -1,0 +1,509 @@
+"""Pods without a node that native mode concerns: what they require of labels with verdicts, and their gate. No I/O."""
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple
+import msgspec
+from nodewise.policies import verdict_labels
+from nodewise.policies.policy_selection import PodOwner
+from nodewise.policies.selected_pods import PodLabelGroup
+from nodewise.policies.verdict_labels import NodeConstraints, Term
+from collections.abc import Generator, Iterable, Mapping
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
+from collections.abc import Generator, Mapping
+from itertools import chain
+from typing import Final, NamedTuple
+from nodewise.policies import policy_selection, verdict_labels
+from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies.policy_selection import SelectionIndex
+from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroup, PodLabelGroups
+from collections import Counter
+from typing import Final
+import numpy as np
+from nodewise.agent.verdicts import Reason
+from nodewise.policies.state import PolicyState
+
+
+GATE: Final = "nodewise.io/policy-not-active"
+"""The scheduling gate of pods that were created before all nodes had the label of their policy."""
+
+_NAME_FIELD: Final = "metadata.name"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_MAX_TERMS: Final = 64
+"""Node selector terms of a pod to which requirements are added."""
+_MISMATCH: Final = "didn't match Pod's node affinity/selector"
+"""A part of kube-scheduler's message (v1.36 plugins/nodeaffinity/node_affinity.go, ErrReasonPod)."""
+
+
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Spec(NodeConstraints, frozen=True):
+    schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    ownerReferences: tuple[PodOwner, ...] | None = None  # noqa: N815
+    """Not set for a stored pod, nor are its labels."""
+
+
+class _TermShape(NamedTuple):
+    """A required node selector term, as far as a JSON patch needs it."""
+
+    is_empty: bool
+    """Without requirements it matches no node."""
+    has_fields: bool
+    excluded: frozenset[str]
+    """The nodes that it excludes by name."""
+
+
+class _AffinityShape(NamedTuple):
+    """The parts of a pod's affinity that a JSON patch needs to exclude nodes by name."""
+
+    has_affinity: bool
+    has_node_affinity: bool
+    terms: tuple[_TermShape, ...] | None
+    """None if the pod has no required node affinity."""
+
+
+class UnscheduledPod(msgspec.Struct, frozen=True):
+    """A pod without a node."""
+
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+    keys: frozenset[str] = frozenset()
+    """The keys of labels with verdicts that it requires. Set for a stored pod, whose spec and status are dropped."""
+    keys_with_ok: frozenset[str] = frozenset()
+    """Those of which it requires the value `ok`."""
+    gate: int = -1
+    """The position of our gate among its gates; -1 without it, and if the pod requires so many labels that it stays."""
+    lacks_matching_node: bool = False
+    """Whether kube-scheduler reports nodes that do not match the node affinity or node selector of the pod."""
+    affinity: _AffinityShape | None = None
+    """Set for a stored pod with our gate and a limited number of terms."""
+    group: PodLabelGroup | None = None
+    """Its labels, by which policies select it. The leader sets it; None for a pod with very many labels."""
+    names_foreign_key: bool = False
+    """Whether it requires labels of policies that are not its own (`pod_policy_keys`)."""
+
+
+def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
+    """The pod as it is stored; None for a pod that native mode does not concern."""
+    required = [
+        requirement
+        for requirement in verdict_labels.verdict_requirements(pod.spec)
+        if not requirement.is_preferred
+    ]
+    gate = _gate_position(pod.spec, len(required))
+    if not required and gate < 0:
+        return None
+    keys = frozenset(requirement.key for requirement in required)
+    with_ok = frozenset(requirement.key for requirement in required if requirement.needs_ok)
+    metadata = _Metadata(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
+    lacks_node, shape = _reports_mismatch(pod.status), _affinity_shape(pod.spec) if gate >= 0 else None
+    return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, lacks_node, shape)
+
+
+def _gate_position(spec: _Spec, key_count: int) -> int:
+    """The position of our gate; -1 without it, or if it must stay.
+
+    Keys that are not read may be those of policies that are not active; only tenants add so many.
+    """
+    gates = [gate.name for gate in spec.schedulingGates or ()]
+    return gates.index(GATE) if GATE in gates and key_count < verdict_labels.MAX_KEYS else -1
+
+
+def _affinity_shape(spec: _Spec) -> _AffinityShape | None:
+    node_affinity = spec.affinity.nodeAffinity if spec.affinity else None
+    required = node_affinity.requiredDuringSchedulingIgnoredDuringExecution if node_affinity else None
+    terms = (required.nodeSelectorTerms or ()) if required else ()
+    if len(terms) > _MAX_TERMS:
+        return None
+    shapes = tuple(map(_term_shape, terms))
+    return _AffinityShape(spec.affinity is not None, node_affinity is not None, shapes if required else None)
+
+
+def _term_shape(term: Term) -> _TermShape:
+    excluded = [
+        field.values or ()
+        for field in term.matchFields or ()
+        if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
+    ]
+    is_empty = not (term.matchExpressions or term.matchFields)
+    return _TermShape(is_empty, bool(term.matchFields), frozenset(chain.from_iterable(excluded)))
+
+
+def _reports_mismatch(status: _Status) -> bool:
+    return any(
+        (condition.type, condition.status) == ("PodScheduled", "False") and _MISMATCH in condition.message
+        for condition in status.conditions or ()
+    )
+
+
+def keys_with_ok(pods: Iterable[UnscheduledPod]) -> frozenset[tuple[str, str]]:
+    """The keys of which pods require the value `ok`, each with the namespace of a pod, and with an empty one.
+
+    A policy selects no pods of other namespaces, so what they require must not cause labels. An empty namespace stands
+    for a ClusterPlacementPolicy.
+    """
+    required = {(pod.metadata.namespace, key) for pod in pods for key in pod.keys_with_ok}
+    return frozenset(required | {("", key) for _, key in required})
+
+
+def count_rejected(pods: Iterable[UnscheduledPod]) -> int:
+    """The number of pods that kube-scheduler rejected by node labels. It examines them whenever a label changes."""
+    return sum(pod.lacks_matching_node and pod.gate < 0 for pod in pods)
+
+
+def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> list[UnscheduledPod]:
+    """The pods whose gate is to be removed: all their keys are `settled`. Namespaces take turns."""
+    queues: dict[str, list[UnscheduledPod]] = {}
+    for pod in pods:
+        if pod.gate >= 0 and pod.keys <= settled:
+            queues.setdefault(pod.metadata.namespace, []).append(pod)
+    turns = chain.from_iterable(zip_longest(*queues.values()))
+    return [pod for pod in turns if pod is not None]
+
+
+def gate_removal(pod: UnscheduledPod, excluded: frozenset[str] = frozenset()) -> list[dict[str, Any]] | None:
+    """The JSON patch that removes our gate and excludes nodes by their names; None for a pod with too many terms.
+
+    It fails if the pod is another one or its gates have changed. The API server lets requirements be added to the node
+    affinity of a pod with gates, and not be removed (validation.go of v1.36, `validateNodeAffinityMutation`).
+    """
+    path = f"/spec/schedulingGates/{pod.gate}"
+    exclusions = _exclusions(pod.affinity, sorted(excluded)) if excluded else []
+    if exclusions is None:
+        return None
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
+        {"op": "test", "path": path, "value": {"name": GATE}},
+        *exclusions,
+        {"op": "remove", "path": path},
+    ]
+
+
+def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[str, Any]] | None:
+    """The operations that exclude nodes by name in every term. Nodes have to meet one term only."""
+    if shape is None:
+        return None
+    fields = {name: {"key": _NAME_FIELD, "operator": "NotIn", "values": [name]} for name in excluded}
+    if shape.terms is None:
+        return [_first_term(shape, {"matchFields": list(fields.values())})]
+    patch: list[dict[str, Any]] = []
+    for number, term in enumerate(shape.terms):
+        path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms/{number}/matchFields"
+        missing = [field for name, field in fields.items() if name not in term.excluded]
+        if term.is_empty or not missing:
+            continue
+        if term.has_fields:
+            patch += [{"op": "add", "path": f"{path}/-", "value": field} for field in missing]
+        else:
+            patch.append({"op": "add", "path": path, "value": missing})
+    return patch
+
+
+def _first_term(shape: _AffinityShape, term: dict[str, Any]) -> dict[str, Any]:
+    """The operation that adds required node affinity to a pod without it."""
+    value: dict[str, Any] = {"nodeSelectorTerms": [term]}
+    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+    if not shape.has_node_affinity:
+        path, value = "/spec/affinity/nodeAffinity", {_REQUIRED: value}
+    if not shape.has_affinity:
+        path, value = "/spec/affinity", {"nodeAffinity": value}
+    return {"op": "add", "path": path, "value": value}
+
+
+def remove_foreign_keys(
+    pods: Iterable[UnscheduledPod], policies: Mapping[str, PolicyKey], selection: SelectionIndex
+) -> Generator[None, None, list[UnscheduledPod]]:
+    """The pods without the keys of policies that are not theirs (`names_foreign_key`). Keys of no policy stay.
+
+    `policies` are all policies by label key. Use the result for everything that others can see. A scheduling gate has
+    to wait for all keys of a pod: its labels may have changed since a ClusterPlacementPolicy selected it. Yields
+    between pods.
+    """
+    selected: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
+    result = []
+    for pod in pods:
+        yield
+        foreign = frozenset(
+            key
+            for key in pod.keys & policies.keys()
+            if not _is_policy_of_pod(policies[key], pod, selection, selected)
+        )
+        if foreign:
+            pod = msgspec.structs.replace(  # noqa: PLW2901
+                pod, keys=pod.keys - foreign, keys_with_ok=pod.keys_with_ok - foreign, names_foreign_key=True
+            )
+        result.append(pod)
+    return result
+
+
+def _is_policy_of_pod(
+    policy: PolicyKey,
+    pod: UnscheduledPod,
+    selection: SelectionIndex,
+    selected: dict[PodLabelGroup, frozenset[PolicyKey]],
+) -> bool:
+    if (
+        policy.namespace or pod.group is None
+    ):  # without known labels, no ClusterPlacementPolicy selects the pod
+        return policy.namespace == pod.metadata.namespace
+    if pod.group not in selected:
+        # without its owners: a pod that the DaemonSet controller did not create has requirements, whoever it names
+        fields = PodFields(PodMetadata(pod.group.namespace, pod.group.pod().metadata.labels))
+        selected[pod.group] = frozenset(selection.select(fields))
+    return policy in selected[pod.group]
+
+
+_REMEMBERED_S: Final = 3600.0
+_MAX_GROUPS: Final = 100
+"""Groups of pods with equal labels that are remembered of each namespace: those that were seen last. The labels of a
+group may take 16 KiB.
+"""
+
+
+class LabelledSelector(NamedTuple):
+    """A policy of which selected pods are to require a label."""
+
+    policy: Policy
+    label: str
+
+
+class _NewestPod(NamedTuple):
+    """The pod of a group that was last seen without a node."""
+
+    name: str
+    keys: frozenset[str]
+    """The labels with verdicts that it requires or prefers."""
+    at_s: float
+
+
+class UncoveredPods:
+    """Remembers the newest unscheduled pod of each group of pods with equal labels."""
+
+    def __init__(self) -> None:
+        self._groups = PodLabelGroups()
+        self._newest: dict[str, dict[PodLabelGroup, _NewestPod]] = {}
+        """By namespace, those seen last at the end."""
+
+    def record(self, pod: UnscheduledPod, now_s: float) -> PodLabelGroup | None:
+        """A pod as the API server returned it, before it has a node, and its group; None for a pod that is not counted.
+        `now_s` is monotonic.
+        """
+        metadata = pod.metadata
+        fields = ListedPodMetadata(
+            metadata.name, metadata.namespace, metadata.labels, metadata.ownerReferences
+        )
+        listed = self._groups.keep(ListedPod(fields))
+        if listed is None or listed.group is None:
+            return None
+        required = verdict_labels.verdict_requirements(pod.spec)
+        keys = frozenset(requirement.key for requirement in required)
+        newest = self._newest.setdefault(metadata.namespace, {})
+        newest.pop(listed.group, None)
+        newest[listed.group] = _NewestPod(metadata.name, keys, now_s)
+        if len(newest) > _MAX_GROUPS:
+            del newest[next(iter(newest))]
+        return listed.group
+
+    def find(
+        self, selection: SelectionIndex, policies: Mapping[PolicyKey, LabelledSelector], now_s: float
+    ) -> Generator[None, None, dict[str, str]]:
+        """By uid of a policy, a pod that it selects and that does not require its label. Yields between groups."""
+        result: dict[str, str] = {}
+        self._forget(now_s)
+        for group, newest in list(chain.from_iterable(groups.items() for groups in self._newest.values())):
+            fields = group.pod()
+            for key in selection.select(fields):
+                labelled = policies.get(key)
+                if labelled is None or labelled.label in newest.keys:
+                    continue
+                if policy_selection.is_enforced_for(labelled.policy, fields):
+                    result[labelled.policy.uid] = f"{group.namespace}/{newest.name}"
+            yield
+        return result
+
+    def _forget(self, now_s: float) -> None:
+        """Drop groups that were not seen for `_REMEMBERED_S`, and namespaces without a group."""
+        for namespace, groups in list(self._newest.items()):
+            for group, newest in list(groups.items()):
+                if now_s - newest.at_s <= _REMEMBERED_S:
+                    break  # the others were seen later
+                del groups[group]
+            if not groups:
+                del self._newest[namespace]
+
+
+_MAX_REASONS: Final = 5
+"""Reasons, and labels of deleted policies, that a note names."""
+_CHANGED_S: Final = 30.0
+"""The shortest time between two notes with different texts for one pod. Counts of nodes may change all the time."""
+_REPEATED_S: Final = 600.0
+"""The time after which a pod that still waits gets the same note again."""
+
+
+def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_count: int) -> str:
+    """How many nodes the policies with these label keys reject, and the most frequent reasons; empty if none.
+
+    `states` are the policies by label key. Everyone who may read a pod's events reads the note, so it contains no
+    measured value; a metric may belong to another tenant.
+    """
+    rejected = np.zeros(node_count, np.bool_)
+    counts: Counter[Reason] = Counter()
+    for key in sorted(keys):
+        state = states.get(key)
+        if state is None or state.verdict is None or state.policy.no_verdict_label:
+            continue
+        codes = state.verdict.codes[:-1]
+        rejected |= codes > 0
+        for code, count in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
+            counts[state.verdict.reasons[int(code) - 1]] += int(count)
+    total = int(np.count_nonzero(rejected))
+    if not total:
+        return ""
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0].text()))
+    listed = "; ".join(f"{count} {reason.text()}" for reason, count in common[:_MAX_REASONS])
+    more = f"; and {len(common) - _MAX_REASONS} more reasons" if len(common) > _MAX_REASONS else ""
+    many = "all" if total == node_count else f"{total} of"
+    return f"policies reject {many} {node_count} nodes: {listed}{more}"
+
+
+def deletion_note(keys: Iterable[str]) -> str:
+    """That the pod requires the labels with these keys, whose policies do not exist any more; empty for no keys."""
+    ordered = sorted(keys)
+    if not ordered:
+        return ""
+    listed = ", ".join(ordered[:_MAX_REASONS])
+    more = f" and {len(ordered) - _MAX_REASONS} more" if len(ordered) > _MAX_REASONS else ""
+    return (
+        f"the pod requires node labels of policies that do not exist any more: {listed}{more};"
+        " create it again to remove the requirement"
+    )
+
+
+def _missing_label_note(keys: Iterable[str], states: Mapping[str, PolicyState]) -> str:
+    """That the pod requires the label of a policy beyond the budget, which has none; empty for no such key."""
+    policies = [
+        states[key].policy for key in sorted(keys) if key in states and states[key].policy.no_verdict_label
+    ]
+    if not policies:
+        return ""
+    more = f"; the same for {len(policies) - 1} more policies" if len(policies) > 1 else ""
+    policy = policies[0]
+    return (
+        f"the pod requires the node label of {policy.key.text()}, which is not set: {policy.no_verdict_label}{more};"
+        " create it again to remove the requirement"
+    )
+
+
+_FOREIGN: Final = (
+    "the pod requires node labels of policies that are not its own; create it again to remove the requirement"
+)
+"""Without the key, the policy or the nodes that it rejects: the policy may be of another tenant."""
+
+
+def _note(
+    pod: UnscheduledPod, states: Mapping[str, PolicyState], deleted: frozenset[str], node_count: int
+) -> str:
+    """Why no node matches the requirements of a pod, and what to do; empty if nodewise is not why."""
+    rejection = rejection_note(pod.keys, states, node_count)
+    parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
+    parts.append(_missing_label_note(pod.keys, states))
+    parts.append(deletion_note(pod.keys & deleted))
+    parts.append(_FOREIGN if pod.names_foreign_key else "")
+    return "; ".join(filter(None, parts))
+
+
+def event_text(pod: UnscheduledPod, note: str) -> str:
+    """The text of the Event with a note for a pod."""
+    return f"{note}: nodewise explain {pod.metadata.namespace}/{pod.metadata.name} shows each node"
+
+
+def states_by_label_key(states: Iterable[PolicyState]) -> dict[str, PolicyState]:
+    """The policies that have a label, by its key."""
+    return {
+        verdict_labels.label_key(state.policy.uid): state
+        for state in states
+        if state.policy.uid and policy_selection.has_labels(state.policy)
+    }
+
+
+class NoteSchedule:
+    """Which pods get a note now."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[str, float]] = {}
+        """By uid of a pod, its last note and the monotonic time."""
+        self._turns: dict[str, float] = {}
+        """By namespace, the monotonic time of its last note."""
+
+    def due(
+        self,
+        pods: Iterable[UnscheduledPod],
+        states: Mapping[str, PolicyState],
+        deleted: frozenset[str],
+        node_count: int,
+        now_s: float,
+    ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
+        """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
+
+        The pods have only keys of their own policies, and of deleted ones (`pod_policy_keys`). `states` are the
+        policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the same
+        requirements have the same note. Yields between pods.
+        """
+        notes: dict[tuple[frozenset[str], bool], str] = {}
+        queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
+        sent: dict[str, tuple[str, float]] = {}
+        for pod in pods:
+            yield
+            uid = pod.metadata.uid
+            if uid in self._sent:
+                sent[uid] = self._sent[uid]
+            if not pod.lacks_matching_node or pod.gate >= 0:
+                continue
+            required = (pod.keys, pod.names_foreign_key)
+            if required not in notes:
+                notes[required] = _note(pod, states, deleted, node_count)
+            note = notes[required]
+            if note and self._is_due(uid, note, now_s):
+                queues.setdefault(pod.metadata.namespace, []).append((pod, note))
+        self._sent = sent
+        return self._in_turns(queues)
+
+    def _in_turns(
+        self, queues: Mapping[str, list[tuple[UnscheduledPod, str]]]
+    ) -> list[tuple[UnscheduledPod, str]]:
+        self._turns = {name: at_s for name, at_s in self._turns.items() if name in queues}
+        names = sorted(queues, key=lambda name: (self._turns.get(name, float("-inf")), name))
+        turns = chain.from_iterable(zip_longest(*(queues[name] for name in names)))
+        return [pod_note for pod_note in turns if pod_note is not None]
+
+    def record(self, pod: UnscheduledPod, note: str, now_s: float) -> None:
+        """The pod got this note."""
+        self._sent[pod.metadata.uid] = note, now_s
+        self._turns[pod.metadata.namespace] = now_s
+
+    def _is_due(self, uid: str, note: str, now_s: float) -> bool:
+        if uid not in self._sent:
+            return True
+        sent, at_s = self._sent[uid]
+        return now_s - at_s >= (_REPEATED_S if sent == note else _CHANGED_S)
