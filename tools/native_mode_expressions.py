@@ -7,7 +7,7 @@ are examined only within limits.
 
 from typing import Final
 
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 POLICY_ANNOTATION: Final = "nodewise.io/telemetry-policy"
 """The annotation with the uid of the TASPolicy that a pod named when it was created."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from tests.cluster import controlplane, kubernetes_objects, read_only_commands
 from tests.cluster.api_client import ApiError
 from tests.cluster.api_user_kubeconfigs import User

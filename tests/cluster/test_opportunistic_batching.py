@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from tests.cluster import child_processes, fake_scheduler_extender, kubernetes_objects, scheduler_batching
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane

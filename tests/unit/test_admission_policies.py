@@ -12,7 +12,7 @@ from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
 from nodewise.engine import pod_requeueing
 from nodewise.extender import binding
-from nodewise.policies import node_label_ownership, taspolicy_parser
+from nodewise.policies import node_labels, taspolicy_parser
 from nodewise_scorers.annotator.node_pod_fields import WrittenAnnotations
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -48,11 +48,11 @@ def test_the_annotations_of_nodes() -> None:
 
 def test_the_labels_of_nodes() -> None:
     assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {
-        node_label_ownership.VERDICT_LABEL_PREFIX,
+        node_labels.VERDICT_LABEL_PREFIX,
         taspolicy_parser.PREFIX,
         taspolicy_parser.VIOLATING,
         "/",
-        f"^[^/]+{node_label_ownership.NODEWISE_DOMAIN.replace('.', '[.]')}/",
+        f"^[^/]+{node_labels.NODEWISE_DOMAIN.replace('.', '[.]')}/",
     }
 
 

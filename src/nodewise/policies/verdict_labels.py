@@ -10,7 +10,7 @@ require that: a label on every node costs a write per node and policy, and space
 from collections.abc import Generator, Iterable
 from typing import Final, NamedTuple
 import numpy as np
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import Policy
 from nodewise.policies.rule_evaluation import Codes

@@ -33,7 +33,7 @@ from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
 
 ALL = {"metadata": {"name": "p", "namespace": "web"}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.policies.node_label_ownership import POLICY_LABELS
+from nodewise.policies.node_labels import POLICY_LABELS
 from nodewise.policies.policy_objects import PolicyObject
 from tests.unit.policies.placement_policy_cluster import Cluster, policy_object
 from tests.unit.policies.policy_snapshot_builders import metrics_snapshot, policy, rule, series

@@ -16,7 +16,7 @@ from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_pods
-from nodewise.policies.node_label_ownership import VERDICT_LABELS
+from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.verdict_labels import NodeConstraints, VerdictRequirement, verdict_requirements
 
 _LEASE_EXPIRED: Final = 2

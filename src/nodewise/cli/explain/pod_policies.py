@@ -14,7 +14,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_selection
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.placement_policy_status import GOOD

@@ -17,7 +17,7 @@ from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Container
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 _PLUGIN: Final = "NodeRestriction"
 _API_SERVERS: Final = {"labelSelector": "component=kube-apiserver"}

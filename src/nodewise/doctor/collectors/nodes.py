@@ -20,7 +20,7 @@ from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_tex
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
-from nodewise.policies.node_label_ownership import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 _MAX_KUBELETS: Final = 50
 _MAX_GPU_NODES: Final = 5000

@@ -24,7 +24,7 @@ from nodewise.policies.controller.native_pod_events import NativePodEvents
 from nodewise.policies.controller.node_label_writer import LabelWriter
 from nodewise.policies.deleted_policies import DeletedPolicies
 from nodewise.policies.labelling_progress import LabellingProgress
-from nodewise.policies.node_label_ownership import VERDICT_LABELS
+from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status

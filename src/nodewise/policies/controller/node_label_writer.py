@@ -14,10 +14,10 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
-from nodewise.policies import node_label_ownership, node_labels
+from nodewise.policies import node_labels
 from nodewise.policies.examination_budget import ExaminationBudget
 from nodewise.policies.labelling_progress import PendingLabel
-from nodewise.policies.node_label_ownership import POLICY_LABELS, LabelOwner
+from nodewise.policies.node_labels import POLICY_LABELS, LabelOwner
 from nodewise.policies.node_labels import Labels
 from nodewise.policies.state import PolicyState
 
@@ -409,10 +409,10 @@ class LabelWriter:
             inherited = (
                 frozenset()
                 if self._owner.is_forced
-                else node_label_ownership.inheritable_label_keys(metadata, keys)
+                else node_labels.inheritable_label_keys(metadata, keys)
             )
             if inherited:
-                entries = node_label_ownership.transfer_ownership(metadata, inherited, NODES.api_version)
+                entries = node_labels.transfer_ownership(metadata, inherited, NODES.api_version)
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
@@ -422,7 +422,7 @@ class LabelWriter:
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
             return {}
-        owned = node_label_ownership.owned_labels(metadata, self._owner.field_manager)
+        owned = node_labels.owned_labels(metadata, self._owner.field_manager)
         if not self._owner.is_forced:
             return owned
         labels = self._owner.select(metadata.get("labels") or {})

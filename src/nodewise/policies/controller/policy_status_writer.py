@@ -14,7 +14,7 @@ from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.event_recorder import ObjectReference
 from nodewise.observe import logs
 from nodewise.policies import policy_status
-from nodewise.policies.node_label_ownership import FIELD_MANAGER
+from nodewise.policies.node_labels import FIELD_MANAGER
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_status import StatusFacts
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject

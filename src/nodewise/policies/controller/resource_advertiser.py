@@ -9,7 +9,7 @@ from nodewise.base import quantity
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.resource_kinds import NODES
-from nodewise.policies.node_label_ownership import FIELD_MANAGER
+from nodewise.policies.node_labels import FIELD_MANAGER
 
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
