@@ -13,7 +13,7 @@ from nodewise.kube.object_decoder import ObjectDecoder
 from nodewise.kube.store import StoreWriter
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import selected_pods
-from nodewise.policies.controller.selected_pod_watch import follow_store
+from nodewise.policies.controller.pod_watches import follow_store
 from nodewise.policies.placement_policy import (
     Canary,
     Enforcement,

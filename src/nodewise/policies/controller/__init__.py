@@ -14,12 +14,12 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
-from nodewise.policies.controller.guard_watch import GuardWatch
+from nodewise.policies.controller.pod_watches import GuardWatch
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_label_writer import LabelWriter
 from nodewise.policies.controller.policy_status_writer import StatusWriter
 from nodewise.policies.controller.resource_advertiser import ResourceAdvertiser
-from nodewise.policies.controller.selected_pod_watch import SelectedPodWatch
+from nodewise.policies.controller.pod_watches import SelectedPodWatch
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.placement_policy_status import StatusFacts
