@@ -19,7 +19,7 @@ from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import taspolicy_parser as policies
-from nodewise.policies.controller.node_label_writer import LabelWriter
+from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.policy_status_writer import StatusWriter
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import Policy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nodewise.policies.examination_budget import ExaminationBudget
+from nodewise.policies.controller.node_writer import ExaminationBudget
 
 
 def changes(budget: ExaminationBudget, now_s: float, pods: int, *, urgent: int = 0) -> int:

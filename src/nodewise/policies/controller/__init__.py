@@ -16,9 +16,9 @@ from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
 from nodewise.policies.controller.pod_watches import GuardWatch
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
-from nodewise.policies.controller.node_label_writer import LabelWriter
+from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.policy_status_writer import StatusWriter
-from nodewise.policies.controller.resource_advertiser import ResourceAdvertiser
+from nodewise.policies.controller.node_writer import ResourceAdvertiser
 from nodewise.policies.controller.pod_watches import SelectedPodWatch
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey

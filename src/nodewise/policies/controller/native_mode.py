@@ -17,7 +17,7 @@ from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.policies import policy_budgets, native_mode_pods, policy_selection, verdict_labels
-from nodewise.policies.controller.node_label_writer import LabelWriter
+from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.deleted_policies import DeletedPolicies
 from nodewise.policies.labelling_progress import LabellingProgress
 from nodewise.policies.node_labels import VERDICT_LABELS
