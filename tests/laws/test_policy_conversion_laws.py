@@ -13,7 +13,8 @@ from nodewise.cli import policy_yaml
 from nodewise.kube import yaml_json_documents
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies import node_labels, taspolicy_conversion
+from nodewise.policies import node_labels
+from nodewise.policy_tools import taspolicy_conversion
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES

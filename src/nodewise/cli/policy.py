@@ -142,7 +142,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
       3  a policy is not converted
     """
     from nodewise.cli import policy_yaml
-    from nodewise.policies import taspolicy_conversion  # start-up time: no other command needs them
+    from nodewise.policy_tools import taspolicy_conversion  # start-up time: no other command needs them
 
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     resource = RESOURCES["TASPolicy"]
