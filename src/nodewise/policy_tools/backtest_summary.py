@@ -2,13 +2,191 @@
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
-
 from nodewise.metrics.series import Floats
 from nodewise.policies.hysteresis import PERIOD_S
-from nodewise.policy_tools.backtest_rules import Mask
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from nodewise.metrics.prometheus.range_matrix import NodeMatrix
+from nodewise.metrics.series import Floats, Values, ValueState
+from nodewise.policies import hysteresis, rule_operators
+from nodewise.policies.hysteresis import NodeStates, RulePart
+from nodewise.policies.options import MaxAges
+from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy
+
+
+Mask = NDArray[np.bool_]
+"""By step and node."""
+Steps = NDArray[np.bool_]
+"""By step."""
+
+
+class RuleContext(NamedTuple):
+    """The times of a block, and what the state builder decided for its steps."""
+
+    times: Floats
+    """Seconds since 1970."""
+    suspended: Mapping[str, Steps]
+    """By metric key: when its rules were suspended. Absent: never."""
+    unfetched: Mapping[str, Steps]
+    """By metric key: when it counted as never fetched. Absent: never."""
+
+
+class _PartMasks(NamedTuple):
+    """One comparison in a block, by step and node."""
+
+    broken: Mask
+    """Where it is met, with the last known results in suspended steps, and where the history is incomplete."""
+    lacking: Mask
+    """Where a missing value rejects the node."""
+    level: RulePart
+    """The values alone, for rules with `for`, `release` or `keepFor`."""
+
+
+class RuleArrays:
+    """Evaluates comparisons block by block, and remembers the last known result of each node for suspended rules."""
+
+    def __init__(self, node_count: int, max_ages: MaxAges, *, reject_missing: bool) -> None:
+        """`reject_missing` applies to comparisons that do not say what a missing value means."""
+        self._node_count = node_count
+        self._max_ages = max_ages
+        self._reject_missing = reject_missing
+        self._begun_at = np.inf
+        self._last_at: dict[Comparison, Floats] = {}
+        """When each node last had a known result before the current block."""
+        self._last_broken: dict[Comparison, NDArray[np.bool_]] = {}
+        self._ever_known: dict[Comparison, NDArray[np.bool_]] = {}
+        self._states: dict[AvoidRule, NodeStates] = {}
+        self._parts: dict[Comparison, _PartMasks] = {}
+        """In the current block."""
+        self._rules: dict[AvoidRule, Mask] = {}
+        """Where rules reject, in the current block."""
+
+    def rejected(
+        self, policies: Sequence[Policy], matrices: Mapping[str, NodeMatrix], context: RuleContext
+    ) -> list[Mask]:
+        """Where each policy rejects nodes. Equal comparisons and rules of several policies are evaluated once."""
+        self._parts, self._rules = {}, {}
+        self._begun_at = min(self._begun_at, float(context.times[0]))
+        return [self._policy_mask(policy, matrices, context) for policy in policies]
+
+    def _policy_mask(self, policy: Policy, matrices: Mapping[str, NodeMatrix], context: RuleContext) -> Mask:
+        mask = np.zeros((len(context.times), self._node_count), bool)
+        if any(part.unusable for part in policy.avoided()):
+            return ~mask
+        for rule in policy.avoid:
+            if rule not in self._rules:
+                self._rules[rule] = self._rule_mask(rule, matrices, context)
+            mask |= self._rules[rule]
+        for part in policy.avoided():
+            unfetched = context.unfetched.get(part.metric_request().key)
+            if unfetched is not None:
+                mask[unfetched] = True
+        return mask
+
+    def _rule_mask(self, rule: AvoidRule, matrices: Mapping[str, NodeMatrix], context: RuleContext) -> Mask:
+        for part in rule.parts:
+            if part not in self._parts:
+                key = part.metric_request().key
+                self._parts[part] = self._part_masks(part, matrices[key], context)
+        parts = [self._parts[part] for part in rule.parts]
+        rejected: Mask = np.logical_and.reduce([part.broken | part.lacking for part in parts])
+        if rule.has_states:
+            rejected &= np.logical_or.reduce([part.lacking for part in parts])
+            rejected |= self._rejected_by_states(rule, parts, context)
+        return rejected
+
+    def _rejected_by_states(self, rule: AvoidRule, parts: Sequence[_PartMasks], context: RuleContext) -> Mask:
+        """Where the states of nodes reject them (`hysteresis`). While a metric counts as never fetched, they stay."""
+        sample = hysteresis.levels([part.level for part in parts])
+        is_known = np.ones(len(context.times), bool)
+        for unfetched in context.unfetched.values():
+            is_known &= ~unfetched
+        states = self._states.get(rule, hysteresis.initial_states(self._node_count))
+        rejected = np.zeros(sample.shape, bool)
+        for step, now in enumerate(context.times.tolist()):
+            if is_known[step]:
+                states = hysteresis.advance(states, sample[step], rule.times, now)
+            rejected[step] = hysteresis.rejects(states)
+        self._states[rule] = states
+        return rejected
+
+    def _part_masks(self, part: Comparison, matrix: NodeMatrix, context: RuleContext) -> _PartMasks:
+        suspended = context.suspended.get(part.metric_request().key)
+        is_incomplete = bool(matrix.incomplete)
+        fresh = matrix.states == ValueState.FRESH
+        is_empty_known = part.empty_means and not is_incomplete
+        known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
+        agreeing = _agreeing_nodes(part, matrix)
+        broken = fresh & _meets(part, matrix.values, part.target) | agreeing
+        held = broken
+        if part.release is not None:
+            held = fresh & _meets(part, matrix.values, part.release) | agreeing
+        rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
+        is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
+        is_absent = ~known & (matrix.states != ValueState.INVALID)
+        releases = (
+            ~self._gaps(part, matrix.sample_distance_s, (known, is_absent), context.times)
+            & ~is_suspended[:, np.newaxis]
+        )
+        releases &= part.when_missing != "reject"
+        decided = known | agreeing
+        level = RulePart(decided, broken, held, releases)
+        with_last, is_held = self._hold_last_results(part, decided, broken, is_suspended)
+        lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
+        return _PartMasks(with_last, lacking, level)
+
+    def _gaps(
+        self, part: Comparison, distance_s: float | None, masks: tuple[Mask, Mask], times: Floats
+    ) -> Mask:
+        """Where nodes are in a gap between their values (`rule_suspension.find_gaps`).
+
+        `masks` are where there is a result, and where there is neither a result nor an invalid value.
+        """
+        known, is_absent = masks
+        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
+        known_at = np.where(known, times[:, np.newaxis], before)
+        last_at = np.maximum.accumulate(known_at, axis=0)
+        self._last_at[part] = last_at[-1]
+        max_age_s = self._max_ages.of_rule(part, distance_s)
+        return is_absent & (times[:, np.newaxis] - last_at <= max_age_s)
+
+    def _hold_last_results(
+        self, part: Comparison, known: Mask, broken: Mask, suspended: Steps
+    ) -> tuple[Mask, Mask]:
+        """The results, with the last known ones in suspended steps, and where those are. Remembers the last of all."""
+        last_broken = self._last_broken.get(part, np.zeros(self._node_count, bool))
+        ever_known = self._ever_known.get(part, np.zeros(self._node_count, bool))
+        # the last step with a known result, up to each step; -1 for none in this block
+        steps = np.where(known, np.arange(len(known), dtype=np.int32)[:, np.newaxis], -1)
+        is_held = np.zeros(known.shape, bool)
+        result = broken
+        if suspended.any():
+            latest = np.maximum.accumulate(steps, axis=0)
+            in_block = np.take_along_axis(broken, np.maximum(latest, 0), axis=0)
+            is_held = suspended[:, np.newaxis] & ~known & ((latest >= 0) | ever_known)
+            result = np.where(is_held, np.where(latest >= 0, in_block, last_broken), broken)
+        last = steps.max(axis=0)
+        self._last_broken[part] = np.where(
+            last >= 0, broken[np.maximum(last, 0), np.arange(self._node_count)], last_broken
+        )
+        self._ever_known[part] = ever_known | (last >= 0)
+        return result, is_held
+
+
+def _agreeing_nodes(part: Comparison, matrix: NodeMatrix) -> Mask:
+    """Where the series of a node differ and all of their values meet the rule (`RuleEvaluation.agreeing`)."""
+    entries = matrix.differing
+    met = rule_operators.compare_all(part.operator, entries.lowest, entries.highest, part.target)
+    agreeing = np.zeros(matrix.states.shape, bool)
+    agreeing[entries.steps[met], entries.nodes[met]] = True
+    return agreeing
+
+
+def _meets(part: Comparison, values: Values, target: int) -> Mask:
+    return np.asarray(rule_operators.OPERATORS[part.operator].compare(values, target), bool)
+
 
 _HOUR_S: Final = 3600.0
 _FLAP_NODES: Final = 100

@@ -18,7 +18,7 @@ from nodewise.policies.options import MaxAges, max_age_s
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleUnusable
 from nodewise.policies.state import PolicyState
-from nodewise.policy_tools.backtest_rules import Mask, RuleArrays, RuleContext, Steps
+from nodewise.policy_tools.backtest_summary import Mask, RuleArrays, RuleContext, Steps
 from nodewise.policy_tools.backtest_variants import Variant
 from nodewise.policy_tools.policy_timeline import Moment, PolicyTimeline, Response, TimelineSettings
 

@@ -10,7 +10,7 @@ from nodewise.base import clock, quantity
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policy_tools import backtest_summary, backtest_variants
-from nodewise.policy_tools.backtest_rules import Mask
+from nodewise.policy_tools.backtest_summary import Mask
 from nodewise.policy_tools.backtest_summary import (
     History,
     Interval,
