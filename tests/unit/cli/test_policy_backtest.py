@@ -17,7 +17,7 @@ from nodewise.engine import recording_file
 from nodewise.engine.recording_file import Header, Record, RecordingWriter, RequestEntry
 from nodewise.metrics.prometheus import prometheus_connection
 from nodewise.policies.placement_policy import Comparison
-from nodewise.policy_tools.backtest_variants import ThresholdCurve
+from nodewise.policy_tools.policy_backtest import ThresholdCurve
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 NOW = 1_700_000_040.0

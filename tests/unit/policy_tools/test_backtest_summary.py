@@ -8,7 +8,7 @@ from nodewise.kube import object_files
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix
 from nodewise.metrics.series import ValueState
 from nodewise.policies.placement_policy import Policy
-from nodewise.policy_tools import backtest_summary, backtest_variants, policy_timeline
+from nodewise.policy_tools import backtest_summary, policy_backtest, policy_timeline
 from nodewise.policy_tools.backtest_summary import History, Interval, PodWaits, StartedPod
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 
@@ -85,7 +85,7 @@ def values(*numbers: int) -> NodeMatrix:
 def test_alternatives_are_other_thresholds_and_the_other_meaning_of_missing_values() -> None:
     parsed = policy("[{metric: temp, above: 80}, {metric: free, below: 10, whenMissing: Reject}]")
     samples = {"temp": values(*range(101)), "free": values(*range(101))}
-    changes = [(variant.rule, variant.change) for variant in backtest_variants.alternatives(parsed, samples)]
+    changes = [(variant.rule, variant.change) for variant in policy_backtest.alternatives(parsed, samples)]
     assert changes == [
         (0, "without it"),
         (0, "above 99"),
@@ -113,7 +113,7 @@ def test_alternatives_are_other_thresholds_and_the_other_meaning_of_missing_valu
 
 def test_alternatives_of_a_rule_with_states() -> None:
     parsed = policy("[{metric: temp, above: 80, release: 70, for: 5m}]")
-    changes = [variant.change for variant in backtest_variants.alternatives(parsed, {"temp": values(80)})]
+    changes = [variant.change for variant in policy_backtest.alternatives(parsed, {"temp": values(80)})]
     assert changes == [
         "above 88",
         "above 72",
@@ -123,7 +123,7 @@ def test_alternatives_of_a_rule_with_states() -> None:
         "without for 5m",
         "for: 15m",
     ]
-    assert backtest_variants.rule_text(parsed.avoid[0]) == "temp above 80, release 70, for 5m"
+    assert policy_backtest.rule_text(parsed.avoid[0]) == "temp above 80, release 70, for 5m"
 
 
 def test_a_flap_is_a_rejection_within_an_hour_after_the_node_passed() -> None:
@@ -135,7 +135,7 @@ def test_a_flap_is_a_rejection_within_an_hour_after_the_node_passed() -> None:
 def test_the_curve_of_a_threshold_counts_the_values_that_meet_the_comparison() -> None:
     for operator, at_two in (("above", 0.25), ("atLeast", 0.5), ("below", 0.5), ("atMost", 0.75)):
         parsed = policy(f"[{{metric: temp, {operator}: 2}}]")
-        [curve] = backtest_variants.threshold_curves(parsed, {"temp": values(0, 1, 2, 4)})
+        [curve] = policy_backtest.threshold_curves(parsed, {"temp": values(0, 1, 2, 4)})
         share = curve.shares[int(np.argmin(np.abs(np.array(curve.thresholds) - 2)))]
         assert abs(share - at_two) <= 0.25, operator
         assert sorted({round(share, 2) for share in curve.shares}) == [0, 0.25, 0.5, 0.75, 1]

@@ -31,9 +31,9 @@ from nodewise.policies.placement_policy import LabelSelector, PodSelection, Poli
 from nodewise.policies.placement_policy_fields import SELECTOR_OPERATORS
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
-from nodewise.policy_tools import backtest_variants
+from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_summary import StartedPod
-from nodewise.policy_tools.backtest_variants import Variant
+from nodewise.policy_tools.policy_backtest import Variant
 from nodewise.policy_tools.policy_backtest import Backtest
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
 
@@ -155,8 +155,8 @@ async def _evaluate(
 
     def variants(policy: Policy) -> Sequence[Variant]:
         return [
-            *backtest_variants.single_rules(policy),
-            *backtest_variants.alternatives(policy, samples),
+            *policy_backtest.single_rules(policy),
+            *policy_backtest.alternatives(policy, samples),
         ]
 
     needed = Backtest(timeline, setup.nodes, lambda _: (), settings=settings)

@@ -15,9 +15,9 @@ from nodewise.base import quantity
 from nodewise.base.errors import truncate
 from nodewise.cli.plots import STYLE
 from nodewise.cli.policy_backtest.report import BacktestReport, PolicyReport
-from nodewise.policy_tools import backtest_variants
+from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_summary import History, Interval
-from nodewise.policy_tools.backtest_variants import ThresholdCurve
+from nodewise.policy_tools.policy_backtest import ThresholdCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +141,7 @@ def threshold_curve(curve: ThresholdCurve) -> str:
         own = float(np.interp(target, curve.thresholds, percents))
         axes.axvline(target, color=_RED, linewidth=1, linestyle="--")
         axes.plot([target], [own], "o", color=_RED, markersize=5)
-        name = backtest_variants.comparison_text(part)
+        name = policy_backtest.comparison_text(part)
         axes.annotate(
             f"{quantity.nano_to_text(part.target)}: {own:.3g} %",
             (target, own),

@@ -9,7 +9,7 @@ from nodewise.agent import NodeIndex
 from nodewise.base import clock, quantity
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policy_tools import backtest_summary, backtest_variants
+from nodewise.policy_tools import backtest_summary, policy_backtest
 from nodewise.policy_tools.backtest_summary import Mask
 from nodewise.policy_tools.backtest_summary import (
     History,
@@ -19,7 +19,7 @@ from nodewise.policy_tools.backtest_summary import (
     PodWaits,
     StartedPod,
 )
-from nodewise.policy_tools.backtest_variants import ThresholdCurve
+from nodewise.policy_tools.policy_backtest import ThresholdCurve
 from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord
 
 _MAX_INTERVALS: Final = 10_000
@@ -120,7 +120,7 @@ def _policy_report(
             measures = backtest_summary.measure(mask, history, pods)
             alternatives.append(AlternativeReport(variant.rule, variant.change, measures))
         else:
-            text = backtest_variants.rule_text(policy.avoid[variant.rule])
+            text = policy_backtest.rule_text(policy.avoid[variant.rule])
             rejections = backtest_summary.node_rejections(mask, history, names)
             rules.append(
                 RuleReport(
@@ -142,7 +142,7 @@ def _policy_report(
         backtest_summary.node_rejections(rejected, history, names),
         rules,
         alternatives,
-        backtest_variants.threshold_curves(policy, samples),
+        policy_backtest.threshold_curves(policy, samples),
         record.suspended_steps * history.step_s,
         {reason: steps * history.step_s for reason, steps in record.unevaluable.items()},
     )
