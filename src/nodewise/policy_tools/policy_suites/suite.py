@@ -2,14 +2,132 @@
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-
 import msgspec
-
 from nodewise.agent import ObjectKey
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects, Kind
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
-from nodewise.policy_tools.policy_suites.series_notation import Value
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Final
+from nodewise.base.errors import shown
+from collections.abc import Iterator, Mapping, Sequence
+from nodewise.base import cooperative_scheduling
+from nodewise.metrics import sample_distance
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.node_attributes import NodeAttributes
+from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
+from nodewise.metrics.prometheus.query_responses import NAN, SeriesValue
+from nodewise.metrics.series import Series, pack_samples
+from nodewise.policy_tools.policy_timeline import Response
+
+
+STALE: Final = "stale"
+"""The series has ended."""
+Value = str | None
+"""A number as Prometheus writes it, `STALE`, or None for a time without a sample."""
+
+MAX_VALUES: Final = 100_000
+"""Of one series: 69 days with a value per minute."""
+
+_NUMBER: Final = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_SPECIAL: Final = r"[+-]?(?:[Ii]nf|[Nn]a[Nn])"
+_ITEM: Final = re.compile(
+    rf"(?:(?P<stale>stale)|(?P<gap>_)|(?P<special>{_SPECIAL})|(?P<number>{_NUMBER}))"
+    rf"(?:(?P<step>[+-](?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,3}})?)?x(?P<times>[0-9]{{1,7}}))?"
+)
+_EXPECTED: Final = "a number, a+bxn, a-bxn, axn, _, _xn or stale"
+_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL: Final = re.compile(
+    r"""\s*(?P<name>[a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?P<value>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')\s*"""
+)
+_ESCAPE: Final = re.compile(r"\\(.)")
+
+
+class NotationError(ValueError):
+    """An unreadable part of a notation. The text says what was found, and `position` is its place, from 0."""
+
+    def __init__(self, position: int, actual: str, expected: str) -> None:
+        super().__init__(actual)
+        self.position = position
+        self.expected = expected
+
+
+def parse_values(text: str) -> tuple[Value, ...]:
+    """The values of a series, one for each interval. `NotationError` for anything else."""
+    values: list[Value] = []
+    for match in re.finditer(r"\S+", text):
+        item = _ITEM.fullmatch(match[0])
+        if item is None or ((item["stale"] or item["special"]) and item["times"]):
+            raise NotationError(match.start(), shown(match[0]), _EXPECTED)
+        if item["step"] and item["number"] is None:
+            raise NotationError(match.start(), shown(match[0]), _EXPECTED)
+        if len(values) + int(item["times"] or 0) >= MAX_VALUES:
+            raise NotationError(match.start(), "more values", f"at most {MAX_VALUES} values")
+        values += _expand(item)
+    if not values:
+        raise NotationError(0, "no value", _EXPECTED)
+    return tuple(values)
+
+
+def _expand(item: re.Match[str]) -> Iterator[Value]:
+    """The values of one item. As in Prometheus, `axn` are n+1 values, and `_xn` are n gaps."""
+    times = int(item["times"] or 0)
+    if item["gap"]:
+        yield from [None] * (times if item["times"] else 1)
+    elif item["stale"]:
+        yield STALE
+    elif item["special"]:
+        yield item["special"]
+    else:
+        number, step = Decimal(item["number"]), Decimal(item["step"] or 0)
+        yield from (_number_text(number + step * count) for count in range(times + 1))
+
+
+def _number_text(number: Decimal) -> str:
+    """Without an exponent where that is short."""
+    return f"{number:f}" if -20 < number.adjusted() < 20 else str(number)  # noqa: PLR2004 - digits
+
+
+def parse_series(text: str) -> dict[str, str]:
+    """The labels of a series, with its name as `__name__` if it has one. `NotationError` for anything else."""
+    name = _METRIC.match(text)
+    begin = name.end() if name else 0
+    labels = {"__name__": name[0]} if name else {}
+    rest = text[begin:].strip()
+    if not rest and not name:
+        raise NotationError(0, "nothing", 'a series such as temp{node="a"}')
+    if rest:
+        at = text.find(rest, begin)
+        if not re.fullmatch(r"\{.*\}", rest, re.DOTALL):
+            raise NotationError(at, shown(rest), 'labels such as {node="a"}')
+        _parse_labels(text, at + 1, at + len(rest) - 1, labels)
+    return labels
+
+
+def format_series(labels: Mapping[str, str]) -> str:
+    """The series with these labels, sorted; without empty labels, which Prometheus regards as absent."""
+    rest = sorted((name, value) for name, value in labels.items() if name != "__name__" and value)
+    texts = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in rest]
+    return f"{labels.get('__name__', '')}{{{','.join(texts)}}}"
+
+
+def _parse_labels(text: str, at: int, end: int, labels: dict[str, str]) -> None:
+    """Add the labels in a part of a text."""
+    while text[at:end].strip():
+        match = _LABEL.match(text, at, end)
+        if match is None:
+            raise NotationError(at, shown(text[at:end]), 'a label such as node="a"')
+        if match["name"] in labels:
+            raise NotationError(match.start("name"), f"{match['name']} twice", "each label once")
+        labels[match["name"]] = _ESCAPE.sub(r"\1", match["value"][1:-1])
+        at = match.end()
+        if at < end and text[at] != ",":
+            raise NotationError(at, shown(text[at:end]), "a comma or }")
+        at += 1
+
 
 START: Final = 946_684_800.0
 """The time 0 of every test, in seconds since 1970: the year 2000. Time 0 itself means unknown to sources."""
@@ -125,3 +243,98 @@ class Suite(NamedTuple):
                 entry = entry._replace(data=msgspec.json.encode(document))
             entries.setdefault(item.kind, []).append(entry)
         return FileObjects(entries)
+
+
+LABELS: Final = series_labels.series_labels()
+"""The labels that name the node of a series."""
+_LOOKBACK_S: Final = 300.0
+"""Prometheus ends a series that has had no sample for this time."""
+_SOURCE: Final = "suite"
+
+
+class InputSeriesSource:
+    """The series of a test."""
+
+    def __init__(self, test: PolicyTest) -> None:
+        self._series = test.series
+        self._interval_s = test.interval_s
+        self._nodes = NodeAttributes({}, {name: name for name in test.nodes})
+
+    def respond(self, requests: Mapping[str, MetricRequest], at_s: float) -> dict[str, Response]:
+        """The response to each request, by key, at a time since the beginning of the test."""
+        return {key: self._respond(request, at_s) for key, request in requests.items()}
+
+    def _respond(self, request: MetricRequest, at_s: float) -> Response:
+        run = cooperative_scheduling.run_without_pauses
+        own = [series for series in self._series if _answers(series, request)]
+        values = list(self._values(own, request, at_s))
+        grouped = run(node_matching.group_by_node(values, LABELS, self._nodes))
+        distance_s = run(node_matching.sample_distance_s(grouped))
+        max_age_s = sample_distance.derived_max_age_s(request.max_age_s, distance_s)
+        grouped = run(node_matching.without_old_series(grouped, max_age_s))
+        if not grouped.by_node and not request.empty_is_healthy:
+            return "no series of the test has a value"
+        current = None
+        if run(node_matching.depends_on_ended_series(grouped, request.aggregate)):
+            active = [series for series in own if self._is_active(series, at_s)]
+            current_series = (SeriesValue(series.labels, "", None) for series in active)
+            current = frozenset(series_owners.identity(item, LABELS.replica) for item in current_series)
+        node_values = run(node_matching.reduce(grouped, request.aggregate, LABELS, current))
+        samples = run(pack_samples(node_values.samples))
+        invalid, differing = node_values.invalid, node_values.differing
+        return Series(
+            request.key,
+            _SOURCE,
+            START + at_s,
+            samples,
+            invalid,
+            differing,
+            sample_distance_s=distance_s,
+            is_distance_measured=distance_s is not None,
+        )
+
+    def _values(
+        self, own: Sequence[InputSeries], request: MetricRequest, at_s: float
+    ) -> Iterator[SeriesValue]:
+        """The newest value of each series that the query returns."""
+        for series in own:
+            last = int(at_s // self._interval_s)
+            if request.query:
+                value = series.values[last] if last < len(series.values) else None
+                if value is not None and value != STALE:
+                    yield SeriesValue(series.labels, value, None)
+                continue
+            lookback_s = max(request.max_age_s, request.lookback_s)
+            samples = list(self._samples(series, last, at_s - lookback_s))
+            times = [at for at, _ in samples[: sample_distance.COUNTED]]
+            distance_s = sample_distance.newest_distance_s(times)
+            number = next((sample for sample in samples if sample[1] != NAN), None)
+            if number is not None:
+                has_ended = number is not samples[0]
+                yield SeriesValue(series.labels, number[1], number[0], has_ended, distance_s)
+            elif samples:
+                yield SeriesValue(series.labels, NAN, samples[0][0], distance_s=distance_s)
+
+    def _samples(self, series: InputSeries, last: int, since_s: float) -> Iterator[tuple[float, str]]:
+        """Time and value of each sample since a time of the test, newest first."""
+        for number in range(min(last, len(series.values) - 1), -1, -1):
+            if number * self._interval_s < since_s:
+                return
+            value = series.values[number]
+            if value is not None and value != STALE:
+                yield START + number * self._interval_s, value
+
+    def _is_active(self, series: InputSeries, at_s: float) -> bool:
+        """Whether Prometheus does not regard the series as ended: its newest sample is no older than the lookback."""
+        for number in range(min(int(at_s // self._interval_s), len(series.values) - 1), -1, -1):
+            if series.values[number] is not None:
+                is_recent = at_s - number * self._interval_s <= _LOOKBACK_S
+                return is_recent and series.values[number] != STALE
+        return False
+
+
+def _answers(series: InputSeries, request: MetricRequest) -> bool:
+    """Whether a series is a result of the request."""
+    if request.query or series.query:
+        return series.query == request.query
+    return series.labels.get("__name__") == request.metric

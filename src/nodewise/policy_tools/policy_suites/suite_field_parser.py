@@ -8,7 +8,7 @@ import yaml
 from nodewise.base import clock
 from nodewise.base.errors import Problem, did_you_mean, shown
 from nodewise.kube import yaml_json_documents
-from nodewise.policy_tools.policy_suites.series_notation import NotationError
+from nodewise.policy_tools.policy_suites.suite import NotationError
 
 T = TypeVar("T")
 

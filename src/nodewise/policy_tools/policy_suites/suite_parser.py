@@ -20,9 +20,9 @@ from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLoca
 from nodewise.policies.placement_policy import Comparison
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_timeline
-from nodewise.policy_tools.policy_suites import series_notation
-from nodewise.policy_tools.policy_suites.input_series_source import LABELS
-from nodewise.policy_tools.policy_suites.series_notation import Value
+from nodewise.policy_tools.policy_suites import suite as series_notation
+from nodewise.policy_tools.policy_suites.suite import LABELS
+from nodewise.policy_tools.policy_suites.suite import Value
 from nodewise.policy_tools.policy_suites.suite import (
     Expectation,
     ExpectedEvent,
