@@ -20,8 +20,8 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policy_tools.policy_suites import policy_mutants, suite_parser
-from nodewise.policy_tools.policy_suites.rule_coverage import RuleCoverage
+from nodewise.policy_tools.policy_suites import mutation_and_coverage, suite_parser
+from nodewise.policy_tools.policy_suites.mutation_and_coverage import RuleCoverage
 from nodewise.policy_tools.policy_suites.suite import PolicyTest, Suite, SuiteObject
 from nodewise.policy_tools.policy_suites.suite_run import Mismatch, SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
@@ -228,7 +228,7 @@ class PolicyTestReport:
         detected: dict[str, bool] = {}
         for suite, runner, _ in self._runners:
             for key, item in runner.valid_policies().items():
-                for mutant in policy_mutants.mutants(key.kind, item.spec()):
+                for mutant in mutation_and_coverage.mutants(key.kind, item.spec()):
                     text = f"{self._place(key, item, mutant.place)}: {mutant.change}"
                     detected[text] = detected.get(text, False) or _is_detected(
                         suite, runner, {key: mutant.spec}
