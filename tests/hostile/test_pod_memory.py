@@ -19,10 +19,10 @@ from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_pods
 from nodewise.policies import policy_guard as guarded_pods
-from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
 from nodewise.policies.native_mode_pods import UnscheduledPod
-from nodewise.policies.verdict_labels import label_key
 from nodewise.policies.policy_guard import WaitingPod
+from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
+from nodewise.policies.verdict_labels import label_key
 from nodewise_scorers.annotator import controller as annotator_controller
 from nodewise_scorers.annotator.options import AnnotatorOptions
 from nodewise_scorers.pigeon.options import PigeonOptions

@@ -20,8 +20,7 @@ from nodewise.metrics.prometheus.range_matrix import DifferingEntries, NodeMatri
 from nodewise.metrics.series import ValueState
 from nodewise.policies.placement_policy import Policy
 from nodewise.policy_tools import policy_timeline
-from nodewise.policy_tools.policy_backtest import Variant
-from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools.policy_backtest import Backtest, Variant
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 
 METRICS = ("temp", "load")

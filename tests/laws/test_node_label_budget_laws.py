@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.policies import policy_budgets
-from nodewise.policies.policy_budgets import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
 from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey
+from nodewise.policies.policy_budgets import MAX_NAMESPACE_KEYS, MAX_NODE_LABEL_BYTES
 from nodewise.policies.verdict_labels import label_key
 
 HOT = Comparison("temp", "above", 80)

@@ -14,14 +14,13 @@ from nodewise.kube import yaml_json_documents
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.policies import node_labels
-from nodewise.policy_tools import taspolicy_conversion
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from nodewise.policies.state import TelemetryStateBuilder
-from nodewise.policy_tools import policy_lint
+from nodewise.policy_tools import policy_lint, taspolicy_conversion
 from tests.unit.policies.policy_snapshot_builders import NOW, namespaces, policy
 
 NODES: Final = tuple(f"n{number}" for number in range(5))

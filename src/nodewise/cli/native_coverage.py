@@ -12,8 +12,7 @@ from nodewise.cli import terminal_output
 from nodewise.cli.explain import native_labels, pod_policies
 from nodewise.policies import policy_selection
 from nodewise.policies.state import TelemetryState
-from nodewise.policies.verdict_labels import label_key
-from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
+from nodewise.policies.verdict_labels import NodeConstraints, label_key, verdict_requirements
 
 _MAX_LISTED: Final = 5
 

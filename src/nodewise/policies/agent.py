@@ -1,27 +1,39 @@
 """Answers requests of the telemetry agent by look-up in the evaluated policies that select the pod."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final, NamedTuple
+
 import numpy as np
 from msgspec.structs import replace
-from nodewise.agent import Evidence, FilterPlugin, Names, PolicyRejections, Reason, ScorePlugin, Scores, Snapshot, Verdict
+from numpy.typing import NDArray
+
+from nodewise.agent import (
+    Evidence,
+    FilterPlugin,
+    Names,
+    PolicyRejections,
+    Reason,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    Verdict,
+)
+from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.policies import placement_policy, policy_selection, policy_rejection_reasons, rule_evaluation
-from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies import (
+    hysteresis,
+    placement_policy,
+    policy_rejection_reasons,
+    policy_selection,
+    rule_evaluation,
+)
+from nodewise.policies.hysteresis import NodeStates
+from nodewise.policies.placement_policy import AvoidRule, PolicyKey, PolicyKind
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
 from nodewise.policies.rule_evaluation import CandidateValues
 from nodewise.policies.state import PolicyState, TelemetryState
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
-from numpy.typing import NDArray
-from nodewise.agent import Names
-from nodewise.base import clock
-from nodewise.policies import hysteresis, policy_rejection_reasons
-from nodewise.policies.hysteresis import NodeStates
-from nodewise.policies.placement_policy import AvoidRule, PolicyKind
-from nodewise.policies.state import PolicyState
 
 
 class _RuleStates(NamedTuple):

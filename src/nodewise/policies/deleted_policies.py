@@ -12,10 +12,10 @@ import msgspec
 
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.selected_pods import PodLabelGroup
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 LEASE: Final = "nodewise-deleted-policies"

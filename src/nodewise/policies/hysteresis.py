@@ -35,17 +35,16 @@ interval of samples longer.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
-import numpy as np
-from numpy.typing import NDArray
-from collections.abc import Mapping
-from nodewise.agent import NodeIndex
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final, Literal, NamedTuple
-import msgspec
-from nodewise.base import clock
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import NodeIndex
+from nodewise.base import clock
 
 Mask = NDArray[np.bool_]
 Phases = NDArray[np.uint8]

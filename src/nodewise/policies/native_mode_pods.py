@@ -1,29 +1,20 @@
 """Pods without a node that native mode concerns: what they require of labels with verdicts, and their gate. No I/O."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
+
 import msgspec
-from nodewise.policies import verdict_labels
-from nodewise.policies.policy_selection import PodOwner
-from nodewise.policies.selected_pods import PodLabelGroup
-from nodewise.policies.verdict_labels import NodeConstraints, Term
-from collections.abc import Generator, Iterable, Mapping
-from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
-from collections.abc import Generator, Mapping
-from itertools import chain
-from typing import Final, NamedTuple
+import numpy as np
+
+from nodewise.agent.verdicts import Reason
 from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policies.policy_selection import SelectionIndex
+from nodewise.policies.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
 from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroup, PodLabelGroups
-from collections import Counter
-from typing import Final
-import numpy as np
-from nodewise.agent.verdicts import Reason
 from nodewise.policies.state import PolicyState
-
+from nodewise.policies.verdict_labels import NodeConstraints, Term
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""

@@ -5,19 +5,18 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 (`pkg/strategies/deschedule` and `pkg/strategies/labeling`).
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
+
 from nodewise.agent import NodeIndex
 from nodewise.policies import rule_operators
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.rule_evaluation import RuleEvaluation
 from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
-
 
 _NODES_PER_YIELD: Final = 100
 """Yielding costs as much as one label."""

@@ -12,12 +12,16 @@ from msgspec.structs import replace
 
 from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.policies import policy_status_fields, policy_rejection_reasons, hysteresis
+from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields
 from nodewise.policies.hysteresis import FLAPPING
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
-from nodewise.policies.policy_status_fields import ConditionKind, PolicyCondition
 from nodewise.policies.policy_objects import StepBack
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus, RuleCounts
+from nodewise.policies.policy_status_fields import (
+    ConditionKind,
+    PlacementPolicyStatus,
+    PolicyCondition,
+    RuleCounts,
+)
 from nodewise.policies.rule_evaluation import RuleEvaluation
 from nodewise.policies.state import PolicyState
 

@@ -12,21 +12,20 @@ because only administrators write them. Of the PlacementPolicies of a namespace,
 limited number is enforced (`Policy.not_enforced`): each policy that selects a pod costs time when the pod is created.
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from itertools import chain, zip_longest
+from typing import Final, NamedTuple
+
 import msgspec
+
+from nodewise.policies import node_labels, policy_selection
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-import heapq
-from itertools import chain, zip_longest
-from typing import Final, NamedTuple
-from nodewise.policies import node_labels, policy_selection
-from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.taspolicy_parser import VIOLATING
 from nodewise.policies.verdict_labels import label_key
-
 
 MAX_NODE_LABEL_BYTES: Final = 16 * 1024
 """Keys and values of all labels of nodewise on a node."""

@@ -4,22 +4,20 @@ The leader decides, and writes the decision into the status of the policy, from 
 (`policy_objects.step_back_in_effect`). Without that status, the policy is enforced.
 """
 
-from collections.abc import Mapping
-from fractions import Fraction
-from typing import NamedTuple
-import numpy as np
-from nodewise.base import clock
-from nodewise.policies.placement_policy import Guard, PolicyKey
-from nodewise.policies.policy_objects import StepBack
-from nodewise.policies.state import PolicyState
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
+
 import msgspec
+import numpy as np
+
+from nodewise.base import clock
 from nodewise.policies import placement_policy, policy_selection, verdict_labels
-from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.placement_policy import Guard, PolicyKey
+from nodewise.policies.policy_objects import StepBack
 from nodewise.policies.policy_selection import PodFields, PodMetadata
-from nodewise.policies.state import TelemetryState
+from nodewise.policies.state import PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import NodeConstraints
 
 

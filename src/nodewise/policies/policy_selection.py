@@ -7,16 +7,15 @@ an owner reference, so a pod counts as one of a DaemonSet only if it can run on 
 this node in `nodeName` as well. The admission policies know the creator, and compare that.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
+
 import msgspec
+
 from nodewise.agent import ObjectKey
 from nodewise.policies.placement_policy import Canary, LabelSelector, Mode, PodSelection, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NamespaceObject
-import hashlib
-from typing import Final
-from nodewise.policies.placement_policy import Policy, PolicyKey
-
 
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""

@@ -6,9 +6,8 @@ from typing import Literal, NamedTuple
 from nodewise.policies import placement_policy_status, taspolicy_status
 from nodewise.policies.placement_policy import PolicyKind
 from nodewise.policies.placement_policy_status import StatusFacts
-from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_objects import PolicyObject, decode_status
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus
+from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition
 from nodewise.policies.state import PolicyState
 from nodewise.policies.taspolicy_status import PolicyStatus
 

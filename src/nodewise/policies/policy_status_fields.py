@@ -1,19 +1,18 @@
 """The status of a PlacementPolicy or ClusterPlacementPolicy as it is stored. No I/O."""
 
-from collections.abc import Iterable
-from typing import Any, Final
-import msgspec
-from nodewise.base.errors import truncate
-from nodewise.policies import policy_rejection_reasons
-from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind
-from nodewise.policies.policy_objects import StepBack
-from nodewise.policies.hysteresis import NodeStateGroup
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+import msgspec
+
 from nodewise.base import clock
+from nodewise.base.errors import truncate
 from nodewise.metrics import sample_distance
 from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
-
+from nodewise.policies import policy_rejection_reasons
+from nodewise.policies.hysteresis import NodeStateGroup
+from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind
+from nodewise.policies.policy_objects import StepBack
 
 MAX_LENGTH: Final = 1024
 """Characters of a condition's message; longer messages are cut."""

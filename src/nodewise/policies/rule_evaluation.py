@@ -4,28 +4,19 @@ Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telem
 `pkg/strategies/dontschedule`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Mapping, Sequence
+from typing import Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-from nodewise.agent import Evidence, Joined, Names, Reason
+
+from nodewise.agent import MAX_SCORE, ClusterState, Evidence, Joined, Names, NodeIndex, Reason
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Values, ValueState
 from nodewise.metrics.series_arrays import Column, States
 from nodewise.policies import policy_rejection_reasons, rule_operators
-from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
-from collections.abc import Generator
-from nodewise.agent import ClusterState
-from nodewise.metrics.series_arrays import Column
 from nodewise.policies.options import MaxAges
-from nodewise.policies.placement_policy import Comparison
-from nodewise.agent import NodeIndex
-from nodewise.metrics.series import ValueState
-from collections.abc import Sequence
-from typing import Final
-from nodewise.agent import MAX_SCORE
-from nodewise.policies import rule_operators
-
+from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
 
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
@@ -375,9 +366,7 @@ class RuleEvaluationCache:
                 self._new_values[key] = self._rule_values(rule, key, column, cluster_state)
                 yield
             inputs, history, max_age_s = self._new_values[key]
-            evaluation = evaluate_rule(
-                rule, inputs, reject_missing=self._reject_missing, max_age_s=max_age_s
-            )
+            evaluation = evaluate_rule(rule, inputs, reject_missing=self._reject_missing, max_age_s=max_age_s)
             yield
             before = self._values.get(key)
             self._histories[rule] = update_history(
@@ -387,9 +376,7 @@ class RuleEvaluationCache:
                 cluster_state.nodes,
                 max_age_s,
             )
-            self.evaluated[rule] = hold_last_verdicts(
-                evaluation, self._histories[rule], history
-            )
+            self.evaluated[rule] = hold_last_verdicts(evaluation, self._histories[rule], history)
             yield
         return self.evaluated[rule]
 
@@ -413,9 +400,7 @@ class RuleEvaluationCache:
     def gaps(self, rule: Comparison) -> Mask:
         """The nodes in a gap between their values, of a rule that is evaluated (`rule_suspension.find_gaps`)."""
         values = self._new_values[_values_key(rule)]
-        return find_gaps(
-            self.evaluated[rule], self._histories[rule], values.history, values.max_age_s
-        )
+        return find_gaps(self.evaluated[rule], self._histories[rule], values.history, values.max_age_s)
 
     def max_age_s(self, rule: Comparison) -> float:
         """The maximum age in effect, of a rule that is evaluated."""
@@ -436,9 +421,7 @@ class RuleEvaluationCache:
         for other in others:
             if other is not None:
                 inputs = inputs.share_arrays(other.inputs)
-        history = update_value_history(
-            before.history if before else None, inputs, cluster_state.nodes
-        )
+        history = update_value_history(before.history if before else None, inputs, cluster_state.nodes)
         return _RuleValues(inputs, history, max_age_s)
 
 

@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.metrics.series import ValueState
 from nodewise.policies import hysteresis, policy_status_fields, rule_operators
-from nodewise.policies.hysteresis import FlapHistory
 from nodewise.policies.hysteresis import (
     BROKEN,
     PASSING,
     REJECTED,
     RELEASED,
     UNKNOWN,
+    FlapHistory,
     Levels,
     NodeStates,
+    RecordedStates,
     RulePart,
 )
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.rule_evaluation import RuleEvaluationCache
-from nodewise.policies.hysteresis import RecordedStates
 
 Mask = NDArray[np.bool_]
 

@@ -2,28 +2,30 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
-from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
-from nodewise.metrics import sample_distance
+
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
+from nodewise.metrics import missing_values, nodes_without_values, sample_distance, series_arrays
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
-from nodewise.policies import node_labels, placement_policy_parser, policy_rejection_reasons, policy_selection, rule_evaluation, taspolicy_parser
-from nodewise.policies.policy_budgets import NamespaceBudgets
-from nodewise.policies.node_labels import LabelColumn
-from nodewise.policies.options import MaxAges, TelemetryOptions
-from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
-from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceTrust
-from nodewise.policies.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
-from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation
-from nodewise.policies.rule_evaluation import RuleEvaluationCache
-from nodewise.policies.rule_states import RuleStates, RuleVerdict
-from collections.abc import Generator
-from typing import NamedTuple
-from nodewise.agent import ClusterState, MetricRequest, NodeIndex
-from nodewise.metrics import missing_values, nodes_without_values, series_arrays
-from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.nodes_without_values import NodesWithoutValues
 from nodewise.metrics.series import Series
 from nodewise.metrics.series_arrays import Column
+from nodewise.policies import (
+    node_labels,
+    placement_policy_parser,
+    policy_rejection_reasons,
+    policy_selection,
+    rule_evaluation,
+    taspolicy_parser,
+)
+from nodewise.policies.node_labels import LabelColumn
+from nodewise.policies.options import MaxAges, TelemetryOptions
+from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+from nodewise.policies.policy_budgets import NamespaceBudgets
+from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceTrust
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, step_back_in_effect
+from nodewise.policies.policy_selection import SelectionIndex
+from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation, RuleEvaluationCache
+from nodewise.policies.rule_states import RuleStates, RuleVerdict
 
 
 class MetricColumn(NamedTuple):

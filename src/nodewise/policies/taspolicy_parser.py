@@ -8,15 +8,20 @@ be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/tasp
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from nodewise.base.errors import shown
-from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, Preference
-from nodewise.policies.policy_objects import MAX_METRIC_NAME, MAX_POLICY_LABELS, METRIC_NAME, PolicyObject, ProblemCollector, is_valid_label_part
-from nodewise.policies.rule_operators import TASPOLICY_OPERATORS, sort_direction
-from collections.abc import Callable, Mapping
-from typing import Any, Final
-from nodewise.base import clock, quantity
-from nodewise.metrics.aggregation import AGGREGATIONS
 
+from nodewise.base import clock, quantity
+from nodewise.base.errors import shown
+from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, Preference
+from nodewise.policies.policy_objects import (
+    MAX_METRIC_NAME,
+    MAX_POLICY_LABELS,
+    METRIC_NAME,
+    PolicyObject,
+    ProblemCollector,
+    is_valid_label_part,
+)
+from nodewise.policies.rule_operators import TASPOLICY_OPERATORS, sort_direction
 
 _MAX_QUERY: Final = 4096
 """Characters, as in the CRD. Sources of metrics would reject a longer name or query."""

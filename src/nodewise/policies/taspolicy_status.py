@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from nodewise.policies import policy_status_fields, policy_rejection_reasons
+from nodewise.policies import policy_rejection_reasons, policy_status_fields
 from nodewise.policies.policy_status_fields import ConditionKind, PolicyCondition, StatusWithConditions
 from nodewise.policies.state import PolicyState
 

@@ -7,17 +7,16 @@ require that: a label on every node costs a write per node and policy, and space
 `enforcement: Preferred` adds a preference for nodes that are not `violating`.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Final, NamedTuple
+
+import msgspec
 import numpy as np
-from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
-from nodewise.policies.node_labels import LabelColumn
+
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, LabelColumn
 from nodewise.policies.placement_policy import Policy
 from nodewise.policies.rule_evaluation import Codes
 from nodewise.policies.taspolicy_parser import VIOLATING
-from collections.abc import Iterator
-import msgspec
-
 
 OK: Final = "ok"
 

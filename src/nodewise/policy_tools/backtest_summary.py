@@ -1,20 +1,17 @@
 """What a policy would have done in the past: rejections, flaps, outages, waiting pods. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-from nodewise.metrics.series import Floats
-from nodewise.policies.hysteresis import PERIOD_S
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix
 from nodewise.metrics.series import Floats, Values, ValueState
 from nodewise.policies import hysteresis, rule_operators
-from nodewise.policies.hysteresis import NodeStates, RulePart
+from nodewise.policies.hysteresis import PERIOD_S, NodeStates, RulePart
 from nodewise.policies.options import MaxAges
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy
-
 
 Mask = NDArray[np.bool_]
 """By step and node."""

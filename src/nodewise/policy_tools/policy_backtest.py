@@ -4,30 +4,26 @@ The verdicts are those of the agent's state builder at each time (`policy_timeli
 rules are evaluated as arrays (`backtest_rules`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from nodewise.agent import NodeIndex
+from nodewise.base import clock, quantity
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
-from nodewise.metrics.series import DifferingValues, Floats, NodeNames, Samples, Series, ValueState
+from nodewise.metrics.series import DifferingValues, Floats, NodeNames, Samples, Series, Values, ValueState
+from nodewise.policies import rule_operators
+from nodewise.policies.hysteresis import HoldTimes
 from nodewise.policies.options import MaxAges, max_age_s
-from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleUnusable
 from nodewise.policies.state import PolicyState
 from nodewise.policy_tools.backtest_summary import Mask, RuleArrays, RuleContext, Steps
 from nodewise.policy_tools.policy_timeline import Moment, PolicyTimeline, Response, TimelineSettings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
-import msgspec
-from nodewise.base import clock, quantity
-from nodewise.metrics.prometheus.range_matrix import NodeMatrix
-from nodewise.metrics.series import Values, ValueState
-from nodewise.policies import rule_operators
-from nodewise.policies.hysteresis import HoldTimes
-from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy
-
 
 _SHARES: Final = (0.01, 0.05, 0.1)
 """The proposed thresholds are met by these shares of all values."""

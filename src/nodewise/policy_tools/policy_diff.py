@@ -9,9 +9,8 @@ from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import node_labels
 from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKey
-from nodewise.policies.policy_selection import is_enforced_for
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL
+from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL, is_enforced_for
 from nodewise.policies.state import POLICY_KINDS
 from nodewise.policy_tools.policy_timeline import POD_TYPE, Moment, Objects
 

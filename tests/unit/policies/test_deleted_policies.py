@@ -6,10 +6,10 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import deleted_policies
 from nodewise.policies.deleted_policies import DeletedPolicies, DeletedPolicy
+from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey, Requirement
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroups
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 NOON_S = 1_800_000_000.0

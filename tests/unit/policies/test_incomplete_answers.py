@@ -13,10 +13,9 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.policies import placement_policy_status, taspolicy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy_status import StatusFacts
-from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus
+from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition
 from nodewise.policies.state import POLICIES, POLICY_KINDS, TelemetryStateBuilder
 from nodewise.policies.taspolicy_status import PolicyStatus
 from tests.unit.policies.policy_snapshot_builders import policy, rule

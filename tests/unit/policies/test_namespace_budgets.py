@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import policy_budgets, node_labels, taspolicy_status
+from nodewise.policies import node_labels, policy_budgets, taspolicy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder

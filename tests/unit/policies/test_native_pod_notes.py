@@ -10,12 +10,11 @@ from nodewise.base import cooperative_scheduling
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 from nodewise.policies import native_mode_pods
-from nodewise.policies.native_mode_pods import NoteSchedule
+from nodewise.policies.native_mode_pods import NoteSchedule, UnscheduledPod
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleBroken
 from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.state import PolicyState
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 MISMATCH = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."

@@ -3,7 +3,6 @@
 import pytest
 
 from nodewise.policies import policy_budgets
-from nodewise.policies.policy_budgets import MAX_NODE_LABEL_BYTES
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Comparison,
@@ -13,6 +12,7 @@ from nodewise.policies.placement_policy import (
     PolicyKey,
     PolicyKind,
 )
+from nodewise.policies.policy_budgets import MAX_NODE_LABEL_BYTES
 from nodewise.policies.verdict_labels import label_key
 
 HOT = Comparison("temp", "above", 80)

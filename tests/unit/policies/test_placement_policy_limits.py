@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from nodewise.policies import placement_policy_parser, taspolicy_parser
-from nodewise.policies.policy_budgets import MAX_ENFORCED, NamespaceBudgets
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey, PolicyKind
+from nodewise.policies.policy_budgets import MAX_ENFORCED, NamespaceBudgets
 from nodewise.policies.policy_namespace_trust import NamespaceTrust
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 

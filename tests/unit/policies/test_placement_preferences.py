@@ -96,4 +96,6 @@ def test_combined_ranks_order_candidates_by_their_mean(preferences: list[tuple[l
 def test_one_preference_is_not_changed(ranks: list[int]) -> None:
     alone = np.array(ranks)
     twice = rule_evaluation.combine_ranks([alone, alone], [1, 3])
-    assert rule_evaluation.scores_from_ranks(twice).tolist() == rule_evaluation.scores_from_ranks(alone).tolist()
+    assert (
+        rule_evaluation.scores_from_ranks(twice).tolist() == rule_evaluation.scores_from_ranks(alone).tolist()
+    )

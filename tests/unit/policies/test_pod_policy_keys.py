@@ -7,6 +7,7 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import native_mode_pods
+from nodewise.policies.native_mode_pods import UncoveredPods, UnscheduledPod
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Comparison,
@@ -18,8 +19,6 @@ from nodewise.policies.placement_policy import (
 )
 from nodewise.policies.policy_namespace_trust import NamespaceObject
 from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.native_mode_pods import UncoveredPods
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 WEB: Final = PolicyKey("PlacementPolicy", "web", "cool")

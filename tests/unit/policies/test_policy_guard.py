@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import policy_objects, policy_guard
+from nodewise.policies import policy_guard, policy_objects
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.placement_policy import Comparison, Guard, Mode, Policy, PolicyKey
-from nodewise.policies.policy_guard import GuardFacts, PolicyGuards
+from nodewise.policies.policy_guard import GuardFacts, PolicyGuards, WaitingPod
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject, StepBack
 from nodewise.policies.policy_rejection_reasons import (
     AllBroken,
@@ -22,7 +22,6 @@ from nodewise.policies.policy_rejection_reasons import (
 from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.state import PolicyState
 from nodewise.policies.verdict_labels import label_key
-from nodewise.policies.policy_guard import WaitingPod
 from tests.unit.policies.placement_policy_cluster import ALL, HOT, Cluster, pod, policy_object
 
 KEY = PolicyKey("PlacementPolicy", "d", "cool")

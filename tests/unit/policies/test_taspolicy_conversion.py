@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nodewise.base import clock, quantity
 from nodewise.cli import policy_yaml
 from nodewise.kube import yaml_json_documents
-from nodewise.policy_tools import taspolicy_conversion
 from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policy_tools import taspolicy_conversion
 from nodewise.policy_tools.taspolicy_conversion import Conversion
 from tests import docs_page_code_blocks
 from tests.unit.policies.policy_snapshot_builders import policy, rule

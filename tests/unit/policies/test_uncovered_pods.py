@@ -7,6 +7,7 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import native_mode_pods
+from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods, UnscheduledPod
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
@@ -18,8 +19,6 @@ from nodewise.policies.placement_policy import (
     Requirement,
 )
 from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import label_key
 
 

@@ -33,8 +33,7 @@ from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
 from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_summary import StartedPod
-from nodewise.policy_tools.policy_backtest import Variant
-from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools.policy_backtest import Backtest, Variant
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
 
 _WHAT: Final = "policy backtest"

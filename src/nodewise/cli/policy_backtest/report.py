@@ -10,17 +10,16 @@ from nodewise.base import clock, quantity
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policy_tools import backtest_summary, policy_backtest
-from nodewise.policy_tools.backtest_summary import Mask
 from nodewise.policy_tools.backtest_summary import (
     History,
     Interval,
+    Mask,
     Measures,
     NodeRejections,
     PodWaits,
     StartedPod,
 )
-from nodewise.policy_tools.policy_backtest import ThresholdCurve
-from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord
+from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord, ThresholdCurve
 
 _MAX_INTERVALS: Final = 10_000
 """Intervals of one rule in JSON."""

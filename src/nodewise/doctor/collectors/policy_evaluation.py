@@ -28,8 +28,8 @@ from nodewise.metrics.series import Series
 from nodewise.policies import policy_status_fields, verdict_labels
 from nodewise.policies.options import TelemetryOptions, max_age_s
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
+from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 
 _SYNC_PERIOD_S: Final = 5.0

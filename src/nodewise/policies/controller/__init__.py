@@ -14,12 +14,10 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.concurrent_calls import run_api_calls
 from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
-from nodewise.policies.controller.pod_watches import GuardWatch
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
-from nodewise.policies.controller.node_writer import LabelWriter
+from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
+from nodewise.policies.controller.pod_watches import GuardWatch, SelectedPodWatch
 from nodewise.policies.controller.policy_status_writer import StatusWriter
-from nodewise.policies.controller.node_writer import ResourceAdvertiser
-from nodewise.policies.controller.pod_watches import SelectedPodWatch
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.placement_policy_status import StatusFacts

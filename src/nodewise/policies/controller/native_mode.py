@@ -7,43 +7,37 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple
+
 import msgspec
+
 from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import BadInput, Conflict, Refused
+from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
+from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.reflector import Reflector, ReflectorTarget
-from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import policy_budgets, native_mode_pods, policy_selection, verdict_labels
+from nodewise.kube.resource_kinds import LEASES, PODS
+from nodewise.observe import logs
+from nodewise.policies import (
+    deleted_policies,
+    native_mode_pods,
+    policy_budgets,
+    policy_selection,
+    verdict_labels,
+)
 from nodewise.policies.controller.node_writer import LabelWriter
-from nodewise.policies.deleted_policies import DeletedPolicies
+from nodewise.policies.deleted_policies import LEASE, DeletedPolicies, DeletedPolicy, Records
 from nodewise.policies.labelling_progress import LabellingProgress
-from nodewise.policies.node_labels import VERDICT_LABELS
-from nodewise.policies.node_labels import LabelColumn
+from nodewise.policies.native_mode_pods import LabelledSelector, NoteSchedule, UncoveredPods, UnscheduledPod
+from nodewise.policies.node_labels import VERDICT_LABELS, LabelColumn
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.state import PolicyState
-from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods
-from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.verdict_labels import LabelledPolicy
-from typing import Any, Final
-from nodewise.base.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.resource_kinds import LEASES
-from nodewise.observe import logs
-from nodewise.policies import deleted_policies
-from nodewise.policies.deleted_policies import LEASE, DeletedPolicy, Records
-from collections.abc import Iterable, Mapping
-from typing import Final
-from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
-from nodewise.kube.rate_limit import TokenBucket
-from nodewise.policies import native_mode_pods
-from nodewise.policies.native_mode_pods import NoteSchedule
-from nodewise.policies.placement_policy import PolicyKey
-
 
 ANNOTATION: Final = "nodewise.io/deleted-policies"
 """The annotation with the deleted policies, JSON by uid."""

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
 import msgspec
+
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent.controller_interface import Handle
-from nodewise.base import cooperative_scheduling
+from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.concurrent_calls import run_api_calls
@@ -14,14 +16,8 @@ from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 from nodewise.policies import node_labels
 from nodewise.policies.labelling_progress import PendingLabel
-from nodewise.policies.node_labels import POLICY_LABELS, LabelOwner
-from nodewise.policies.node_labels import Labels
+from nodewise.policies.node_labels import FIELD_MANAGER, POLICY_LABELS, LabelOwner, Labels
 from nodewise.policies.state import PolicyState
-from typing import Any, Final
-from nodewise.base import quantity
-from nodewise.policies.node_labels import FIELD_MANAGER
-from typing import Final
-
 
 EXAMINATIONS_PER_S: Final = 25_000.0
 """Waiting pods times changed nodes, per second on average.
@@ -445,9 +441,7 @@ class LabelWriter:
         try:
             metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
             inherited = (
-                frozenset()
-                if self._owner.is_forced
-                else node_labels.inheritable_label_keys(metadata, keys)
+                frozenset() if self._owner.is_forced else node_labels.inheritable_label_keys(metadata, keys)
             )
             if inherited:
                 entries = node_labels.transfer_ownership(metadata, inherited, NODES.api_version)

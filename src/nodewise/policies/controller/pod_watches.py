@@ -4,19 +4,18 @@ import asyncio
 import random
 from collections.abc import Mapping
 from typing import Final
+
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
-from nodewise.policies import policy_objects, policy_guard
-from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_guard import GuardFacts, PolicyGuards
-from nodewise.policies.policy_objects import RESOURCES, PolicyObject, StepBack
-from nodewise.policies.state import TelemetryState
-from nodewise.policies.policy_guard import WaitingPod
 from nodewise.kube.store import Changes, Store
+from nodewise.policies import policy_guard, policy_objects
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_guard import GuardFacts, PolicyGuards, WaitingPod
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, StepBack
 from nodewise.policies.selected_pods import ListedPod, PodLabelGroups, SelectedPodCounter, SelectedPods
-
+from nodewise.policies.state import TelemetryState
 
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 

@@ -8,22 +8,20 @@ does: `enforcement`, and the mode Canary. There are none of the mode Shadow, whi
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from nodewise.agent import ObjectKey
 from nodewise.base import quantity
-from nodewise.policies import rule_operators
-from nodewise.policies.placement_policy import PolicyKind
+from nodewise.policies import hysteresis, policy_selection, rule_operators
+from nodewise.policies.node_labels import LabelColumn
+from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import HOLD_TIME_FIELDS
 from nodewise.policies.rule_operators import OPERATORS
-import numpy as np
-from nodewise.agent import ObjectKey
-from nodewise.policies import hysteresis, policy_selection
-from nodewise.policies.node_labels import LabelColumn
-from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import EvaluatedPreference, PolicyState
 from nodewise.policy_tools.policy_suites.suite import Expectation, PolicyTest, SuiteObject
 from nodewise.policy_tools.policy_timeline import Moment
-from typing import Any, Literal, NamedTuple
-
 
 Section = Literal["avoid", "prefer", "nodeLabels"]
 """The sections of a PlacementPolicy; the strategies of a TASPolicy belong to one of them."""
@@ -280,9 +278,7 @@ class RuleCoverage:
 
     def __init__(self, policies: Mapping[PolicyKey, SuiteObject]) -> None:
         self._specs = {key: item.spec() for key, item in policies.items()}
-        self._places = {
-            key: places_by_section(key.kind, spec) for key, spec in self._specs.items()
-        }
+        self._places = {key: places_by_section(key.kind, spec) for key, spec in self._specs.items()}
         self.reached: set[Branch] = set()
 
     def branches(self) -> Iterator[Branch]:

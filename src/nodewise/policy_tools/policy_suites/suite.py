@@ -1,28 +1,26 @@
 """The model of a suite: what `suite_parser` reads, and `suite_run` runs. No I/O."""
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
-import msgspec
-from nodewise.agent import ObjectKey
-from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects, Kind
-from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_objects import RESOURCES
 import json
 import re
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from typing import Final
-from nodewise.base.errors import shown
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import shown
+from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects, Kind
 from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
 from nodewise.metrics.prometheus.query_responses import NAN, SeriesValue
 from nodewise.metrics.series import Series, pack_samples
+from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools.policy_timeline import Response
-
 
 STALE: Final = "stale"
 """The series has ended."""

@@ -5,13 +5,15 @@ Unknown fields are problems, as are references to policies, metrics, nodes and p
 
 import os.path
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
 import msgspec
 import yaml
+
 from nodewise.agent import ObjectKey
-from nodewise.base import safe_yaml_loader
+from nodewise.base import clock, safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError, Problem, did_you_mean, shown
 from nodewise.kube import object_files, yaml_json_documents
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLocation
@@ -19,16 +21,17 @@ from nodewise.policies.placement_policy import Comparison
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_timeline
 from nodewise.policy_tools.policy_suites import suite as series_notation
-from nodewise.policy_tools.policy_suites.suite import LABELS
-from nodewise.policy_tools.policy_suites.suite import Value
-from nodewise.policy_tools.policy_suites.suite import Expectation, ExpectedEvent, InputSeries, PolicyTest, Suite, SuiteObject
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
-from nodewise.base import clock
-from nodewise.base.errors import Problem, did_you_mean, shown
-from nodewise.kube import yaml_json_documents
-from nodewise.policy_tools.policy_suites.suite import NotationError
-
+from nodewise.policy_tools.policy_suites.suite import (
+    LABELS,
+    Expectation,
+    ExpectedEvent,
+    InputSeries,
+    NotationError,
+    PolicyTest,
+    Suite,
+    SuiteObject,
+    Value,
+)
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from nodewise.policies.placement_policy_status import StatusFacts
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_status import Status
 from nodewise.policy_tools import policy_timeline
-from nodewise.policy_tools.policy_suites.suite import InputSeriesSource
 from nodewise.policy_tools.policy_suites.suite import (
     START,
     Expectation,
     ExpectedEvent,
+    InputSeriesSource,
     PolicyTest,
     Suite,
     SuiteObject,
