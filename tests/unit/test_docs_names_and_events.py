@@ -138,7 +138,9 @@ def test_the_page_of_events_has_every_reason() -> None:
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
     of_taspolicies = re.findall(CONDITION, (TELEMETRY / "taspolicy_status.py").read_text())
-    assert len(of_taspolicies) == len(taspolicy_status.GOOD) - 1, "that of MetricsFetched is a cause"
+    assert len(of_taspolicies) == len(taspolicy_status.GOOD_TASPOLICY_STATUSES) - 1, (
+        "that of MetricsFetched is a cause"
+    )
     text = (TELEMETRY / "placement_policy_status.py").read_text()
     of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
     assert len(set(of_others)) == 18

@@ -55,7 +55,7 @@ class StatusFacts(NamedTuple):
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
 
 
-def desired_status(
+def desired_placement_policy_status(
     state: PolicyState, facts: StatusFacts, before: PlacementPolicyStatus, now: str
 ) -> PlacementPolicyStatus:
     """The complete status; `now` is RFC 3339."""
@@ -106,7 +106,7 @@ _KINDS: Final = (
     _INCOMPLETE,
     _SPARSE_SAMPLES,
 )
-GOOD: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
+GOOD_STATUSES: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
 """The status of each condition in a healthy policy."""
 
 

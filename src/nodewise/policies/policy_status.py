@@ -32,7 +32,7 @@ def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
 def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
     """The complete status, given the one before."""
     if isinstance(before, PolicyStatus):
-        return taspolicy_status.desired_status(
+        return taspolicy_status.desired_taspolicy_status(
             state,
             facts.generation,
             facts.label_conflict,
@@ -41,14 +41,16 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
             no_node_label=facts.no_node_label,
             label_refusal=facts.label_refusal,
         )
-    return placement_policy_status.desired_status(state, facts, before, now)
+    return placement_policy_status.desired_placement_policy_status(state, facts, before, now)
 
 
 def condition_events(before: Status, wanted: Status) -> Iterator[ConditionEvent]:
     """An event for each condition that became bad, or good again, or is bad for another reason."""
     known = before.conditions_by_type()
     is_taspolicy = isinstance(wanted, PolicyStatus)
-    good_statuses = taspolicy_status.GOOD if is_taspolicy else placement_policy_status.GOOD
+    good_statuses = (
+        taspolicy_status.GOOD_TASPOLICY_STATUSES if is_taspolicy else placement_policy_status.GOOD_STATUSES
+    )
     for condition in wanted.conditions:
         old = known.get(condition.type)
         good = good_statuses[condition.type]

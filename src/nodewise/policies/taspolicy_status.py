@@ -19,7 +19,7 @@ class PolicyStatus(StatusWithConditions, frozen=True):
     """`Enforce` or `NotEnforced`; empty in the status of an earlier version."""
 
 
-def desired_status(
+def desired_taspolicy_status(
     state: PolicyState,
     generation: int,
     conflict: str,
@@ -35,8 +35,8 @@ def desired_status(
     describes which nodes refuse its label.
     """
     conditions = policy_status_fields.update_conditions(
-        _policy_conditions(state, conflict, no_node_label, label_refusal),
-        _KINDS,
+        _taspolicy_conditions(state, conflict, no_node_label, label_refusal),
+        _TASPOLICY_KINDS,
         before.conditions_by_type(),
         generation,
         now,
@@ -62,7 +62,7 @@ _LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
 _WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
 _INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
 _SPARSE_SAMPLES: Final = ConditionKind("SamplesTooSparse", "False")
-_KINDS: Final = (
+_TASPOLICY_KINDS: Final = (
     _VALID,
     _FETCHED,
     _SUSPENDED,
@@ -75,11 +75,11 @@ _KINDS: Final = (
     _INCOMPLETE,
     _SPARSE_SAMPLES,
 )
-GOOD: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
+GOOD_TASPOLICY_STATUSES: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_TASPOLICY_KINDS)
 """The status of each condition in a healthy policy."""
 
 
-def _policy_conditions(
+def _taspolicy_conditions(
     state: PolicyState, conflict: str, no_node_label: str, label_refusal: str
 ) -> Iterator[PolicyCondition]:
     problems = "; ".join(map(str, state.policy.problems))

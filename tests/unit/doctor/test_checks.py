@@ -659,7 +659,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
     """The others are healthy if they are True, or have findings of their own."""
     reported = {
         kind
-        for kind in placement_policy_status.GOOD
+        for kind in placement_policy_status.GOOD_STATUSES
         for finding in check_runner.examine(policy(true_conditions=((kind, "why"),))).findings
         if finding.id == "policy-condition"
     }

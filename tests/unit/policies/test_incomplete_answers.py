@@ -132,7 +132,7 @@ def test_rule_with_times_keeps_the_states_of_absent_nodes() -> None:
 
 
 def conditions(refreshes: Refreshes, before: PlacementPolicyStatus) -> dict[str, PolicyCondition]:
-    written = placement_policy_status.desired_status(
+    written = placement_policy_status.desired_placement_policy_status(
         refreshes.state, StatusFacts(1, selected_pods=1), before, "2026-05-01T00:00:00Z"
     )
     return written.conditions_by_type()
@@ -161,7 +161,9 @@ def test_condition_names_the_metric_and_no_text_of_the_server() -> None:
 def test_taspolicy_has_the_condition() -> None:
     refreshes = TasRefreshes()
     refreshes.respond(1000, WARNING, r3=60)
-    status = taspolicy_status.desired_status(refreshes.state, 1, "", PolicyStatus(), "2026-05-01T00:00:00Z")
+    status = taspolicy_status.desired_taspolicy_status(
+        refreshes.state, 1, "", PolicyStatus(), "2026-05-01T00:00:00Z"
+    )
     assert status.conditions_by_type()["IncompleteAnswers"].status == "True"
 
 

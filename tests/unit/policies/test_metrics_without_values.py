@@ -68,7 +68,9 @@ def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> P
 
 
 def status_conditions(agent_state: PolicyState) -> dict[str, PolicyCondition]:
-    return taspolicy_status.desired_status(agent_state, 1, "", PolicyStatus(), "now").conditions_by_type()
+    return taspolicy_status.desired_taspolicy_status(
+        agent_state, 1, "", PolicyStatus(), "now"
+    ).conditions_by_type()
 
 
 def fetched(agent_state: PolicyState) -> PolicyCondition:

@@ -49,7 +49,9 @@ def build(*policies: PolicyObject, options: TelemetryOptions = OPTIONS) -> dict[
 
 def message(state: PolicyState) -> str:
     """The message of the condition `BudgetExceeded`; empty if the policy is within the budgets."""
-    conditions = taspolicy_status.desired_status(state, 1, "", PolicyStatus(), "now").conditions_by_type()
+    conditions = taspolicy_status.desired_taspolicy_status(
+        state, 1, "", PolicyStatus(), "now"
+    ).conditions_by_type()
     condition = conditions.get("BudgetExceeded")
     return condition.message if condition is not None and condition.status == "True" else ""
 

@@ -54,7 +54,7 @@ def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
 
 def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
     return (
-        taspolicy_status.desired_status(agent_state, 1, "", before or PolicyStatus(), "now")
+        taspolicy_status.desired_taspolicy_status(agent_state, 1, "", before or PolicyStatus(), "now")
         .conditions_by_type()
         .get("NotTrusted")
     )
@@ -184,7 +184,7 @@ def test_trust_that_is_granted_and_taken_away() -> None:
         policy_state = cooperative_scheduling.run_without_pauses(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         ).policies[tas_key()]
-        before = taspolicy_status.desired_status(policy_state, 1, "", before, "now")
+        before = taspolicy_status.desired_taspolicy_status(policy_state, 1, "", before, "now")
         observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
 

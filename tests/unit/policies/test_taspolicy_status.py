@@ -30,7 +30,9 @@ def evaluated(policy_object: PolicyObject) -> PolicyState:
 
 
 def status(state: PolicyState, no_node_label: str = "") -> PolicyStatus:
-    return taspolicy_status.desired_status(state, 1, "", PolicyStatus(), "now", no_node_label=no_node_label)
+    return taspolicy_status.desired_taspolicy_status(
+        state, 1, "", PolicyStatus(), "now", no_node_label=no_node_label
+    )
 
 
 def test_nodes_that_the_policy_labels_are_violating() -> None:
