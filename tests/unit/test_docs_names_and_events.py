@@ -21,7 +21,7 @@ from nodewise.engine import agent_memory_storage, pod_events
 from nodewise.kube import event_recorder, leader_election_rules
 from nodewise.kube.event_recorder import Type
 from nodewise.metrics.missing_values import CauseReason
-from nodewise.policies import taspolicy_status
+from nodewise.policies import policy_status
 from nodewise.policies.policy_selection import POLICY_LABEL
 from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
 from nodewise_cpu import cmk_names
@@ -138,7 +138,7 @@ def test_the_page_of_events_has_every_reason() -> None:
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
     of_taspolicies = re.findall(CONDITION, (TELEMETRY / "taspolicy_status.py").read_text())
-    assert len(of_taspolicies) == len(taspolicy_status.GOOD_TASPOLICY_STATUSES) - 1, (
+    assert len(of_taspolicies) == len(policy_status.GOOD_TASPOLICY_STATUSES) - 1, (
         "that of MetricsFetched is a cause"
     )
     text = (TELEMETRY / "placement_policy_status.py").read_text()

@@ -27,7 +27,7 @@ from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
 from nodewise.tls.x509_certificates import CertificateIssuer
-from nodewise.policies import placement_policy_status, policy_status_fields
+from nodewise.policies import policy_status, policy_status_fields
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,
@@ -297,7 +297,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     (
         "policies that reject every node",
-        policy(all_rejected=placement_policy_status.REJECTS_EVERY_NODE),
+        policy(all_rejected=policy_status.REJECTS_EVERY_NODE),
         {"all-nodes-rejected"},
     ),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
@@ -659,7 +659,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
     """The others are healthy if they are True, or have findings of their own."""
     reported = {
         kind
-        for kind in placement_policy_status.GOOD_STATUSES
+        for kind in policy_status.GOOD_STATUSES
         for finding in check_runner.examine(policy(true_conditions=((kind, "why"),))).findings
         if finding.id == "policy-condition"
     }
@@ -678,7 +678,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
 def test_policies_that_reject_every_node_together_are_one_finding() -> None:
     message = "no node is left: together, placement policy web/cool, TASPolicy web/pol reject every node"
     alone = [
-        COOL._replace(name=name, all_rejected=placement_policy_status.REJECTS_EVERY_NODE)
+        COOL._replace(name=name, all_rejected=policy_status.REJECTS_EVERY_NODE)
         for name in ("alone", "alone-2")
     ]
     policies = (POLICY._replace(all_rejected=message), COOL._replace(all_rejected=message), *alone)

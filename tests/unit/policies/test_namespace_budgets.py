@@ -6,11 +6,11 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import node_labels, policy_budgets, taspolicy_status
+from nodewise.policies import node_labels, policy_budgets, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
-from nodewise.policies.taspolicy_status import PolicyStatus
+from nodewise.policies.policy_status import PolicyStatus
 from tests.unit.policies import policy_snapshot_builders
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
@@ -49,7 +49,7 @@ def build(*policies: PolicyObject, options: TelemetryOptions = OPTIONS) -> dict[
 
 def message(state: PolicyState) -> str:
     """The message of the condition `BudgetExceeded`; empty if the policy is within the budgets."""
-    conditions = taspolicy_status.desired_taspolicy_status(
+    conditions = policy_status.desired_taspolicy_status(
         state, 1, "", PolicyStatus(), "now"
     ).conditions_by_type()
     condition = conditions.get("BudgetExceeded")

@@ -15,10 +15,10 @@ from nodewise.kube.resource_kinds import EVENTS, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND, placement_policy_status
+from nodewise.policies import KIND, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
@@ -67,7 +67,7 @@ def status(
     state: PolicyState, before: PlacementPolicyStatus | None = None, **facts: Any
 ) -> PlacementPolicyStatus:
     known = before or PlacementPolicyStatus()
-    return placement_policy_status.desired_placement_policy_status(
+    return policy_status.desired_placement_policy_status(
         state, StatusFacts(7, **facts), known, "2026-05-01T00:00:00Z"
     )
 
@@ -255,7 +255,7 @@ def test_policies_that_together_reject_every_node_are_named() -> None:
     assert "placement policy web/pol, cluster placement policy wide reject every node" in message
     alone = status(state, selected_pods=1, rejecting_policies=(own,))
     message = alone.conditions_by_type()["AllNodesRejected"].message
-    assert message == placement_policy_status.REJECTS_EVERY_NODE
+    assert message == policy_status.REJECTS_EVERY_NODE
     many = status(state, selected_pods=1, rejecting_policies=(own, *[wide] * 9))
     assert "and 5 more" in many.conditions_by_type()["AllNodesRejected"].message
 

@@ -8,12 +8,12 @@ import pytest
 from nodewise.agent import Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadSettings
-from nodewise.policies import taspolicy_status
+from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
-from nodewise.policies.taspolicy_status import PolicyCondition, PolicyStatus
+from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
@@ -54,7 +54,7 @@ def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
 
 def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
     return (
-        taspolicy_status.desired_taspolicy_status(agent_state, 1, "", before or PolicyStatus(), "now")
+        policy_status.desired_taspolicy_status(agent_state, 1, "", before or PolicyStatus(), "now")
         .conditions_by_type()
         .get("NotTrusted")
     )
@@ -82,7 +82,7 @@ def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple
 def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     agent_state = policy_state_of(LABELLING, None, "other")
     assert agent_state.labels == ()
-    assert taspolicy_status.count_violating_nodes(agent_state) == 0
+    assert policy_status.count_violating_nodes(agent_state) == 0
     not_trusted = condition(agent_state)
     assert not_trusted is not None
     assert (not_trusted.status, not_trusted.reason) == ("True", "NamespaceNotTrusted")
@@ -184,7 +184,7 @@ def test_trust_that_is_granted_and_taken_away() -> None:
         policy_state = cooperative_scheduling.run_without_pauses(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         ).policies[tas_key()]
-        before = taspolicy_status.desired_taspolicy_status(policy_state, 1, "", before, "now")
+        before = policy_status.desired_taspolicy_status(policy_state, 1, "", before, "now")
         observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
 

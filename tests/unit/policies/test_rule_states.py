@@ -13,11 +13,11 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies import hysteresis, placement_policy_status
+from nodewise.policies import hysteresis, policy_status
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.hysteresis import NodeStates
 from nodewise.policies.options import TelemetryOptions
-from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
@@ -77,7 +77,7 @@ def written_status(
     state: PolicyState, at: float, before: PlacementPolicyStatus | None = None
 ) -> PlacementPolicyStatus:
     now, known = format_rfc3339(T0 + at), before or PlacementPolicyStatus()
-    return placement_policy_status.desired_placement_policy_status(state, StatusFacts(), known, now)
+    return policy_status.desired_placement_policy_status(state, StatusFacts(), known, now)
 
 
 def test_for_release_and_explanation() -> None:

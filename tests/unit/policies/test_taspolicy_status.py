@@ -6,11 +6,11 @@ import msgspec
 import yaml
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import taspolicy_status
+from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
-from nodewise.policies.taspolicy_status import PolicyStatus
+from nodewise.policies.policy_status import PolicyStatus
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,
@@ -30,7 +30,7 @@ def evaluated(policy_object: PolicyObject) -> PolicyState:
 
 
 def status(state: PolicyState, no_node_label: str = "") -> PolicyStatus:
-    return taspolicy_status.desired_taspolicy_status(
+    return policy_status.desired_taspolicy_status(
         state, 1, "", PolicyStatus(), "now", no_node_label=no_node_label
     )
 

@@ -17,7 +17,7 @@ from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Sched
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 from nodewise.metrics import missing_values
 from nodewise.policies.agent import SCHEDULING_RESOURCE
-from nodewise.policies.placement_policy_status import REJECTS_EVERY_NODE
+from nodewise.policies.policy_status import REJECTS_EVERY_NODE
 from nodewise.policies.policy_selection import POLICY_LABEL
 
 _MIN_NODES_TO_FIND: Final = 100

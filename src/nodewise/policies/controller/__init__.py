@@ -20,7 +20,7 @@ from nodewise.policies.controller.pod_watches import GuardWatch, SelectedPodWatc
 from nodewise.policies.controller.policy_status_writer import StatusWriter
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.state import TelemetryState
 
 

@@ -16,7 +16,7 @@ from nodewise.observe import logs
 from nodewise.policies import policy_status
 from nodewise.policies.node_labels import FIELD_MANAGER
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
-from nodewise.policies.placement_policy_status import StatusFacts
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_status import Status
 from nodewise.policies.state import PolicyState
