@@ -7,7 +7,7 @@ from nodewise.base.errors import Problem
 from nodewise.policies.placement_policy import Canary, Guard, LabelSelector, Policy, Requirement
 
 
-def notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
+def effect_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
     """The notes about a policy without problems. `sync_period_s` is the time between two values of a metric."""
     for number, rule in enumerate(policy.avoid):
         for field, time_s in zip(("for", "keepFor"), rule.times, strict=True):

@@ -72,14 +72,14 @@ def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
 
 def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem]:
     """The notes about the queries of a policy in JSON and, if it is a valid placement policy, those of
-    `policy_notes`.
+    `effect_notes`.
     """
     query_notes = query_lint.check_queries(msgspec.json.decode(policy).get("spec")).notes
     if kind == "TASPolicy":
         return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
     parsed = placement_policy_parser.parse_policy(policy_object, kind)
-    return query_notes if parsed.problems else [*query_notes, *policy_notes.notes(parsed, sync_period_s)]
+    return query_notes if parsed.problems else [*query_notes, *policy_notes.effect_notes(parsed, sync_period_s)]
 
 
 def _query_problems(policy: Mapping[str, Any]) -> list[Problem]:

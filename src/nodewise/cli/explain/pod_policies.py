@@ -17,7 +17,7 @@ from nodewise.policies import KIND, policy_selection
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policies.policy_status import GOOD
+from nodewise.policies.policy_status import GOOD_STATUSES
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex, named_by_label
@@ -182,7 +182,7 @@ def _status_lines(policy: PolicyObject) -> tuple[str, ...]:
     problems = (
         f"{condition.type} is {condition.status}: {condition.message or condition.reason}"
         for condition in status.conditions
-        if condition.status != GOOD.get(condition.type, condition.status)
+        if condition.status != GOOD_STATUSES.get(condition.type, condition.status)
     )
     return (*islice(rules, _MOST_RULES), *problems)
 
