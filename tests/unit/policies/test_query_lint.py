@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.policy_tools import policy_lint, query_lint
+from nodewise.policy_tools import policy_lint
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ('probe_success{job="ping"} == 0', {"above": 0}),
@@ -52,12 +52,12 @@ POSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 def problems(query: str, **fields: Any) -> list[str]:
     return [
-        str(problem) for problem in query_lint.check_queries({"avoid": [{"query": query, **fields}]}).problems
+        str(problem) for problem in policy_lint.check_queries({"avoid": [{"query": query, **fields}]}).problems
     ]
 
 
 def notes(query: str) -> list[str]:
-    return [str(note) for note in query_lint.check_queries({"avoid": [{"query": query}]}).notes]
+    return [str(note) for note in policy_lint.check_queries({"avoid": [{"query": query}]}).notes]
 
 
 @pytest.mark.parametrize(("query", "fields"), IMPOSSIBLE, ids=str)
@@ -126,7 +126,7 @@ def test_query_whose_results_may_have_a_node_is_not_noted(query: str) -> None:
 
 def test_queries_of_all_sections_and_kinds_are_checked() -> None:
     rules = {"all": [{"query": "a < 1", "above": 1}]}
-    listed = query_lint.check_queries({"avoid": [rules], "nodeLabels": [rules]}).problems
+    listed = policy_lint.check_queries({"avoid": [rules], "nodeLabels": [rules]}).problems
     assert [problem.field for problem in listed] == [
         "spec.avoid[0].all[0].query",
         "spec.nodeLabels[0].all[0].query",
