@@ -1,28 +1,27 @@
 """The status of a policy of any kind, and the events of its conditions. No I/O."""
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
-from nodewise.policies.placement_policy import PolicyKind
-from nodewise.policies.policy_objects import PolicyObject, decode_status
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition
-from nodewise.policies.state import PolicyState
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
+
 import numpy as np
 from msgspec.structs import replace
+
 from nodewise.base import clock
 from nodewise.base.errors import truncate
 from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields
 from nodewise.policies.hysteresis import FLAPPING
-from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
-from nodewise.policies.policy_objects import StepBack
-from nodewise.policies.policy_status_fields import ConditionKind, PlacementPolicyStatus, PolicyCondition, RuleCounts
+from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey, PolicyKind
+from nodewise.policies.policy_objects import PolicyObject, StepBack, decode_status
+from nodewise.policies.policy_status_fields import (
+    ConditionKind,
+    PlacementPolicyStatus,
+    PolicyCondition,
+    RuleCounts,
+    StatusWithConditions,
+)
 from nodewise.policies.rule_evaluation import RuleEvaluation
-from typing import Final
-from nodewise.policies import policy_rejection_reasons, policy_status_fields
-from nodewise.policies.policy_status_fields import ConditionKind, PolicyCondition, StatusWithConditions
-
+from nodewise.policies.state import PolicyState
 
 REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
 """The message of the condition AllNodesRejected of a policy that rejects every node without others."""
@@ -337,9 +336,6 @@ _NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
 _OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
 
 
-
-
-
 _TASPOLICY_KINDS: Final = (
     _VALID,
     _FETCHED,
@@ -436,9 +432,7 @@ def condition_events(before: Status, wanted: Status) -> Iterator[ConditionEvent]
     """An event for each condition that became bad, or good again, or is bad for another reason."""
     known = before.conditions_by_type()
     is_taspolicy = isinstance(wanted, PolicyStatus)
-    good_statuses = (
-        GOOD_TASPOLICY_STATUSES if is_taspolicy else GOOD_STATUSES
-    )
+    good_statuses = GOOD_TASPOLICY_STATUSES if is_taspolicy else GOOD_STATUSES
     for condition in wanted.conditions:
         old = known.get(condition.type)
         good = good_statuses[condition.type]

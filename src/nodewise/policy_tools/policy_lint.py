@@ -7,27 +7,21 @@ strategies and fields are those of `taspolicy_parser.py`. `tests/cluster/test_po
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import resources
-from typing import Any, Final
-import msgspec
-from nodewise.base import safe_yaml_loader
-from nodewise.base.errors import Problem, did_you_mean, shown
-from nodewise.policies import placement_policy_parser
-from nodewise.policies import taspolicy_parser as policies
-from nodewise.policies.placement_policy import PolicyKind
-from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
-from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from collections.abc import Iterable, Iterator
-from nodewise.base import clock
-from nodewise.base.errors import Problem
-from nodewise.policies.placement_policy import Canary, Guard, LabelSelector, Policy, Requirement
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
-from nodewise.base import quantity
-from nodewise.base.errors import Problem, truncate
+
+import msgspec
+
+from nodewise.base import clock, quantity, safe_yaml_loader
+from nodewise.base.errors import Problem, did_you_mean, shown, truncate
+from nodewise.policies import placement_policy_parser
+from nodewise.policies import taspolicy_parser as policies
+from nodewise.policies.placement_policy import Canary, Guard, LabelSelector, Policy, PolicyKind, Requirement
+from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
+from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS
 
 

@@ -12,12 +12,11 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
-from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.policy_status import PolicyStatus, StatusFacts
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition
 from nodewise.policies.state import POLICIES, POLICY_KINDS, TelemetryStateBuilder
-from nodewise.policies.policy_status import PolicyStatus
 from tests.unit.policies.policy_snapshot_builders import policy, rule
 
 WARNING = "store 10.0.0.5:10901 does not respond"

@@ -12,12 +12,12 @@ from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
-from nodewise.policies import policy_status_fields, policy_status
+from nodewise.policies import policy_status, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from nodewise.policies.taspolicy_parser import VIOLATING
-from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,

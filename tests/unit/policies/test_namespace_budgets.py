@@ -9,8 +9,8 @@ from nodewise.base import cooperative_scheduling
 from nodewise.policies import node_labels, policy_budgets, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from nodewise.policies.policy_status import PolicyStatus
+from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies import policy_snapshot_builders
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,

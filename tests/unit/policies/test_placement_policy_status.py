@@ -18,9 +18,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -12,8 +12,8 @@ from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
+from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,

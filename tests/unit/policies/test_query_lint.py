@@ -52,7 +52,8 @@ POSSIBLE: list[tuple[str, dict[str, Any]]] = [
 
 def problems(query: str, **fields: Any) -> list[str]:
     return [
-        str(problem) for problem in policy_lint.check_queries({"avoid": [{"query": query, **fields}]}).problems
+        str(problem)
+        for problem in policy_lint.check_queries({"avoid": [{"query": query, **fields}]}).problems
     ]
 
 

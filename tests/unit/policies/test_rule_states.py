@@ -17,8 +17,8 @@ from nodewise.policies import hysteresis, policy_status
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.hysteresis import NodeStates
 from nodewise.policies.options import TelemetryOptions
-from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.placement_policy_cluster import pod

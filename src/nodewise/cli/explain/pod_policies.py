@@ -17,10 +17,10 @@ from nodewise.policies import KIND, policy_selection
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policies.policy_status import GOOD_STATUSES
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex, named_by_label
+from nodewise.policies.policy_status import GOOD_STATUSES
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus, StatusWithConditions
 from nodewise.policies.state import POLICIES
 from nodewise.policies.verdict_labels import label_key

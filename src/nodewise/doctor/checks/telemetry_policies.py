@@ -17,8 +17,8 @@ from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Sched
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 from nodewise.metrics import missing_values
 from nodewise.policies.agent import SCHEDULING_RESOURCE
-from nodewise.policies.policy_status import REJECTS_EVERY_NODE
 from nodewise.policies.policy_selection import POLICY_LABEL
+from nodewise.policies.policy_status import REJECTS_EVERY_NODE
 
 _MIN_NODES_TO_FIND: Final = 100
 _MIN_PERCENTAGE: Final = 5

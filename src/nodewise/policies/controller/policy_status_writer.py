@@ -16,9 +16,8 @@ from nodewise.observe import logs
 from nodewise.policies import policy_status
 from nodewise.policies.node_labels import FIELD_MANAGER
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
-from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
-from nodewise.policies.policy_status import Status
+from nodewise.policies.policy_status import Status, StatusFacts
 from nodewise.policies.state import PolicyState
 
 _STEP_S: Final = 2.0

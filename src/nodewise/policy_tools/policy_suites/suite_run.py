@@ -14,9 +14,8 @@ from nodewise.engine.decision import Decision
 from nodewise.kube.event_recorder import NO_NODE_PASSES
 from nodewise.policies import node_labels, policy_status, selected_pods
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_status import Status
+from nodewise.policies.policy_status import Status, StatusFacts
 from nodewise.policy_tools import policy_timeline
 from nodewise.policy_tools.policy_suites.suite import (
     START,
