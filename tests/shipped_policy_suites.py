@@ -7,7 +7,7 @@ import yaml
 
 from nodewise.cli.policy_test import PolicyTestReport
 from nodewise.policies.policy_objects import RESOURCES
-from nodewise.policy_tools.policy_suites import suite_parser
+from nodewise.policy_tools import policy_suite_parser
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 from tests import docs_page_code_blocks
 from tests.docs_page_code_blocks import ROOT, Block
@@ -39,6 +39,8 @@ def run(folder: Path) -> PolicyTestReport:
         assert suite.exists(), f"{block.where} has a policy without tests: write {suite.relative_to(ROOT)}"
         (folder / suite.name).write_text(suite.read_text())
     files = [*sorted(folder.glob("*-suite.yaml")), *sorted((ROOT / "examples").rglob("*suite.yaml"))]
-    report = PolicyTestReport([suite_parser.read_suite(str(file)) for file in files], TimelineSettings())
+    report = PolicyTestReport(
+        [policy_suite_parser.read_suite(str(file)) for file in files], TimelineSettings()
+    )
     report.run_tests()
     return report

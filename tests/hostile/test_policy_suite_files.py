@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from nodewise.base.errors import BadInput
 from nodewise.cli import policy_test
-from nodewise.policy_tools.policy_suites import suite_parser
-from nodewise.policy_tools.policy_suites.suite_run import SuiteRunner
+from nodewise.policy_tools import policy_suite_parser
+from nodewise.policy_tools.policy_suite_run import SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, TEST
 
@@ -62,7 +62,7 @@ def test_any_value_in_any_place_is_a_problem_or_a_result(tmp_path: Path, value: 
     for path in _places(document):
         file.write_text(yaml.safe_dump(_replaced(document, path, value)))
         try:
-            suite = suite_parser.read_suite(str(file))
+            suite = policy_suite_parser.read_suite(str(file))
         except BadInput:
             continue
         runner = SuiteRunner(suite, TimelineSettings())

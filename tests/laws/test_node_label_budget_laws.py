@@ -1,4 +1,4 @@
-"""Shares of namespaces in the labels of a node: `node_label_budget.enforce`."""
+"""Shares of namespaces in the labels of a node: `policy_budgets.enforce_node_label_budget`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def _bytes(policies: list[Policy]) -> int:
 
 @given(TENANTS)
 def test_the_admitted_labels_fit_on_a_node(tenants: list[list[tuple[bool, list[int]]]]) -> None:
-    enforced = list(policy_budgets.enforce(_policies(tenants), native_mode=True))
+    enforced = list(policy_budgets.enforce_node_label_budget(_policies(tenants), native_mode=True))
     assert _bytes([policy for listed in enforced for policy in listed]) <= MAX_NODE_LABEL_BYTES
     for listed in enforced:
         labels = [
@@ -57,7 +57,9 @@ def test_a_namespace_that_requests_no_more_than_an_equal_share_gets_all_of_it(
 ) -> None:
     """Whatever the others request."""
     requested = _policies(tenants)
-    enforced = dict(zip(requested, policy_budgets.enforce(requested, native_mode=True), strict=True))
+    enforced = dict(
+        zip(requested, policy_budgets.enforce_node_label_budget(requested, native_mode=True), strict=True)
+    )
     for namespace, policies in requested.items():
         share = MAX_NODE_LABEL_BYTES // len(requested) - LARGEST
         verdicts = sum(policy_budgets.has_verdict_label(policy) for policy in policies)
@@ -69,7 +71,7 @@ def test_a_namespace_that_requests_no_more_than_an_equal_share_gets_all_of_it(
 def test_within_a_namespace_the_oldest_policies_have_labels(
     tenants: list[list[tuple[bool, list[int]]]],
 ) -> None:
-    for listed in policy_budgets.enforce(_policies(tenants), native_mode=True):
+    for listed in policy_budgets.enforce_node_label_budget(_policies(tenants), native_mode=True):
         refused = [
             bool(policy.no_verdict_label) for policy in listed if policy_budgets.has_verdict_label(policy)
         ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodewise.agent import NodeIndex
 from nodewise.base.clock import ManualClock
 from nodewise.metrics.prometheus.query_responses import QueryResponse, decode_response
-from nodewise.policy_tools.policy_suites.suite import START, InputSeries, InputSeriesSource, PolicyTest
+from nodewise.policy_tools.policy_suite import START, InputSeries, InputSeriesSource, PolicyTest
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 from tests.unit.metrics.refreshed_policy import PERIOD_S, objects_of, rejections
 

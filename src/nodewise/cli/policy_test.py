@@ -20,10 +20,10 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
-from nodewise.policy_tools.policy_suites import mutation_and_coverage, suite_parser
-from nodewise.policy_tools.policy_suites.mutation_and_coverage import RuleCoverage
-from nodewise.policy_tools.policy_suites.suite import PolicyTest, Suite, SuiteObject
-from nodewise.policy_tools.policy_suites.suite_run import Mismatch, SuiteRunner
+from nodewise.policy_tools import policy_suite_adequacy, policy_suite_parser
+from nodewise.policy_tools.policy_suite import PolicyTest, Suite, SuiteObject
+from nodewise.policy_tools.policy_suite_adequacy import RuleCoverage
+from nodewise.policy_tools.policy_suite_run import Mismatch, SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 _SUITE_FILES: Final = "*suite.yaml"
@@ -110,11 +110,11 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
             if not files:
                 problems.append(Problem(path, "a folder without suites", f"files named {_SUITE_FILES}"))
         for file in files:
-            if file != path and (reason := suite_parser.find_file_problem(file)):
+            if file != path and (reason := policy_suite_parser.find_file_problem(file)):
                 problems.append(Problem(file, reason, "a suite"))
                 continue
             try:
-                suites.append(suite_parser.read_suite(file))
+                suites.append(policy_suite_parser.read_suite(file))
             except BadInput as error:
                 problems += error.problems
     if problems:
@@ -228,7 +228,7 @@ class PolicyTestReport:
         detected: dict[str, bool] = {}
         for suite, runner, _ in self._runners:
             for key, item in runner.valid_policies().items():
-                for mutant in mutation_and_coverage.mutants(key.kind, item.spec()):
+                for mutant in policy_suite_adequacy.mutants(key.kind, item.spec()):
                     text = f"{self._place(key, item, mutant.place)}: {mutant.change}"
                     detected[text] = detected.get(text, False) or _is_detected(
                         suite, runner, {key: mutant.spec}

@@ -6,7 +6,7 @@ maximum age of a rule without its own is 2.5 distances, but at least the default
 
 The distance is that of one metric, not of one node: in nine of ten nodes, samples are at most this far apart. A single
 exporter that is scraped rarely, or fails often, does not make the values of all others count for longer; the states of
-its node are held in its gaps (`agents.telemetry.rule_suspension`).
+its node are held in its gaps (`nodewise.policies.rule_evaluation`).
 
 Prometheus responds with several samples of a series, whose times give the distance in every response
 (`Series.is_distance_measured`). While they do not, it is asked for `LOOKBACK_S`, and samples that are older than the

@@ -6,47 +6,26 @@
 | `policy_objects.py` | policies as the API server returns them, and the collection of their problems |
 | `rule_operators.py` | the six operators of rules |
 | `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
-| `optional_rule_fields.py` | parses the optional fields of a rule of a TASPolicy |
 | `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |
-| `policy_selection.py` | which policies select a pod |
-| `policy_mode.py` | for which pods a policy has an effect, by its mode |
-| `policy_guard.py`, `waiting_pods.py` | when a policy steps back, and which pods wait because of it |
-| `taspolicy_conversion.py` | converts a TASPolicy to the other kinds |
-| `policy_lint.py`, `policy_notes.py` | `policy lint`: what the API server refuses, and what has no effect |
-| `taspolicies.yaml` | the CRD, for `policy_lint.py` |
+| `policy_selection.py` | which policies select a pod, and for which of them a policy has an effect |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
-| `metric_columns.py` | the values of metrics by node number |
-| `rule_evaluation.py` | evaluates rules over all nodes |
-| `rule_evaluation_cache.py` | evaluates equal rules once, with the history of their values |
-| `rank_scores.py` | scores nodes by the rank of their values |
+| `policy_guard.py` | when a policy steps back, and which pods wait because of it |
+| `policy_budgets.py` | limits the policies, rules, metrics and queries of a namespace, and the labels on a node |
+| `rule_evaluation.py` | evaluates rules and preferences over all nodes, once for equal rules |
+| `rule_states.py` | the verdicts of rules of `avoid`, also by the states of nodes |
+| `hysteresis.py` | the states of nodes under rules with `for`, `release` or `keepFor` |
 | `policy_rejection_reasons.py` | the reasons why a node is rejected |
 | `state.py` | computes the agent's state from policies and metrics |
 | `agent.py` | answers requests by look-up |
-| `hysteresis.py` | the states of nodes under rules with `for`, `release` or `keepFor` |
-| `rule_states.py` | the verdicts of rules of `avoid`, also by these states |
-| `rule_state_records.py` | these states in the status of a policy |
-| `rule_state_details.py` | texts about these states, for `explain` |
-| `flap_history.py` | counts how often a rule rejects a node again |
-| `rule_suspension.py` | suspends a rule that loses the values of most nodes at once |
-| `node_labels.py` | the node labels that policies require |
-| `node_label_ownership.py` | the owners of node labels (managedFields) |
-| `verdict_labels.py` | the node labels with verdicts of policies, for native mode |
-| `verdict_requirements.py` | what a pod requires of these labels |
-| `unscheduled_pods.py` | pods without a node in native mode |
+| `node_labels.py` | the node labels that policies require, and the owners of node labels (managedFields) |
+| `verdict_labels.py` | the node labels with verdicts of policies, for native mode, and what a pod requires of them |
+| `native_mode_pods.py` | pods without a node in native mode, their requirements and their Events |
 | `labelling_progress.py` | when a policy is active, and nodes that refuse its label |
 | `deleted_policies.py` | deleted policies whose labels stay for waiting pods |
-| `uncovered_pods.py` | policies that native mode does not apply to pods that they select |
-| `examination_budget.py` | how many nodes may be labelled while many pods wait |
-| `native_pod_notes.py` | the Events of pods for which no node has the required labels |
-| `policy_conditions.py` | conditions of a status |
-| `taspolicy_status.py` | the status of a TASPolicy |
-| `policy_status_fields.py` | the fields of that of a PlacementPolicy or ClusterPlacementPolicy |
-| `placement_policy_status.py` | computes the status of a PlacementPolicy or ClusterPlacementPolicy |
-| `policy_status.py` | the status of any kind, and the events of its conditions |
 | `selected_pods.py` | counts the pods that each policy selects |
-| `namespace_budgets.py` | limits the rules, metrics and queries of a namespace |
-| `node_label_budget.py` | limits the labels on a node, in fair shares of namespaces |
+| `policy_status_fields.py` | the fields and conditions of a status |
+| `policy_status.py` | computes the status of a policy, and the events of its conditions |
 | `controller` | writes labels, status and events in the leader |
 | `options.py` | settings |
 

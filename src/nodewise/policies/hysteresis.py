@@ -1,4 +1,5 @@
-"""The states of nodes under a rule with `for`, `release` or `keepFor`. Pure functions of states, sample and time.
+"""The states of nodes under a rule with `for`, `release` or `keepFor`: transitions, flaps, and records in the status.
+ Pure functions of states, sample and time.
 
 Every use of a policy (extender, native mode, `decide`, replay, tests and backtests) computes the states of a rule by
 `advance`, from the states before, one sample and its time:
@@ -25,13 +26,16 @@ and a pending one passes.
 
 A missing value means what `whenMissing` says. With `Allow`, it releases the rule. With `Reject`, the node is rejected
 because of the missing value, and the state stays as it is. While a rule is suspended, missing values change no state,
-and neither do they in a gap: until `maxAge` after the last value of the node (`rule_suspension.find_gaps`). The time
+and neither do they in a gap: until `maxAge` after the last value of the node (`rule_evaluation.find_gaps`). The time
 counts on in a gap, but only the next value ends it. So a node that breaks the rule before and after a gap has broken it
 for the whole time, and no node is rejected only because time passes.
 
 Times are whole seconds, rounded to the disadvantage of a change, so that stored states equal those in memory. A change
 happens at a sample: a node is never rejected before `for` or passes before `keepFor`, and both may take up to one
 interval of samples longer.
+
+The leader writes the records, every replica uses them, and a new leader continues with them. A status lists a limited
+number of nodes: the states of all nodes of a large cluster under all policies would not fit into etcd.
 """
 
 import math

@@ -1,4 +1,18 @@
-"""Pods without a node that native mode concerns: what they require of labels with verdicts, and their gate. No I/O."""
+"""Pods of native mode that have no node: the labels with verdicts that they require or lack, their gate, and the Event
+that says why kube-scheduler finds no node. No I/O.
+
+A pod may require labels with verdicts of policies of its namespace, and of ClusterPlacementPolicies that select it.
+Everyone who may create pods can name any key, and the uids of all policies stand on nodes. A key of another policy must
+neither cause labels nor tell anything about the policy.
+
+The API server adds the requirement for the label of a policy when a pod is created. A pod lacks it if it is older than
+the policy, if selectors or labels have changed since, or if the admission policies of `deploy/native.yaml` are not in
+effect. kube-scheduler then places the pod without the policy.
+
+The Event names the rules that reject nodes, and the labels that the pod requires of deleted policies. It tells nothing
+about policies that are not the pod's own. kube-scheduler itself only counts nodes that "didn't match Pod's node
+affinity/selector".
+"""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
@@ -92,7 +106,7 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
     group: PodLabelGroup | None = None
     """Its labels, by which policies select it. The leader sets it; None for a pod with very many labels."""
     names_foreign_key: bool = False
-    """Whether it requires labels of policies that are not its own (`pod_policy_keys`)."""
+    """Whether it requires labels of policies that are not its own."""
 
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
@@ -457,7 +471,7 @@ class NoteSchedule:
     ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
         """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
 
-        The pods have only keys of their own policies, and of deleted ones (`pod_policy_keys`). `states` are the
+        The pods have only keys of their own policies, and of deleted ones. `states` are the
         policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the same
         requirements have the same note. Yields between pods.
         """

@@ -1,8 +1,11 @@
-"""The node labels that policies require, computed over all nodes as arrays. No I/O.
+"""The node labels that policies require, computed over all nodes as arrays, and the owners of node labels in
+`metadata.managedFields`. No I/O.
 
 A label changes only because of fresh values: if a rule that sets the label has no fresh value for a node, an existing
 label that nodewise owns stays. The format of the keys is that of Telemetry Aware Scheduling 0.7
 (`pkg/strategies/deschedule` and `pkg/strategies/labeling`).
+
+The API server tracks which manager and operation last wrote a key (KEP-555, server-side apply).
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence

@@ -218,9 +218,9 @@ class Policy(msgspec.Struct, frozen=True):
     """A message that lists what has no effect without trust in the namespace (`policy_namespace_trust`); empty
     for none."""
     over_budget: str = ""
-    """A message about what is beyond a budget of the namespace (`namespace_budgets`); empty for nothing."""
+    """A message about what is beyond a budget of the namespace (`policy_budgets`); empty for nothing."""
     no_verdict_label: str = ""
-    """Why native mode has no space for its node label (`node_label_budget`); empty if it has, or does not need it."""
+    """Why native mode has no space for its node label (`policy_budgets`); empty if it has, or does not need it."""
     not_enforced: str = ""
     """Why the whole policy has no effect; empty if it has."""
     uid: str = ""

@@ -1,15 +1,26 @@
-"""The budgets of a namespace: how many policies, rules, metrics, queries and node labels it may have. No I/O.
+"""The budgets of a namespace (policies, rules, metrics, queries and node labels), and the budget of labels on one node,
+which all namespaces share. No I/O.
 
 Everyone who may create a policy could otherwise use up the memory, the requests to metric sources and the space for
 node labels that all namespaces share. Within a namespace older policies come first, so that a new policy never takes
 effect away from one that works. Policies beyond a budget of rules, metrics or queries are not evaluated: their pods
-are rejected with a reason that names the budget. Node labels beyond a budget are not written (`node_label_budget`).
+are rejected with a reason that names the budget. Node labels beyond a budget are not written.
 Both are reported in `Policy.over_budget`, which becomes the condition `BudgetExceeded`. The limit for the labels of one
 policy is a problem of that policy (`policy_objects.MAX_POLICY_LABELS`).
 
 PlacementPolicies and TASPolicies of a namespace share its budgets. ClusterPlacementPolicies have no budgets of rules,
 because only administrators write them. Of the PlacementPolicies of a namespace, and of the ClusterPlacementPolicies, a
 limited number is enforced (`Policy.not_enforced`): each policy that selects a pod costs time when the pod is created.
+
+Every label of nodewise may be on the same node, and the API server refuses a Node that is too large: about 1.5 MiB
+with `managedFields`, which contains each key again. The labels are those that policies name (`nodeLabels`,
+`deschedule`, `labeling`) and, in native mode, those with the verdict of each policy. Everyone who may create
+namespaces, policies or pods could otherwise fill the nodes for all others.
+
+Namespaces share the bytes of a node by max-min fairness for requests that cannot be divided: the namespace with the
+fewest bytes gets its next label, until no label fits. Within a namespace, labels with verdicts come before others, and
+older policies before newer ones. The verdicts of ClusterPlacementPolicies, which only administrators write, come before
+all others. Source of the definition: Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2.
 """
 
 import heapq
@@ -63,7 +74,9 @@ class _Requests(NamedTuple):
 _Admitted = set[tuple[PolicyKey, str]]
 
 
-def enforce(by_namespace: Mapping[str, Policies], *, native_mode: bool) -> Iterator[list[Policy]]:
+def enforce_node_label_budget(
+    by_namespace: Mapping[str, Policies], *, native_mode: bool
+) -> Iterator[list[Policy]]:
     """The policies of each namespace, in order, with `over_budget` and `no_verdict_label` for labels beyond the budget.
 
     Labels with verdicts are requested in native mode only.

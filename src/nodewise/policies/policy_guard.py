@@ -1,7 +1,10 @@
-"""Guards of policies: decides when a policy steps back, and when it is enforced again. No I/O.
+"""Guards of policies: which pods wait because of a policy, when it steps back, and when it is enforced again. No I/O.
 
 The leader decides, and writes the decision into the status of the policy, from which every replica takes it
 (`policy_objects.step_back_in_effect`). Without that status, the policy is enforced.
+
+The message of an unschedulable pod contains the reasons of an extender, which begin with the policy. In native mode it
+says that nodes did not match the node affinity or node selector, which names the policies by the keys of their labels.
 """
 
 from collections import Counter
@@ -28,7 +31,7 @@ class GuardFacts(NamedTuple):
     step_back: StepBack | None
     """In effect by the status of the policy."""
     waiting_pods: int | None
-    """Pods that wait because of the policy (`waiting_pods.count_by_policy`); None if they have not been counted."""
+    """Pods that wait because of the policy (`count_by_policy`); None if they have not been counted."""
 
 
 class _Watched(NamedTuple):

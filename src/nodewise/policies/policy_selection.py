@@ -1,10 +1,14 @@
-"""Which policies select a pod: by its labels, its namespace and the labels of the namespace. No I/O.
+"""Which policies select a pod, by its labels, its namespace and the labels of the namespace, and which of them have an
+effect on it, by their mode (`spec.mode`). No I/O.
 
 A pod names a TASPolicy by its label `telemetry-policy`. PlacementPolicies and ClusterPlacementPolicies select pods by
 selectors. They never select pods of a DaemonSet, which belong to one node each, nor pods of `kube-system` and of
 nodewise's own namespace, without which a cluster or nodewise could not recover. Everyone who may create pods can write
 an owner reference, so a pod counts as one of a DaemonSet only if it can run on a single node: its creator could name
 this node in `nodeName` as well. The admission policies know the creator, and compare that.
+
+A policy is evaluated in each mode. For a pod on which it has no effect, decisions contain what it would reject, and
+responses are those without the policy.
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""The status of a policy of any kind, and the events of its conditions. No I/O."""
+"""The status of a policy of any kind, its conditions, and the events of these conditions. No I/O.
+
+The admission policies of `deploy/extender-pods.yaml` read `mode`.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,6 @@
-"""The status of a PlacementPolicy or ClusterPlacementPolicy as it is stored. No I/O."""
+"""The fields of a policy's status as they are stored, and conditions in the standard form of Kubernetes (KEP-1623).
+No I/O.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,19 @@
-"""Evaluates rules over all nodes. This runs when data change; a request only looks the result up.
+"""Evaluates rules and preferences over all nodes. This runs when data change; a request only looks the result up.
 
 Source of the semantics of several rules and parts: `anyOf` and `allOf` of Telemetry Aware Scheduling 0.7,
 `pkg/strategies/dontschedule`.
+
+Each different rule is evaluated once per build of the state. A rule that loses the values of most nodes at once is
+suspended: its last verdicts hold until half of the values are back. If one exporter fails, its node passes. If
+Prometheus fails, not every node may pass. Gaps between the values of single nodes hold the states of rules with `for`,
+`release` or `keepFor` (`hysteresis`). If Prometheus responds without a part of the series, the nodes that are absent
+keep their last verdicts.
+
+Preferences are scored by rank: dense ranks once per refresh, competition ranks among the candidates of a request. Equal
+values get equal scores; nodes without a fresh value get 0. With n measured candidates and rank r from 0 (1, 1, 3
+counted from 0: 0, 0, 2) the score is `10 - r` up to eleven candidates and `round(10 (n-1-r) / (n-1))` beyond, so the
+whole scale is used and no score leaves 0..10. Several preferences are combined to one by the weighted mean of their
+ranks among the candidates. Nodes that a policy with `enforcement: Preferred` rejects come after all others.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -398,7 +410,7 @@ class RuleEvaluationCache:
         return history is not None and history.suspended
 
     def gaps(self, rule: Comparison) -> Mask:
-        """The nodes in a gap between their values, of a rule that is evaluated (`rule_suspension.find_gaps`)."""
+        """The nodes in a gap between their values, of a rule that is evaluated (`find_gaps`)."""
         values = self._new_values[_values_key(rule)]
         return find_gaps(self.evaluated[rule], self._histories[rule], values.history, values.max_age_s)
 

@@ -1,4 +1,5 @@
-"""Node labels with the verdicts of policies, for native mode: a stock kube-scheduler enforces them. No I/O.
+"""Node labels with the verdicts of policies, for native mode, and what a pod requires of them: a stock kube-scheduler
+enforces the verdicts. No I/O.
 
 The admission policies of `deploy/native.yaml` add a requirement for the label of a policy to the pods that it selects:
 `NotIn [violating]` to the node affinity, or `ok` to the node selector if the policy rejects nodes without a value. So
@@ -49,7 +50,7 @@ def verdict_labels(
     required_ok: frozenset[tuple[str, str]] = frozenset(),
     accepting: frozenset[str] = frozenset(),
 ) -> Generator[None, None, dict[str, LabelColumn]]:
-    """By key, the labels of the policies that reject nodes and are within the budget (`node_label_budget`).
+    """By key, the labels of the policies that reject nodes and are within the budget (`policy_budgets`).
 
     `size` is the number of nodes, with the unknown node. `required_ok` (`keys_with_ok`) are the keys of which
     unscheduled pods require the value `ok`, since the policy was another one when they were created. `accepting` are

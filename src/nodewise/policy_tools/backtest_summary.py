@@ -1,4 +1,12 @@
-"""What a policy would have done in the past: rejections, flaps, outages, waiting pods. No I/O."""
+"""What a policy would have done in the past: rejections, flaps, outages, waiting pods. No I/O.
+
+Rules are evaluated over many times at once, as arrays of shape (steps, nodes).
+
+A backtest evaluates a policy with the agent's state builder (`policy_timeline`) and dozens of variants of it with this
+module, which takes a hundredth of the time. The law is that both agree on every node at every time
+(`tests/laws/test_backtest_laws.py`). What depends on the state builder's memory (suspended rules, metrics that count as
+never fetched) is an input here.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -137,7 +145,7 @@ class RuleArrays:
     def _gaps(
         self, part: Comparison, distance_s: float | None, masks: tuple[Mask, Mask], times: Floats
     ) -> Mask:
-        """Where nodes are in a gap between their values (`rule_suspension.find_gaps`).
+        """Where nodes are in a gap between their values (`rule_evaluation.find_gaps`).
 
         `masks` are where there is a result, and where there is neither a result nor an invalid value.
         """

@@ -1,7 +1,9 @@
-"""Evaluates policies over the history of their metrics, block by block. No I/O.
+"""Evaluates policies and their variants over the history of their metrics, block by block. No I/O.
 
 The verdicts are those of the agent's state builder at each time (`policy_timeline`). Variants of a policy and single
-rules are evaluated as arrays (`backtest_rules`).
+rules are evaluated as arrays (`backtest_summary`).
+
+A variant is one rule alone, or a rule with another threshold or missing-value behaviour.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ The simulated scheduler follows kube-scheduler 1.37.2: both pass the same tests,
     policy_timeline         policies at one time after another, with the agent's state builder
     policy_backtest         policies over the history of metrics; `backtest_*` are its arrays, variants and measures
     policy_diff             what changes if some policies replace others
-    policy_suites           tests of policies
+    policy_suite*           tests of policies
     recording_replay        a recording answered again; `response_differences` compares responses
 
 Modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and NodeResourcesFit; the score plugins

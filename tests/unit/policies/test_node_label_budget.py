@@ -50,7 +50,7 @@ def admitted(*policies: Policy, native_mode: bool = True) -> dict[str, list[Poli
     by_namespace: dict[str, list[Policy]] = {}
     for each in policies:
         by_namespace.setdefault(each.namespace, []).append(each)
-    enforced = policy_budgets.enforce(by_namespace, native_mode=native_mode)
+    enforced = policy_budgets.enforce_node_label_budget(by_namespace, native_mode=native_mode)
     return dict(zip(by_namespace, enforced, strict=True))
 
 

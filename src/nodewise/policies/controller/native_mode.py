@@ -1,4 +1,8 @@
-"""Native mode in the leader: labels nodes with the verdicts of policies, and releases the pods that wait for it."""
+"""Native mode in the leader: labels nodes with the verdicts of policies, and releases the pods that wait for it.
+
+It records in a Lease for which deleted policies labels stay, so that their hour does not begin again with each leader,
+and records Events on pods that kube-scheduler finds no node for, because of policies or of deleted ones.
+"""
 
 import contextlib
 import random
@@ -186,7 +190,7 @@ _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
 class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a policy's status that native mode writes, and the admission policies read. A policy without a
-    label (`policy_mode.has_labels`) has the values of a new one, so that its pods wait for labels when it is enforced.
+    label (`policy_selection.has_labels`) has the values of a new one, so that its pods wait for labels when it is enforced.
     """
 
     node_label: str | msgspec.UnsetType = msgspec.UNSET

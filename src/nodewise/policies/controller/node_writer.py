@@ -1,4 +1,11 @@
-"""Writes node labels by server-side apply."""
+"""Writes to nodes: labels by server-side apply, and the capacity of an extended resource.
+
+Writes of labels are limited by the work that they cause in kube-scheduler: whenever a label of a node changes, it
+examines all waiting pods that its plugin NodeAffinity rejected, while its queue is locked (v1.36
+pkg/scheduler/backend/queue/scheduling_queue.go, `movePodsToActiveOrBackoffQueue`). If changes come faster than that, it
+binds few pods of any namespace, and sees labels minutes after they were written. Labels that change back in the
+meantime need no write at all.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -174,7 +181,7 @@ class LabelWriter:
         stay as they are.
 
         `waiting_pods` are those that kube-scheduler examines whenever one of these labels changes. If there are many,
-        nodes that recover are labelled later (`examination_budget`). The namespaces of the policies take turns. A node
+        nodes that recover are labelled later (`ExaminationBudget`). The namespaces of the policies take turns. A node
         that cannot be written does not affect the others, and is tried again by the next step; if there are many such
         nodes, or if no request gets a response, the first error is raised at the end.
         """

@@ -1,4 +1,6 @@
-"""Watches the pods that wait because of policies with a guard, and decides which policies step back."""
+"""Watches pods in the leader. Those that policies select are counted. Those that wait because of a policy with a guard
+decide whether it steps back.
+"""
 
 import asyncio
 import random

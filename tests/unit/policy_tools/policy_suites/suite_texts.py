@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from nodewise.policy_tools.policy_suites import suite_parser
-from nodewise.policy_tools.policy_suites.suite import Suite
-from nodewise.policy_tools.policy_suites.suite_run import Mismatch, SuiteRunner
+from nodewise.policy_tools import policy_suite_parser
+from nodewise.policy_tools.policy_suite import Suite
+from nodewise.policy_tools.policy_suite_run import Mismatch, SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 POLICY = """
@@ -44,7 +44,7 @@ def read(folder: Path, expect: str, policy: str = POLICY, test: str = TEST) -> S
     """The suite with a list of expectations."""
     path = folder / "suite.yaml"
     path.write_text(policy + test + expect)
-    return suite_parser.read_suite(str(path))
+    return policy_suite_parser.read_suite(str(path))
 
 
 def run(folder: Path, expect: str, policy: str = POLICY, test: str = TEST) -> list[Mismatch]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodewise.policy_tools.policy_suites import suite
-from nodewise.policy_tools.policy_suites.suite import NotationError
+from nodewise.policy_tools import policy_suite
+from nodewise.policy_tools.policy_suite import NotationError
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ from nodewise.policy_tools.policy_suites.suite import NotationError
 )
 def test_values(text: str, values: tuple[str | None, ...]) -> None:
     if values:
-        assert suite.parse_values(text) == values
+        assert policy_suite.parse_values(text) == values
     else:
         with pytest.raises(NotationError):
-            suite.parse_values(text)
+            policy_suite.parse_values(text)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_values(text: str, values: tuple[str | None, ...]) -> None:
 )
 def test_unreadable_values_have_a_position(text: str, position: int, actual: str) -> None:
     with pytest.raises(NotationError) as raised:
-        suite.parse_values(text)
+        policy_suite.parse_values(text)
     assert (raised.value.position, str(raised.value)) == (position, actual)
 
 
@@ -58,7 +58,7 @@ def test_unreadable_values_have_a_position(text: str, position: int, actual: str
     ],
 )
 def test_series(text: str, labels: dict[str, str]) -> None:
-    assert suite.parse_series(text) == labels
+    assert policy_suite.parse_series(text) == labels
 
 
 @pytest.mark.parametrize(
@@ -74,5 +74,5 @@ def test_series(text: str, labels: dict[str, str]) -> None:
 )
 def test_unreadable_series_have_a_position(text: str, position: int) -> None:
     with pytest.raises(NotationError) as raised:
-        suite.parse_series(text)
+        policy_suite.parse_series(text)
     assert raised.value.position == position

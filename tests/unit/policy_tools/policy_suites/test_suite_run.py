@@ -8,8 +8,8 @@ import pytest
 
 from nodewise.policies import placement_policy_parser
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policy_tools.policy_suites import mutation_and_coverage
-from nodewise.policy_tools.policy_suites.suite_run import SuiteRunner
+from nodewise.policy_tools import policy_suite_adequacy
+from nodewise.policy_tools.policy_suite_run import SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, read, run
 
@@ -185,7 +185,7 @@ _LABEL = {"nodeLabels": [{"metric": "temp", "above": 95, "labels": {"heat.nodewi
 def test_mutants_are_valid_policies(spec: dict[str, Any]) -> None:
     """An invalid policy rejects every node, so almost any test would detect it."""
     selectors = {"podSelector": {}, "namespaceSelector": {}}
-    mutants = list(mutation_and_coverage.mutants("ClusterPlacementPolicy", {**selectors, **spec}))
+    mutants = list(policy_suite_adequacy.mutants("ClusterPlacementPolicy", {**selectors, **spec}))
     assert any(mutant.change == "removed" for mutant in mutants)
     for mutant in mutants:
         policy = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(mutant.spec)))
@@ -227,7 +227,7 @@ tests:
     [(key, item)] = suite.policies().items()
     detected = {
         mutant.place: any(runner.run(suite.tests[0], runner.objects({key: mutant.spec}), with_texts=False))
-        for mutant in mutation_and_coverage.mutants(key.kind, item.spec())
+        for mutant in policy_suite_adequacy.mutants(key.kind, item.spec())
     }
     assert {place: detected[place] for place in detected if place.endswith(("for", "For", "release"))} == {
         "spec.avoid[0].for": True,

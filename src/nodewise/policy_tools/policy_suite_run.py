@@ -17,7 +17,7 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_status import Status, StatusFacts
 from nodewise.policy_tools import policy_timeline
-from nodewise.policy_tools.policy_suites.suite import (
+from nodewise.policy_tools.policy_suite import (
     START,
     Expectation,
     ExpectedEvent,

@@ -19,9 +19,8 @@ from nodewise.kube import object_files, yaml_json_documents
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLocation
 from nodewise.policies.placement_policy import Comparison
 from nodewise.policies.policy_objects import RESOURCES
-from nodewise.policy_tools import policy_timeline
-from nodewise.policy_tools.policy_suites import suite as series_notation
-from nodewise.policy_tools.policy_suites.suite import (
+from nodewise.policy_tools import policy_suite, policy_timeline
+from nodewise.policy_tools.policy_suite import (
     LABELS,
     Expectation,
     ExpectedEvent,
@@ -392,11 +391,11 @@ class _SuiteParser(SuiteFieldParser):
     def _series(self, path: str, value: Any, nodes: Sequence[str]) -> InputSeries:
         fields = self.parse_fields(path, value, _SERIES_FIELDS)
         text = self.parse_text(f"{path}.series", fields.get("series"), 'a series such as temp{node="a"}')
-        labels = self.parse_notation(f"{path}.series", text, series_notation.parse_series) or {}
+        labels = self.parse_notation(f"{path}.series", text, policy_suite.parse_series) or {}
         values_text = self.parse_written_text(f"{path}.values", "values such as 80+1x10 _ stale")
         values: tuple[Value, ...] = ()
         if self._values_left >= 0:
-            values = self.parse_notation(f"{path}.values", values_text, series_notation.parse_values) or ()
+            values = self.parse_notation(f"{path}.values", values_text, policy_suite.parse_values) or ()
             self._values_left -= len(values)
             if self._values_left < 0:
                 count = f"more than {_MAX_SUITE_VALUES} values in the suite"
@@ -418,7 +417,7 @@ class _SuiteParser(SuiteFieldParser):
         """Of series with the same labels, promtool silently uses the last one."""
         for query in sorted({item.query for item in series}):
             named_series = [
-                (f"{path}[{number}].series", series_notation.format_series(item.labels))
+                (f"{path}[{number}].series", policy_suite.format_series(item.labels))
                 for number, item in enumerate(series)
                 if item.query == query and item.labels
             ]

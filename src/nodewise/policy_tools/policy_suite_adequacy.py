@@ -1,9 +1,15 @@
-"""Mutants of a policy: copies with one small change. Good tests detect each of them.
+"""What a suite of tests for policies detects: the branches of rules that it reaches, and mutants of a policy.
 
-Mutants change what a rule does, not its text: its operator, its target by a tenth, what a missing value means, the
-order of a preference; or they lack one rule, or a field that delays verdicts. They also change what the whole policy
-does: `enforcement`, and the mode Canary. There are none of the mode Shadow, which tests treat like Enforce, and of
-`guard`, which depends on a cluster.
+Mutants are copies of a policy with one small change. Good tests detect each of them. They change what a rule does, not
+its text: its operator, its target by a tenth, what a missing value means, the order of a preference; or they lack one
+rule, or a field that delays verdicts. They also change what the whole policy does: `enforcement`, and the mode Canary.
+There are none of the mode Shadow, which tests treat like Enforce, and of `guard`, which depends on a cluster.
+
+A rule has a branch for nodes that meet it, one for nodes that do not, and one for nodes without a value; a preference
+has one for nodes that it ranks differently, and one for nodes without a value. With `for`, a rule also has one for
+nodes that meet it and are not rejected yet, and with `release` or `keepFor` one for nodes that are still rejected. A
+canary has one for its pods and one for all others. A branch counts as reached only at an expectation that shows its
+effect: `rejected` for `avoid`, `ranks` for `prefer`, and `labels` for `nodeLabels`.
 """
 
 import copy
@@ -20,7 +26,7 @@ from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import HOLD_TIME_FIELDS
 from nodewise.policies.rule_operators import OPERATORS
 from nodewise.policies.state import EvaluatedPreference, PolicyState
-from nodewise.policy_tools.policy_suites.suite import Expectation, PolicyTest, SuiteObject
+from nodewise.policy_tools.policy_suite import Expectation, PolicyTest, SuiteObject
 from nodewise.policy_tools.policy_timeline import Moment
 
 Section = Literal["avoid", "prefer", "nodeLabels"]

@@ -1,4 +1,13 @@
-"""The model of a suite: what `suite_parser` reads, and `suite_run` runs. No I/O."""
+"""The model of a suite of tests for policies, which `policy_suite_parser` reads and `policy_suite_run` runs. No I/O.
+
+Series have the notation of Prometheus' unit tests: `temp{node="a"}` with the values `80+1x10 _ stale`. Source:
+Prometheus 3 `promql/parser` (`series_description`), and the documentation of `promtool test rules`. Histograms are not
+supported. Numbers are decimal, so that `0.1+0.1x3` ends with exactly 0.4.
+
+The series answer requests for metrics like Prometheus as a source. A metric is a range query, so a node has the newest
+sample that is not older than the maximum age of the request, or than 2.5 distances of samples, also if the series has
+ended since. A query is evaluated at once, so a node has the sample of this interval or none.
+"""
 
 import json
 import re
