@@ -267,7 +267,7 @@ class NamespaceBudgets:
             name: self._enforce_rule_budgets(listed) if name else listed
             for name, listed in by_namespace.items()
         }
-        labelled = enforce(evaluated, native_mode=self._native_mode)
+        labelled = enforce_node_label_budget(evaluated, native_mode=self._native_mode)
         enforced = {policy.key: policy for listed in labelled for policy in listed}
         return {key: enforced[key] for key in policies}
 

@@ -190,7 +190,8 @@ _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
 class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a policy's status that native mode writes, and the admission policies read. A policy without a
-    label (`policy_selection.has_labels`) has the values of a new one, so that its pods wait for labels when it is enforced.
+    label (`policy_selection.has_labels`) has the values of a new one, so that its pods wait for labels when it is
+    enforced.
     """
 
     node_label: str | msgspec.UnsetType = msgspec.UNSET
