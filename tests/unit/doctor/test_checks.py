@@ -26,8 +26,8 @@ from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAd
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
-from nodewise.tls.x509_certificates import CertificateIssuer
 from nodewise.policies import policy_status, policy_status_fields
+from nodewise.tls.x509_certificates import CertificateIssuer
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,
