@@ -64,10 +64,12 @@ class SafeKind(AgentKind):
 
 
 def _has_statistics(node: "UsageNode") -> bool:
-    annotations = node.metadata.annotations
+    from nodewise_scorers.statistics.load_annotations import UsageAnnotations
+
+    annotations = node.metadata.annotations  # those of all agents, with fields of other agents
     return annotations is not None and any(
         getattr(annotations, field) is not None
-        for field in annotations.__struct_fields__
+        for field in UsageAnnotations.__struct_fields__
         if field != "annotated_at"
     )
 
