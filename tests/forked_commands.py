@@ -26,7 +26,7 @@ PROGRAMS: Final = {"nodewise": "nodewise.cli.main", "cmk": "nodewise_cpu.cmk"}
 NODEWISE: Final = Path(sys.executable).parent / "nodewise"
 CMK: Final = NODEWISE.parent / "cmk"
 SHORT_WAITS: Final = {
-    "nodewise_cpu.cluster.pod_progress.SETTLED_S": 0.3,
+    "nodewise_cpu.cluster.object_writer.SETTLED_S": 0.3,
     "nodewise_cpu.cluster.cpu_manager_removal.TASKS_S": 1.0,
 }
 """Constants: for containers that may fail after their start, and for tasks that may end."""

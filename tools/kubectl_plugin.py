@@ -27,8 +27,8 @@ import nodewise_cpu
 import nodewise_scorers
 from nodewise.base import distributions
 from nodewise.base.errors import NodewiseError
-from nodewise_cpu.install import frozen_program
-from nodewise_cpu.install.frozen_program import Program
+from nodewise_cpu.install import bundle
+from nodewise_cpu.install.bundle import Program
 from tools import bundled_licenses
 from tools.image import image_constants, layers
 
@@ -93,9 +93,9 @@ def build(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="nodewise-plugin-") as temporary:
         root = Path(temporary, "archive")
         root.mkdir()
-        made = frozen_program.freeze(program, Path(temporary)).rename(root / "program")
+        made = bundle.freeze(program, Path(temporary)).rename(root / "program")
         libraries = made / _LIBRARIES
-        frozen_program.copy_system_libraries(made, libraries)
+        bundle.copy_system_libraries(made, libraries)
         bundled_licenses.write(root / "licenses", "nodewise", _EXTRAS, libraries)
         _reduce(libraries)
         (loader,) = libraries.glob("ld-linux*")
@@ -117,7 +117,7 @@ def _reduce(libraries: Path) -> None:
         if path.is_symlink():
             path.unlink()
         elif path.relative_to(libraries).parts[0] not in _NOT_STRIPPED:
-            frozen_program.run_command(["strip", "--strip-unneeded", path], "strip")
+            bundle.run_command(["strip", "--strip-unneeded", path], "strip")
 
 
 def check(archive: Path) -> None:
@@ -134,7 +134,7 @@ def check(archive: Path) -> None:
             ["agents", "new", "check", "--folder", Path(temporary, "agent")],
             ["demo"],
         ):
-            frozen_program.run_command([program, *command], str(program))
+            bundle.run_command([program, *command], str(program))
 
 
 def _modules() -> list[str]:

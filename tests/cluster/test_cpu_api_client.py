@@ -7,7 +7,7 @@ import pytest
 from cpu_tests.unit.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
-from nodewise_cpu.cluster import api_server_features
+from nodewise_cpu.cluster import api_server
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from tests.cluster import child_processes
 from tests.cluster.controlplane import ControlPlane
@@ -33,7 +33,7 @@ class TestBlockingOnReal(ApiClientSuite):
 
 
 def test_the_version_of_today_is_spoken(api_client: BlockingApiClient) -> None:
-    assert api_server_features.fetch_features(api_client) == api_server_features.TABLE[-1]
+    assert api_server.fetch_features(api_client) == api_server.TABLE[-1]
 
 
 def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:

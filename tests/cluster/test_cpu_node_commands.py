@@ -11,7 +11,7 @@ import pytest
 
 from nodewise.base.errors import Conflict
 from nodewise_cpu import cmk_names
-from nodewise_cpu.cluster import api_server_features, exclusive_core_advertisement, report_custom_resources
+from nodewise_cpu.cluster import api_server, exclusive_core_advertisement, report_custom_resources
 from nodewise_cpu.cluster.report_custom_resources import KINDS, NODE_REPORT, RECONCILE_REPORT
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise_cpu.pool_allocations import Task
@@ -343,7 +343,7 @@ class TestReports:
     def test_a_report_that_is_none_is_refused(self, node: CpuNode, without_definitions: None) -> None:
         plane = node.sandbox.plane
         with requests(plane.admin) as client:
-            dialect = api_server_features.TABLE[-1]
+            dialect = api_server.TABLE[-1]
             assert report_custom_resources.create_report_crd(client, NODE_REPORT, dialect)
             with pytest.raises(Exception, match=r"spec.report.checks"):
                 report_custom_resources.publish(

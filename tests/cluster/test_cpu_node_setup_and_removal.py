@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nodewise_cpu import cmk_names, pool_planning, procfs
-from nodewise_cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.pool_allocations import IDENTITIES
 from tests import forked_commands
@@ -45,7 +45,9 @@ def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
 @pytest.fixture
 def account(sandbox: Sandbox) -> None:
     """Creates the service account of the node agent, as in deploy/cpu-agent.yaml."""
-    sandbox.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": agent_daemonset.NAME}})
+    sandbox.put(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node_setup_objects.AGENT}}
+    )
 
 
 @pytest.fixture
@@ -130,7 +132,9 @@ def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], ku
     assert {
         f"daemonsets {node_setup_objects.daemon_set_name(LOOKING, node)}" for node in nodes
     } <= before.keys()
-    assert len([name for name in before if name.startswith(f"pods {agent_daemonset.NAME}-")]) == len(nodes)
+    assert len([name for name in before if name.startswith(f"pods {node_setup_objects.AGENT}-")]) == len(
+        nodes
+    )
     again = prepare_nodes(sandbox, nodes)
     assert set(outcomes(again)) == {"unchanged", "ready"}
     assert object_versions(sandbox) == before
@@ -184,9 +188,7 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
     sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     daemon_set = node_setup_objects.daemon_set_name(("reconcile",), nodes[0])
-    wanted = node_setup_objects.daemon_set(
-        ("reconcile",), nodes[0], SetupOptions(), api_server_features.TABLE[-1]
-    )
+    wanted = node_setup_objects.daemon_set(("reconcile",), nodes[0], SetupOptions(), api_server.TABLE[-1])
     kubelets.fates[rf"{daemon_set}-.*"] = fake_kubelets.crashing({"spec": wanted["spec"]["template"]["spec"]})
     report = prepare_nodes(sandbox, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
     first, second = report["nodes"]
@@ -207,20 +209,20 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     container["args"][0] = f"--namespace={sandbox.namespace}"
     shipped["metadata"]["namespace"] = sandbox.namespace
     sandbox.api.create(shipped)
-    before = object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
-    kubelets.fates[rf"{agent_daemonset.NAME}-.*"] = fake_kubelets.crashing(
+    before = object_versions(sandbox)[f"daemonsets {node_setup_objects.AGENT}"]
+    kubelets.fates[rf"{node_setup_objects.AGENT}-.*"] = fake_kubelets.crashing(
         {"spec": shipped["spec"]["template"]["spec"]}
     )
     report = prepare_nodes(sandbox, nodes[:1], timeout_s=8)
     step = report["nodes"][0]["steps"][-1]
-    assert step["name"] == f"node agent of DaemonSet {agent_daemonset.NAME}"
+    assert step["name"] == f"node agent of DaemonSet {node_setup_objects.AGENT}"
     assert "container agent: CrashLoopBackOff" in step["error"]
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    assert object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"] == before  # no rollout
+    assert object_versions(sandbox)[f"daemonsets {node_setup_objects.AGENT}"] == before  # no rollout
     kubelets.fates.clear()
     report = prepare_nodes(sandbox, nodes[:1], "--cmk-img=other:v2")
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    uid, generation = object_versions(sandbox)[f"daemonsets {agent_daemonset.NAME}"]
+    uid, generation = object_versions(sandbox)[f"daemonsets {node_setup_objects.AGENT}"]
     assert uid == before[0]
     assert generation != before[1]
 
@@ -241,8 +243,8 @@ def test_a_new_certificate_is_trusted_before_it_is_shown(
 def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: list[str]) -> None:
     completed = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
     assert completed.returncode == 1
-    assert f"ServiceAccount {sandbox.namespace}/{agent_daemonset.NAME}: not there" in completed.stderr
-    assert agent_daemonset.kubectl_apply_command(sandbox.namespace) in completed.stderr
+    assert f"ServiceAccount {sandbox.namespace}/{node_setup_objects.AGENT}: not there" in completed.stderr
+    assert node_setup_objects.kubectl_apply_command(sandbox.namespace) in completed.stderr
     assert object_versions(sandbox) == {}
 
 
@@ -256,7 +258,7 @@ def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -
 def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
     """The API server accepts the objects with strict field validation, which kubectl requests."""
     wish = SetupOptions(namespace=sandbox.namespace, pull_secret="sec")
-    newest = api_server_features.TABLE[-1]
+    newest = api_server.TABLE[-1]
     some = [
         node_setup_objects.preparation_pod(PREPARING, nodes[0], wish, newest),
         node_setup_objects.daemon_set(LOOKING, nodes[0], wish, newest),
@@ -394,7 +396,7 @@ class TestUninstall:
         assert completed.returncode == 0, completed.stderr
         self.is_left(sandbox, node)
         assert {
-            f"daemonsets {agent_daemonset.NAME}",  # the other node has pools
+            f"daemonsets {node_setup_objects.AGENT}",  # the other node has pools
             f"daemonsets {node_setup_objects.daemon_set_name(LOOKING, nodes[1])}",
             f"pods {node_setup_objects.pod_name(PREPARING, nodes[1])}",
         } <= object_versions(sandbox).keys()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from nodewise_cpu import cmk_names
-from nodewise_cpu.webhook import certificates
+from nodewise_cpu.webhook import manifests as certificates
 from nodewise_cpu.webhook import manifests as webhook_manifests
 from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
@@ -285,7 +285,7 @@ def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
     now = datetime.now(UTC)
     held = api.get(path)
     config = held["webhooks"][0]["clientConfig"]
-    made = certificates.create(plain.sandbox.namespace, now)
+    made = certificates.create_certificate(plain.sandbox.namespace, now)
     trusted = certificates.ca_bundle_of_both_certificates(made, base64.b64decode(config["caBundle"]), now)
     config["caBundle"] = base64.b64encode(trusted).decode()
     api.request("PUT", path, json=held)

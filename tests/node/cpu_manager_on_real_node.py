@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx2
 
-from nodewise_cpu import cmk_names
+from nodewise_cpu import cmk_names, procfs
 from nodewise_cpu.cpusets import container_cpusets
-from nodewise_cpu.node import thread_affinity
 from tests.cluster import child_processes
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
@@ -108,7 +107,7 @@ class CpuManagerOnNode:
         proc = self.node.runtime.inside("/proc")
         (pids,) = container_cpusets.list_container_processes(proc, [script_pods.container_of(pod)]).values()
         masks = {}
-        for thread in (task_thread for pid in pids for task_thread in thread_affinity.read(proc, pid)):
+        for thread in (task_thread for pid in pids for task_thread in procfs.read_threads(proc, pid)):
             with contextlib.suppress(OSError):
                 name = (proc / f"{thread.pid}/task/{thread.tid}/comm").read_text().strip()
                 masks[f"{name} {thread.tid}"] = thread.cpus

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from nodewise.base.errors import Refused
+from nodewise_cpu import procfs
 from nodewise_cpu.cpusets import container_cpusets
 from nodewise_cpu.cpusets.container_cpusets import Cpuset
 from nodewise_cpu.cpusets.container_runtime_client import ContainerRuntime
-from nodewise_cpu.node import thread_affinity
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.node import containerd_runtime, script_pods
 from tests.node.kubelet import Kubelet
@@ -30,7 +30,7 @@ def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
     """The affinities of the threads of a container."""
     proc = node.runtime.inside("/proc")
     (pids,) = container_cpusets.list_container_processes(proc, [container]).values()
-    return [thread.cpus for pid in pids for thread in thread_affinity.read(proc, pid)]
+    return [thread.cpus for pid in pids for thread in procfs.read_threads(proc, pid)]
 
 
 def test_a_running_container_is_held_to_its_cpus_and_let_go(

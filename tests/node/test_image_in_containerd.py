@@ -19,7 +19,7 @@ from tools.image.image_assembly import ImageInputs
 import nodewise
 from nodewise.cli.main import COMMANDS
 from nodewise_cpu.cli import COMMANDS as CPU_COMMANDS
-from nodewise_cpu.cluster import api_server_features, node_setup_objects
+from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from tests.cluster import go_toolchain, image_archive
 from tests.cluster.conftest import get_or_skip
@@ -370,9 +370,9 @@ def test_a_container_installs_the_program_on_its_host(
     """As the pods of `cluster-init` do, in their words."""
     folder = containerd.inside("/opt/bin")
     folder.mkdir(parents=True, exist_ok=True)
-    [made] = node_setup_objects.preparation_pod(
-        ["install"], "n1", SetupOptions(), api_server_features.TABLE[-1]
-    )["spec"]["containers"]
+    [made] = node_setup_objects.preparation_pod(["install"], "n1", SetupOptions(), api_server.TABLE[-1])[
+        "spec"
+    ]["containers"]
     words = [*made["command"], *made["args"]]
     assert made["securityContext"]["runAsUser"] == 0
     mounts = {"/opt/bin": "/opt/bin", "/host/proc": "/proc"}

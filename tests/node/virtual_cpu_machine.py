@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise_cpu import cmk_names, cpu_set_formats, sysfs
+from nodewise_cpu import cmk_names, cpu_set_formats
 from nodewise_cpu.install import installation
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.topology import CPUS, NODES, ROOT_CGROUP
 from tests.cluster import child_processes, virtual_machine
 from tests.cluster.debian_packages import MachinePackages
@@ -189,7 +190,7 @@ class VirtualCpuMachine:
         )
 
     def sysfs(self) -> Mapping[str, str]:
-        """The files of the machine, as `sysfs.read` gives them."""
+        """The files of the machine, as `sysfs.read_sysfs_files` gives them."""
         with tempfile.TemporaryDirectory() as folder:
             paths = f"{CPUS}/ {NODES}/ {ROOT_CGROUP}/cpuset.cpus.* proc/cmdline"
             files = self.run(
@@ -202,7 +203,7 @@ class VirtualCpuMachine:
                 path = Path(folder) / file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(base64.b64decode(text))
-            return sysfs.read(Path(folder))
+            return machine_features.read_sysfs_files(Path(folder))
 
     def state(self) -> bytes:
         """All that is to outlive the boot, as a tar file."""

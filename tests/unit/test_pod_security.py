@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from nodewise_cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from tests import docs_page_code_blocks
 
-NEWEST: Final = api_server_features.TABLE[-1]
+NEWEST: Final = api_server.TABLE[-1]
 DEPLOY: Final = docs_page_code_blocks.ROOT / "deploy"
 
 OWNERS = "reads whose the processes of the host are, and in which pods, from /proc"
@@ -81,7 +81,7 @@ def shipped() -> Iterator[ShippedContainer]:
         node_setup_objects.preparation_pod(node_setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
         node_setup_objects.daemon_set(node_setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST),
         node_setup_objects.reconfiguration_pod("n1", SetupOptions()),
-        agent_daemonset.daemon_set(SetupOptions(), NEWEST),
+        node_setup_objects.agent_daemon_set(SetupOptions(), NEWEST),
     ):
         yield from containers("nodewise_cpu.cluster", made)
 

@@ -22,7 +22,7 @@ from nodewise.install import yaml_editor
 from nodewise.kube import kubeconfig, yaml_json_documents
 from nodewise_cpu.store import configmap
 from nodewise_cpu.store.configmap import ConfigMapTexts
-from nodewise_cpu.webhook import webhook_config_files as webhook
+from nodewise_cpu.webhook import https_server as webhook
 
 SOURCES: Final = Path(nodewise.__file__).parent
 PLUGINS: Final = SOURCES.parents[1] / "packages"

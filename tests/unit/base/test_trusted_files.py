@@ -13,11 +13,11 @@ from nodewise.base import trusted_files
 from nodewise.base.errors import NodewiseError
 from nodewise.base.trusted_files import Untrusted, check_folder, resolve
 from nodewise_cpu import pool_allocations
-from nodewise_cpu.agent import socket_file
+from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cpusets import container_cpusets, container_runtime_client
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
 from nodewise_cpu.install import installation
-from nodewise_cpu.node import nfd_feature_file
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.store.directory import DirectoryStore
 
 pytestmark = pytest.mark.root
@@ -149,7 +149,7 @@ def socket_in(folder: Path) -> None:
 
 
 def listening(folder: Path) -> None:
-    with socket_file.opened(folder / "cpu.sock", 0.1):
+    with socket_server.opened_socket(folder / "cpu.sock", 0.1):
         pass
 
 
@@ -159,7 +159,7 @@ USERS: dict[str, Callable[[Path], object]] = {
         DirectoryStore(folder, 0.1)._directory.locked(0.1).__enter__()
     ),
     "the socket's folder": listening,
-    "what is left of a socket": lambda folder: socket_file.remove_socket_files(folder / "cpu.sock"),
+    "what is left of a socket": lambda folder: socket_server.remove_socket_files(folder / "cpu.sock"),
     "what containers had before": lambda folder: container_cpusets.load_original_cpusets(
         folder / "cpusets.json"
     ),
@@ -167,7 +167,9 @@ USERS: dict[str, Callable[[Path], object]] = {
     "partitions of containers": lambda folder: CgroupPartitions(
         Path("/nonexistent"), folder / "partitions.json"
     ).release(),
-    "features of the node": lambda folder: nfd_feature_file.write(folder, ["power", "performance"]),
+    "features of the node": lambda folder: machine_features.write_feature_file(
+        folder, ["power", "performance"]
+    ),
     "the program's source": lambda folder: installation.install(
         folder, Path("/nonexistent"), Path("/opt"), None
     ),

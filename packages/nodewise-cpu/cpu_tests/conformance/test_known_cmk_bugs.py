@@ -19,19 +19,19 @@ from cpu_tests.conformance.node_commands import (
     run,
     write,
 )
-from nodewise_cpu import cmk_names, procfs, sysfs
-from nodewise_cpu.cluster import api_server_features, node_setup_objects
+from nodewise_cpu import cmk_names, procfs
+from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
-from nodewise_cpu.node import machine_features, nfd_feature_file
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.pool_allocations import IDENTITIES, Task
-from nodewise_cpu.speed_select import cpus_above_base_frequency, preferences
+from nodewise_cpu.pool_planning import cpus_above_base_frequency, energy_preferences
 from nodewise_cpu.store import configmap
 from nodewise_cpu.topology import CPUS
-from nodewise_cpu.webhook import certificates
+from nodewise_cpu.webhook import manifests
 
 CMK = Path(sys.executable).parent / "cmk"
 PROC = Path("/proc")
-NEWEST = api_server_features.TABLE[-1]
+NEWEST = api_server.TABLE[-1]
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["as CMK writes tasks", "with its start"])
@@ -110,7 +110,7 @@ def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
 
 def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
     now = datetime.now(UTC)
-    leaf = x509.load_pem_x509_certificate(certificates.create("default", now).cert)
+    leaf = x509.load_pem_x509_certificate(manifests.create_certificate("default", now).cert)
     assert leaf.not_valid_before_utc < now
 
 
@@ -155,7 +155,7 @@ def test_b73_the_register_is_not_needed_where_there_are_two_frequencies(tmp_path
     texts = {
         f"{CPUS}/cpu{cpu}/cpufreq/base_frequency": "2700000" if cpu < 2 else "2100000" for cpu in range(8)
     }
-    assert sysfs.read_base_mhz(tmp_path) is None
+    assert machine_features.read_base_mhz(tmp_path) is None
     assert cpus_above_base_frequency(texts, None) == cpus_above_base_frequency(texts, 2300) == {0, 1}
 
 
@@ -165,9 +165,9 @@ def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         path = f"{CPUS}/cpu{cpu}/cpufreq/energy_performance_preference"
         # a folder in its place cannot be read as a file
         write({path: f"{word}\n"} if word else {path: None}, tmp_path / "machine")
-    result = preferences(sysfs.read(tmp_path / "machine"))
+    result = energy_preferences(machine_features.read_sysfs_files(tmp_path / "machine"))
     assert result == {0: "power", 1: "performance"}
     features = tmp_path / "features.d"
     write({"cpu": "other=true\n"}, features)
-    assert nfd_feature_file.write(features, result.values())
+    assert machine_features.write_feature_file(features, result.values())
     assert (features / "cpu").read_text() == "other=true\n"

@@ -30,7 +30,7 @@ from nodewise.base.errors import BadInput
 from nodewise.kube.resource_kinds import NODES
 from nodewise_cpu import cmk_names, pool_allocations, procfs
 from nodewise_cpu.allocation_store import Intent
-from nodewise_cpu.cluster import api_server_features
+from nodewise_cpu.cluster import api_server
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.store import configmap
 from nodewise_cpu.store.configmap import ConfigMapTexts
@@ -43,12 +43,12 @@ from nodewise_cpu.store.directory import DirectoryStore
 def test_versions(row: VersionRow) -> None:
     if row.error:
         with pytest.raises(BadInput) as caught:
-            api_server_features.parse_kubernetes_version(row.text)
+            api_server.parse_kubernetes_version(row.text)
         assert [part for part in row.error if part not in str(caught.value)] == []
         return
-    version = api_server_features.parse_kubernetes_version(row.text)
-    assert not row.same or version == api_server_features.parse_kubernetes_version(row.same)
-    assert not row.older or version > api_server_features.parse_kubernetes_version(row.older)
+    version = api_server.parse_kubernetes_version(row.text)
+    assert not row.same or version == api_server.parse_kubernetes_version(row.same)
+    assert not row.older or version > api_server.parse_kubernetes_version(row.older)
 
 
 @pytest.mark.parametrize("row", case_table_rows.read("init", InitRow), ids=lambda row: row.id)
@@ -109,7 +109,7 @@ def _stored(server: MinimalApiServer) -> Allocations:
 )
 def test_a_node_advertises_its_cores(row: DiscoverRow, tmp_path: Path) -> None:
     conf = directory_of(allocations_of(row.pools), tmp_path / "conf")
-    is_old = api_server_features.parse_kubernetes_version(row.version) < (1, 7)
+    is_old = api_server.parse_kubernetes_version(row.version) < (1, 7)
     with cluster(row.version, tmp_path) as (server, leading):
         node = server.objects[NODES.path(name="n1")]
         if row.taints:

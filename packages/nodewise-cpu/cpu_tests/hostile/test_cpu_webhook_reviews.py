@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from cpu_tests.unit.webhook import json_patch
-from nodewise_cpu.webhook import admission_review, pod_mutation
+from nodewise_cpu.webhook import pod_mutation
 
 CORES: Final = {"requests": {"cmk.intel.com/exclusive-cores": "1"}}
 MUTATIONS: Final = pod_mutation.default_mutations()
@@ -17,7 +17,7 @@ def review(pod: Any, operation: str = "CREATE", **more: Any) -> tuple[dict[str, 
     """The response to a review, and the patched pod."""
     request = {"uid": "u", "kind": {"kind": "Pod"}, "operation": operation, "object": pod, **more}
     document = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer = admission_review.respond_to_review(json.dumps(document).encode(), lambda: MUTATIONS)
+    answer = pod_mutation.respond_to_review(json.dumps(document).encode(), lambda: MUTATIONS)
     response = json.loads(answer.body)["response"]
     patch = json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
     return response, json_patch.applied(patch, pod)

@@ -15,8 +15,8 @@ from tests.node import temporary_cgroups
 from cpu_tests.laws.test_cpu_kernel_file_laws import SEPARATORS, path_of
 from cpu_tests.unit.agent import agent_process
 from cpu_tests.unit.agent.agent_process import PATIENCE_S, RunningNodeAgent
-from nodewise_cpu.cgroup_owners import CgroupOwner
 from nodewise_cpu.cpusets import container_cpusets
+from nodewise_cpu.procfs import CgroupOwner
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 USER = 1000

@@ -12,7 +12,7 @@ from nodewise.kube.api_server_interface import Patch
 from nodewise_cpu import allocation_store, allocator, ended_tasks, pool_allocations
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.allocator import AllocationRequest
-from nodewise_cpu.api_client_interface import NO_PARAMS
+from nodewise_cpu.cluster.api_server import NO_PARAMS
 from nodewise_cpu.ended_tasks import NodeProcess
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.store.configmap import ConfigMapStore

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nodewise.install import host_mount_detection
 from nodewise_cpu import procfs
-from nodewise_cpu.cgroup_owners import CgroupOwner, parse_cgroup
+from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cpusets import container_cpusets
 from nodewise_cpu.kernel_file_reader import read_text, split_lines
-from nodewise_cpu.node import peer_credentials, thread_affinity
 from nodewise_cpu.pool_allocations import Task
+from nodewise_cpu.procfs import CgroupOwner, parse_cgroup
 
 CHARACTERS: Final = "".join(map(chr, range(sys.maxunicode)))
 SEPARATORS: Final = [
@@ -75,7 +75,7 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
         (process / "stat").write_bytes(stat(f"a{separator}b").encode())
         (process / "environ").write_bytes(b"CMK_NODEWISE_TASK=1\0")
         (process / "cmdline").write_bytes(b"x\0")
-        task = peer_credentials.read_process_as_task(proc, 17, BOOT)
+        task = socket_server.read_process_as_task(proc, 17, BOOT)
         assert (task.pod, task.container) == OWN
         assert container_cpusets.list_container_processes(proc, [OWN.container, OTHER.container]) == {
             OWN.container: [17],
@@ -97,7 +97,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
             (place / "stat").write_bytes(stat(f"x{separator}y").encode())
         assert procfs.read_allowed_cpus(proc, 17) == {0, 1}
         assert container_cpusets.read_cpuset(proc, 17).cpus == {0, 1}
-        assert [thread.cpus for thread in thread_affinity.read(proc, 17)] == [{0, 1}]
+        assert [thread.cpus for thread in procfs.read_threads(proc, 17)] == [{0, 1}]
 
 
 @given(SEPARATOR)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodewise.kube.resource_kinds import NODES
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_cpu.cluster import api_server_features, exclusive_core_advertisement
-from nodewise_cpu.cluster.api_server_features import TABLE, ApiFeatures
+from nodewise_cpu.cluster import api_server, exclusive_core_advertisement
+from nodewise_cpu.cluster.api_server import TABLE, ApiFeatures
 from nodewise_cpu.cluster.blocking_client import BlockingClient
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
 
@@ -93,7 +93,7 @@ def test_advertisement_is_idempotent_and_keeps_the_changes_of_others(
     st.lists(st.integers(0, 40), min_size=1, max_size=4), st.sampled_from(["", "-rc.1", "+k3s1", "-gke.100"])
 )
 def test_a_version_is_understood_by_the_newest_row_that_is_not_newer(numbers: list[int], end: str) -> None:
-    version = api_server_features.parse_kubernetes_version("v" + ".".join(map(str, numbers)) + end)
-    row = api_server_features.features_of_kubernetes_version(version)
+    version = api_server.parse_kubernetes_version("v" + ".".join(map(str, numbers)) + end)
+    row = api_server.features_of_kubernetes_version(version)
     assert row.since <= version
     assert all(other.since > version for other in TABLE[TABLE.index(row) + 1 :])

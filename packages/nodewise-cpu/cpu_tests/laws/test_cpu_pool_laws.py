@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise_cpu import (
     allocator,
-    core_list_option,
     cpu_set_formats,
     ended_tasks,
     pool_allocations,
@@ -59,7 +58,7 @@ def machines(draw: st.DrawFn) -> Topology:
 
 def asks(machine: Topology) -> st.SearchStrategy[PoolOptions]:
     counts = st.integers(0, len(machine.cores))
-    off = st.just(core_list_option.OFF)
+    off = st.just(pool_planning.OFF)
     return st.builds(
         PoolOptions,
         exclusive=counts,

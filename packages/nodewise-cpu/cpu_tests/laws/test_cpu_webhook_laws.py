@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cpu_tests.unit.webhook.json_patch import applied
 from nodewise.base.errors import BadInput, BadSettings
 from nodewise_cpu import cmk_names
-from nodewise_cpu.webhook import admission_review, json_merge_and_patch, pod_mutation
+from nodewise_cpu.webhook import pod_mutation
 from nodewise_cpu.webhook.pod_mutation import Mutations
 
 WORDS = st.sampled_from(["a", "b", "name", "env", "spec", "x/y", "~", "volumeMounts", ""])
@@ -85,13 +85,11 @@ def encoded(pod: Any) -> bytes:
     return json.dumps(pod).encode()
 
 
-def patch_of(pod: Any, mutations: Mutations) -> list[json_merge_and_patch.Operation]:
+def patch_of(pod: Any, mutations: Mutations) -> list[pod_mutation.Operation]:
     """The patch of a pod, through a review."""
     request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    response = json.loads(admission_review.respond_to_review(encoded(body), lambda: mutations).body)[
-        "response"
-    ]
+    response = json.loads(pod_mutation.respond_to_review(encoded(body), lambda: mutations).body)["response"]
     assert response["uid"] == "7"
     assert response["allowed"]
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
@@ -99,7 +97,7 @@ def patch_of(pod: Any, mutations: Mutations) -> list[json_merge_and_patch.Operat
 
 @given(JSON, JSON)
 def test_a_patch_makes_one_value_of_another(before: Any, after: Any) -> None:
-    operations = list(json_merge_and_patch.json_patch(before, after))
+    operations = list(pod_mutation.json_patch(before, after))
     assert encoded(applied(operations, before)) == encoded_like(after, applied(operations, before))
 
 
@@ -113,8 +111,8 @@ def encoded_like(value: Any, other: Any) -> bytes:
 def test_merging_is_idempotent(held: Any, given_: Any) -> None:
     before = copy.deepcopy(held)
     try:
-        once = json_merge_and_patch.merge_json(held, given_)
-        twice = json_merge_and_patch.merge_json(once, given_)
+        once = pod_mutation.merge_json(held, given_)
+        twice = pod_mutation.merge_json(once, given_)
     except BadSettings:
         return
     assert twice is once
@@ -165,7 +163,7 @@ def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> N
     for _ in range(data.draw(st.integers(0, 2))):
         body = corrupted(body, data)
     try:
-        answer = admission_review.respond_to_review(encoded(body), pod_mutation.default_mutations)
+        answer = pod_mutation.respond_to_review(encoded(body), pod_mutation.default_mutations)
     except BadInput:
         return
     response = json.loads(answer.body)["response"]

@@ -9,7 +9,7 @@ import pytest
 from nodewise.base.errors import Conflict
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import Resource
-from nodewise_cpu.api_client_interface import ApiClient
+from nodewise_cpu.cluster.api_server import ApiClient
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 

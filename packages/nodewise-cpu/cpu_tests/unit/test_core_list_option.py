@@ -4,7 +4,7 @@ import pytest
 
 from cpu_tests.conformance.case_cpu_topologies import texts
 from nodewise.base.errors import BadInput
-from nodewise_cpu import core_list_option, topology
+from nodewise_cpu import pool_planning, topology
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from nodewise_cpu import core_list_option, topology
     ],
 )
 def test_names(machine: str, text: str, cores: list[int]) -> None:
-    selected = core_list_option.parse_cores(text, topology.parse(texts(machine)))
+    selected = pool_planning.parse_cores(text, topology.parse(texts(machine)))
     assert [core.core for core in selected] == cores
 
 
@@ -43,5 +43,5 @@ def test_names(machine: str, text: str, cores: list[int]) -> None:
 )
 def test_missing_cores_are_named(text: str, seen: str) -> None:
     with pytest.raises(BadInput, match="--excl-non-isolcpus") as caught:
-        core_list_option.parse_cores(text, topology.parse(texts("D8r")))
+        pool_planning.parse_cores(text, topology.parse(texts("D8r")))
     assert seen in str(caught.value)

@@ -14,10 +14,10 @@ from nodewise_cpu.kernel_file_reader import split_lines
 
 FOLDER: Final = Path(nodewise_cpu.__file__).parent
 OTHER_FILES: Final = {
-    "cluster/pod_progress.py": "messages of pods",
-    "install/frozen_program.py": "what PyInstaller prints",
-    "node/nfd_feature_file.py": "a file that nodewise wrote",
-    "node/systemd_allowed_cpus.py": "settings of systemd, separated by any white space",
+    "cluster/object_writer.py": "messages of pods",
+    "install/bundle.py": "what PyInstaller prints",
+    "node/machine_features.py": "a file that nodewise wrote",
+    "node/other_cpu_managers.py": "settings of systemd, separated by any white space",
     "workload/service_account_client.py": "the token and namespace of the service account",
 }
 """Modules of the CPU manager that split or read other texts than the kernel's."""

@@ -13,7 +13,6 @@ from tests.cluster.namespace_sandboxes import wait
 from nodewise.base.errors import BadInput, Unavailable
 from nodewise_cpu import procfs
 from nodewise_cpu.allocator import TASK_VARIABLE
-from nodewise_cpu.node import thread_affinity
 
 PROC = Path("/proc")
 NUMBERS = " ".join(["7", "(x)", "S", "3", *["0"] * 17, "99", *["0"] * 30])
@@ -110,11 +109,7 @@ def test_a_process_whose_first_thread_ended_lives() -> None:
             assert started.pid not in process_table.unreadable
             assert (
                 len(
-                    [
-                        thread
-                        for thread in thread_affinity.read(PROC, started.pid)
-                        if thread.tid != started.pid
-                    ]
+                    [thread for thread in procfs.read_threads(PROC, started.pid) if thread.tid != started.pid]
                 )
                 == 1
             )

@@ -8,7 +8,8 @@ import pytest
 
 from cpu_tests.unit import recorded_machine_files
 from nodewise.base.errors import BadInput
-from nodewise_cpu import sysfs, topology
+from nodewise_cpu import topology
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.topology import Topology
 
 CPUS = topology.CPUS
@@ -80,7 +81,9 @@ def test_core_numbers_differ_from_lscpu_on_hybrid_machines() -> None:
 
 @pytest.mark.parametrize("name", ["x86_64-64cpu", "16em64t-4s2c2t-offlines", "s390-lpar"])
 def test_the_reader_finds_the_files(name: str, tmp_path: Path) -> None:
-    assert sysfs.read(recorded_machine_files.unpack(name, tmp_path)) == recorded_machine_files.texts(name)
+    assert machine_features.read_sysfs_files(
+        recorded_machine_files.unpack(name, tmp_path)
+    ) == recorded_machine_files.texts(name)
 
 
 def test_a_copy_made_by_tar_is_read_as_well(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_a_copy_made_by_tar_is_read_as_well(tmp_path: Path) -> None:
     for path in root.rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes().ljust(4096, b"\0"))
-    assert sysfs.read(root) == recorded_machine_files.texts("x86_64-64cpu")
+    assert machine_features.read_sysfs_files(root) == recorded_machine_files.texts("x86_64-64cpu")
 
 
 def test_kinds_of_hybrid_machines() -> None:
@@ -173,15 +176,15 @@ def test_invalid_kernel_files_are_named() -> None:
 
 def test_a_folder_without_cpus_is_no_machine(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no CPU that is online"):
-        topology.parse(sysfs.read(tmp_path))
+        topology.parse(machine_features.read_sysfs_files(tmp_path))
 
 
 def test_the_register_of_the_base_frequency(tmp_path: Path) -> None:
-    assert sysfs.read_base_mhz(tmp_path) is None
+    assert machine_features.read_base_mhz(tmp_path) is None
     device = tmp_path / "dev/cpu/0/msr"
     device.parent.mkdir(parents=True)
     device.write_bytes(bytes(0xCE) + bytes([0, 23, 0, 0, 0, 0, 0, 0]))
-    assert sysfs.read_base_mhz(tmp_path) == 2300
+    assert machine_features.read_base_mhz(tmp_path) == 2300
 
 
 def test_output() -> None:
@@ -339,7 +342,7 @@ def test_root_cgroup_is_read_where_it_is_the_root(place: str, tmp_path: Path) ->
         own.mkdir(parents=True)
         (own / "cpuset.cpus").write_text("\n")
         (own / "cpuset.cpus.effective").write_text("0\n")
-    assert sysfs.read(tmp_path) == {topology.PARTITION_CPUS: "2-3\n"}
+    assert machine_features.read_sysfs_files(tmp_path) == {topology.PARTITION_CPUS: "2-3\n"}
 
 
 @pytest.mark.parametrize(

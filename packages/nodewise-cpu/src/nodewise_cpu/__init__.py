@@ -3,24 +3,22 @@
 | file | content |
 |---|---|
 | `cpu_set_formats.py` | formats of CPU sets: the kernel's lists and masks, CMK's lists, `isolcpus=` |
-| `topology.py`, `sysfs.py` | sockets, NUMA nodes, cores and CPUs of a machine, from the texts of its files |
-| `speed_select.py` | Intel SST-BF and SST-CP: faster cores, and core power classes |
-| `core_list_option.py` | cores named on the command line |
-| `pool_planning.py` | the distribution of cores to pools |
+| `topology.py` | sockets, NUMA nodes, cores and CPUs of a machine, from the texts of its files |
+| `pool_planning.py` | the distribution of cores to pools, also by Intel SST-BF and SST-CP |
 | `pool_allocations.py` | pools, CPU lists and the tasks on them |
 | `allocator.py` | the choice of CPU lists for a task, and its environment |
 | `allocation_store.py`, `store/` | the interface of stores and its two implementations: a ConfigMap, a directory |
 | `ended_tasks.py` | detection of tasks that have ended |
-| `procfs.py`, `kernel_file_reader.py`, `cgroup_owners.py` | processes of a node, with their pods and containers |
+| `procfs.py`, `kernel_file_reader.py` | processes of a node, with their pods and containers |
 | `reconfiguration_plan.py`, `reconfiguration/` | other pools under running tasks: the moves, and their execution |
 | `agent_messages.py` | the protocol between `isolate` and the node agent |
-| `api_client_interface.py`, `cmk_names.py` | the interface of API clients, and CMK's names in a cluster |
+| `cmk_names.py` | CMK's names in a cluster |
 | `workload/` | `isolate`, which runs in containers of workloads |
 | `node/` | the machine of a node, its processes and its kubelet |
 | `cpusets/` | enforcement by cpusets of containers |
 | `agent/` | the node agent |
 | `install/` | the program on hosts |
-| `cluster/` | advertised resources, reports, set-up and removal, in the API server |
+| `cluster/` | clients of the API server, advertised resources, reports, set-up and removal, in the API server |
 | `webhook/` | the admission webhook, which gives pods what `isolate` needs |
 
 `isolate` has to start fast in containers without Python, so the docstring of each file that it imports says that the

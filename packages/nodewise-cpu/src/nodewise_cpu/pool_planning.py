@@ -1,21 +1,146 @@
-"""The distribution of a machine's cores to pools.
+"""The distribution of a machine's cores to pools, also by Intel Speed Select and by cores that the user names.
 
 Standard library only.
 
 Exclusive cores are chosen first, then shared ones, then explicitly listed ones; the others are infra. If the kernel
 isolates cores, exclusive and shared cores are chosen from these, and infra from the others. Cores in a cgroup partition
 are in no pool. A core is never divided: all its CPUs are in one list. Of a socket, cores that share a cache of level 3
-are chosen one after the other.
+are chosen one after the other. Intel Speed Select has cores with a higher base frequency (SST-BF), and classes of core
+power (SST-CP).
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, Problem, shown
-from nodewise_cpu import core_list_option, speed_select
-from nodewise_cpu.cpu_set_formats import format_cpu_list_without_ranges, format_cpu_ranges
-from nodewise_cpu.topology import FASTEST_KIND, Core, Topology
+from nodewise_cpu.cpu_set_formats import LAST_CPU, format_cpu_list_without_ranges, format_cpu_ranges
+from nodewise_cpu.kernel_file_reader import WHITE_SPACE
+from nodewise_cpu.topology import CPUS, FASTEST_KIND, Core, Topology
+
+OFF: Final = "-1"
+"""The value without any cores."""
+
+FIELD: Final = "--excl-non-isolcpus"
+_WANTED: Final = (
+    "core numbers and ranges separated by commas, such as 3,5-7; socket:core_id, such as 1:4; or cpu12"
+)
+_PIECE: Final = re.compile(
+    r"cpu(?P<cpu>\d{1,9})|(?P<socket>\d{1,9}):(?P<core_id>\d{1,9})|(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?",
+    re.ASCII,
+)
+
+
+def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
+    """The cores in a text, in ascending order, each once.
+
+    A number is the kernel's core id: it selects the core with that id on each socket, as in CMK. If no core has that
+    id, it is the number of `nodewise cpu topology` and lscpu. BadInput names the parts that cannot be parsed, and those
+    not on the machine.
+    """
+    problems: list[Problem] = []
+    missing: dict[str, None] = {}
+    cores: set[Core] = set()
+    for piece in text.split(","):
+        try:
+            cores.update(_parse_cores_part(piece.strip(), topology, missing))
+        except ValueError as error:
+            problems.append(Problem(FIELD, shown(piece), str(error)))
+    if missing:
+        wanted = f"core numbers up to {len(topology.cores) - 1}, not those of logical CPUs"
+        problems.append(Problem(FIELD, f"cores that are not on this machine: {', '.join(missing)}", wanted))
+    if problems:
+        raise BadInput("cannot read the cores", problems)
+    return tuple(sorted(cores))
+
+
+def _parse_cores_part(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
+    """The cores of one part. Missing cores are added to `missing`. ValueError has the expected form."""
+    match = _PIECE.fullmatch(piece)
+    if not match:
+        raise ValueError(_WANTED)
+    if match["first"] is None:
+        named = [core for core in topology.cores if _matches_core(core, match)]
+        missing.update({} if named else {piece: None})
+        return named
+    cores: list[Core] = []
+    for number in _parse_number_range(match):
+        matches = _find_cores(number, topology)
+        cores += matches
+        missing.update({} if matches else {str(number): None})
+    return cores
+
+
+def _parse_number_range(match: re.Match[str]) -> range:
+    """The numbers of a part that is a number or a range. ValueError has the expected form."""
+    first = int(match["first"])
+    last = int(match["last"] or first)
+    if first > last:
+        raise ValueError("a range whose first number is not above its last")
+    if last > LAST_CPU:
+        raise ValueError(f"numbers up to {LAST_CPU}")
+    return range(first, last + 1)
+
+
+def _matches_core(core: Core, match: re.Match[str]) -> bool:
+    if match["cpu"] is not None:
+        return int(match["cpu"]) in core.cpus
+    return (core.socket, core.core_id) == (int(match["socket"]), int(match["core_id"]))
+
+
+def _find_cores(number: int, topology: Topology) -> Sequence[Core]:
+    """The cores with this id, else the core with this number; empty if there is none."""
+    same_id = [core for core in topology.cores if core.core_id == number]
+    return same_id or topology.cores[number : number + 1]
+
+
+POWER_CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")
+"""The energy performance preferences of classes, the most important first; other preferences make no class."""
+
+_FREQUENCY: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/base_frequency", re.ASCII)
+_PREFERENCE: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/energy_performance_preference", re.ASCII)
+
+
+def cpus_above_base_frequency(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
+    """The CPUs whose base frequency is above the processor's (`sysfs.read_base_mhz`).
+
+    If the register cannot be read, the lowest frequency of all CPUs is used instead. Without frequencies the result is
+    empty.
+    """
+    khz = {
+        cpu: int(text)
+        for cpu, text in _file_text_by_cpu(texts, _FREQUENCY)
+        if re.fullmatch(r"\d{1,12}", text, re.ASCII)
+    }
+    base_khz = base_mhz * 1000 if base_mhz is not None else min(khz.values(), default=0)
+    return frozenset(cpu for cpu, frequency in khz.items() if frequency > base_khz)
+
+
+def energy_preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
+    """The energy performance preference of each CPU that has one."""
+    return dict(_file_text_by_cpu(texts, _PREFERENCE))
+
+
+def _file_text_by_cpu(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
+    matches = ((path.fullmatch(name), text) for name, text in texts.items())
+    return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in matches if match)
+
+
+def group_cores_by_power_class(
+    cores: Iterable[Core], preferences: Mapping[int, str]
+) -> Mapping[str, tuple[Core, ...]]:
+    """The classes that occur, the most important first, with their cores in the given order.
+
+    A core whose CPUs differ, or have a preference that is not in `CLASSES`, is in no class.
+    """
+    members: dict[str, list[Core]] = {name: [] for name in POWER_CLASSES}
+    for core in cores:
+        names = {preferences.get(cpu, "") for cpu in core.cpus}
+        for name in names & members.keys() if len(names) == 1 else ():
+            members[name].append(core)
+    return {name: tuple(cores) for name, cores in members.items() if cores}
+
 
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
@@ -34,7 +159,7 @@ class PoolOptions(NamedTuple):
     exclusive_mode: str = "packed"
     """`packed` takes all cores of a socket before the next socket's, `spread` one of each socket in turn."""
     shared_mode: str = "packed"
-    non_isolcpus: str = core_list_option.OFF
+    non_isolcpus: str = OFF
     """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
     exclusive_kind: str = ""
     """The kind of the cores of the pool exclusive (`Core.kind`); empty for any."""
@@ -130,7 +255,7 @@ def _plan_usable_cores(
 
     take(EXCLUSIVE, candidates.exclusive, options.exclusive)
     take(SHARED, candidates.shared, options.shared)
-    if options.non_isolcpus != core_list_option.OFF:
+    if options.non_isolcpus != OFF:
         taken.update(
             dict.fromkeys(
                 _exclusive_non_isolated_cores(whole, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
@@ -139,9 +264,7 @@ def _plan_usable_cores(
     take(INFRA, candidates.infra, None)
     warnings += _half_isolated_warnings(topology, isolated, taken)
     warnings += _slow_exclusive_core_warnings(options, taken)
-    pools = [
-        pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != core_list_option.OFF
-    ]
+    pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != OFF]
     return PoolPlan({pool: _create_pool_cpu_lists(topology, pool, taken) for pool in pools}, tuple(warnings))
 
 
@@ -268,7 +391,7 @@ def _candidates_by_power_class(
     cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
 ) -> _Candidates:
     """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
-    classes = speed_select.group_cores_by_power_class(cores, preferences)
+    classes = group_cores_by_power_class(cores, preferences)
     wanted = _class_sizes(list(classes), options)
     problems = [
         Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
@@ -293,7 +416,7 @@ def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int
     if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
         return {names[0]: options.exclusive + options.shared}
     seen = ", ".join(names) or "none"
-    wanted = "two or three of " + ", ".join(speed_select.CLASSES)
+    wanted = "two or three of " + ", ".join(POWER_CLASSES)
     problem = Problem("energy performance preferences", seen, wanted)
     raise BadInput("cannot divide the cores by core power", [problem])
 
@@ -311,21 +434,19 @@ def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> N
 def _exclusive_non_isolated_cores(
     topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
 ) -> Sequence[Core]:
-    cores = core_list_option.parse_cores(text, topology)
+    cores = parse_cores(text, topology)
     problems = [
-        Problem(
-            core_list_option.FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool"
-        )
+        Problem(FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool")
         for core in cores
         if core in taken
     ]
     problems += [
-        Problem(core_list_option.FIELD, f"core {core.core} is isolated", "cores that are not")
+        Problem(FIELD, f"core {core.core} is isolated", "cores that are not")
         for core in cores
         if core in isolated and core not in taken
     ]
     problems += [
-        Problem(core_list_option.FIELD, f"core {core.core} is in a cgroup partition", "cores that are not")
+        Problem(FIELD, f"core {core.core} is in a cgroup partition", "cores that are not")
         for core in cores
         if not topology.partitions.isdisjoint(core.cpus)
     ]

@@ -1,24 +1,75 @@
-"""The processes of a node and the CPUs that they may use, read from the host's `/proc`.
+"""The processes of a node, their pods and CPU affinities, read from the host's `/proc`; and setting affinities.
 
 Standard library only.
 
-`proc` is the host's `/proc`, wherever it is mounted, so process ids are those of the host, also in a container.
+`proc` is the host's `/proc`, wherever it is mounted, so process ids are those of the host, also in a container. A
+process that sets affinities has to be in the host's namespace of process ids. A thread is identified by its id and its
+start, because ids are reused. A process's pod and container are those in the name of its cgroup.
 """
 
 import errno
+import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.base.errors import BadInput, Problem, Unavailable, shown
+from nodewise.base.errors import BadInput, BadSettings, Problem, Refused, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
 from nodewise_cpu.allocator import TASK_VARIABLE, process_id_of_wrapper_name
-from nodewise_cpu.cgroup_owners import parse_cgroup
 from nodewise_cpu.ended_tasks import NodeProcess
-from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
+from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text, split_lines
 from nodewise_cpu.pool_allocations import Task
+
+_UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+"""Of a pod: a UUID, which systemd has with `_`, or of a static pod the checksum of its file."""
+_POD: Final = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?=[/:]|\Z)")
+_CONTAINER: Final = re.compile(
+    r"[/:](?!crio-conmon-)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?(?=[/ ]|\Z)"
+)
+USER_SLICE: Final = "user.slice"
+"""The pod of a process whose cgroup was named like a pod's by a user. Such a process has neither the rights of a pod
+nor those of processes outside of pods.
+"""
+_IN_USER_SLICE: Final = re.compile(r"/(?:\.\./)*user\.slice(?=[/ ]|\Z)")
+
+
+class CgroupOwner(NamedTuple):
+    """The uid of the pod and the id of the container that a process runs in; empty outside of pods."""
+
+    pod: str = ""
+    container: str = ""
+
+
+def parse_cgroup(text: str) -> CgroupOwner:
+    """The pod and container in `/proc/<pid>/cgroup` (cgroups(7)) of version 1 or 2.
+
+    Recognises the paths of kubelets with the cgroup driver cgroupfs or systemd, under any root, and of containerd,
+    CRI-O and Docker. In a cgroup namespace of the reader they may begin with `/..`. The outermost pod of all lines
+    counts, because a container can create and name cgroups below its own. systemd delegates cgroups of `user.slice` to
+    users without privileges: one that is named like a pod's yields the pod `USER_SLICE`, which does not exist.
+    """
+    pods = []
+    in_user_slice = False
+    for line in split_lines(text):
+        _, colon, rest = line.partition(":")
+        controllers, second_colon, path = rest.partition(":")
+        pod = _POD.search(path)
+        if pod and _IN_USER_SLICE.match(path):
+            in_user_slice = True
+        elif colon and second_colon and pod:
+            depth = sum(segment not in ("", "..") for segment in path[: pod.end()].split("/"))
+            # version 1 has a line for each controller; between pods of one depth the line of CPUs decides, because a
+            # container manager may leave a process where it was in the hierarchies of other controllers
+            pods.append((depth, "cpuset" not in controllers.split(","), pod, path))
+    if not pods:
+        return CgroupOwner(USER_SLICE if in_user_slice else "")
+    _, _, pod, path = min(pods, key=lambda entry: entry[:2])
+    container = _CONTAINER.match(path, pod.end())
+    return CgroupOwner(pod["uid"].replace("_", "-"), container["id"] if container else "")
+
 
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
 ALLOWED: Final = re.compile(r"^Cpus_allowed_list:[ \t]*([^ \t\n]+)", re.MULTILINE)
@@ -253,3 +304,77 @@ def _may_run_in_task_pod(task: Task, cgroup: Path) -> bool:
     except OSError:
         return True
     return not task.pod or (task.pod == owner.pod and task.container in ("", owner.container))
+
+
+class Thread(NamedTuple):
+    """A thread and the CPUs that it may use."""
+
+    pid: int
+    tid: int
+    start: int
+    cpus: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """The thread's identity: `<id>-<start>`."""
+        return f"{self.tid}-{self.start}"
+
+
+def check_pid_namespace(proc: Path) -> None:
+    """BadSettings if the process ids below `proc` are not those of this process's namespace."""
+    pid_in_proc = read_own_process(proc).pid
+    if pid_in_proc != os.getpid():
+        seen = f"we are {os.getpid()} here and {pid_in_proc} in {proc}"
+        raise BadSettings(
+            "cannot move processes from here",
+            [Problem("process ids", seen, "the host's")],
+            remedy="run it with hostPID: true, or ask the node agent",
+        )
+
+
+def read_threads(proc: Path, pid: int) -> Iterator[Thread]:
+    """The threads of a process; those that end meanwhile are left out."""
+    try:
+        tids = numbers(proc / str(pid) / "task")
+    except OSError:
+        return
+    for tid in tids:
+        folder = proc / str(pid) / "task" / str(tid)
+        try:
+            stat = parse_stat(read_text(folder / "stat"), str(folder / "stat"))
+            allowed = ALLOWED.search(read_text(folder / "status"))
+        except OSError:
+            continue
+        if allowed and not stat.has_ended:
+            cpus = frozenset(cpu_set_formats.parse_cpu_numbers(allowed[1], str(folder / "status")))
+            yield Thread(pid, tid, stat.start, cpus)
+
+
+def set_thread_affinity(thread: Thread, cpus: frozenset[int]) -> None:
+    """Let a thread run on exactly these CPUs. A thread that has ended is no error.
+
+    Refused if the kernel does not allow all of them: then the affinity is unchanged.
+    """
+    try:
+        os.sched_setaffinity(thread.tid, cpus)
+        # the kernel drops CPUs outside of the cpuset without an error, as long as one is left
+        actual = frozenset(os.sched_getaffinity(thread.tid))
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        why = (
+            "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
+        )
+        raise _affinity_refused_error(
+            thread, f"cannot use CPUs {cpu_set_formats.format_cpu_ranges(cpus)}: {why}", ""
+        ) from error
+    if actual != cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(thread.tid, thread.cpus)
+        seen = f"may use CPUs {cpu_set_formats.format_cpu_ranges(actual) or 'none'} only"
+        raise _affinity_refused_error(thread, seen, cpu_set_formats.format_cpu_ranges(cpus))
+
+
+def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:
+    problem = Problem(f"process {thread.pid}, thread {thread.tid}", seen, wanted)
+    return Refused("cannot move a process", [problem])

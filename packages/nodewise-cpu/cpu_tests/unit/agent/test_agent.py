@@ -17,7 +17,6 @@ from cpu_tests.unit.agent import agent_process
 from cpu_tests.unit.agent.agent_process import PATIENCE_S, RunningNodeAgent
 from nodewise_cpu import pool_allocations, procfs
 from nodewise_cpu.allocation_store import Intent
-from nodewise_cpu.node import thread_affinity
 
 PROC = Path("/proc")
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ()}, "infra": {0: ("1",)}}
@@ -46,7 +45,7 @@ def test_a_command_runs_on_the_cpus_that_its_wrapper_was_given(agent: RunningNod
         ]
         assert children
         assert {
-            thread.cpus for pid in (wrapper.pid, *children) for thread in thread_affinity.read(PROC, pid)
+            thread.cpus for pid in (wrapper.pid, *children) for thread in procfs.read_threads(PROC, pid)
         } == {frozenset({0})}
         wrapper.communicate("\n")
     assert wrapper.returncode == 7

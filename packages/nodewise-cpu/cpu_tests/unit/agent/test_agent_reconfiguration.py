@@ -20,9 +20,8 @@ from cpu_tests.unit.agent.agent_process import PATIENCE_S, RunningNodeAgent
 from cpu_tests.unit.reconfiguration import process_trees
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_cpu import pool_allocations, procfs
-from nodewise_cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise_cpu.allocation_store import Intent
-from nodewise_cpu.node import thread_affinity
+from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.reconfiguration import execution
 from nodewise_cpu.reconfiguration_plan import Move
@@ -52,13 +51,13 @@ def machine(tmp_path: Path) -> str:
     return f"--sysfs={write(case_cpu_topologies.texts('B2', '1'), tmp_path / 'machine')}"
 
 
-def family(task: Task) -> list[thread_affinity.Thread]:
+def family(task: Task) -> list[procfs.Thread]:
     """All current threads of a task and its descendants."""
     processes = procfs.read_processes(PROC).processes
     pids = {task.pid}
     while more := {pid for pid, process in processes.items() if process.parent in pids} - pids:
         pids |= more
-    return [thread for pid in pids for thread in thread_affinity.read(PROC, pid)]
+    return [thread for pid in pids for thread in procfs.read_threads(PROC, pid)]
 
 
 def thread_affinities(task: Task) -> set[frozenset[int]]:
@@ -152,7 +151,7 @@ def test_rollback_moves_processes_known_from_earlier_collections(tmp_path: Path)
         collector.collect()
         family.process.kill()
         family.process.wait()
-        left = [thread for pid in family.pids[1:] for thread in thread_affinity.read(PROC, pid)]
+        left = [thread for pid in family.pids[1:] for thread in procfs.read_threads(PROC, pid)]
         for thread in left:
             os.sched_setaffinity(thread.tid, ONE)
         stored = store.read()

@@ -10,7 +10,7 @@ from nodewise.kube.resource_kinds import PODS
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise_cpu.agent import pod_core_requests
 from nodewise_cpu.agent.pod_core_requests import PodRequests
-from nodewise_cpu.api_client_interface import Object
+from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.pool_allocations import Task
 
 EXCLUSIVE = "cmk.intel.com/exclusive-cores"

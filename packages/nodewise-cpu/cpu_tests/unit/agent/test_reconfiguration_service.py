@@ -3,9 +3,9 @@
 import pytest
 
 from nodewise.base.errors import Refused
-from nodewise_cpu.agent.reconfiguration_service import ReconfigurationAuthorizer
-from nodewise_cpu.api_client_interface import Object
-from nodewise_cpu.node.peer_credentials import PeerProcess
+from nodewise_cpu.agent.allocation_service import ReconfigurationAuthorizer
+from nodewise_cpu.agent.socket_server import PeerProcess
+from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.pool_allocations import Task
 
 HOST, POD = Task(17, 5, "boot"), Task(17, 5, "boot", "uid-1", "container")

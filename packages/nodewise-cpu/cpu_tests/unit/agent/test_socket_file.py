@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from nodewise.base.errors import BadSettings, Unavailable
-from nodewise_cpu.agent import socket_file
+from nodewise_cpu.agent import socket_server
 
 
 def test_every_user_may_connect_and_the_file_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "run/cpu.sock"
-    with socket_file.opened(path):
+    with socket_server.opened_socket(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
     assert not path.exists()
@@ -23,9 +23,9 @@ def test_every_user_may_connect_and_the_file_is_removed(tmp_path: Path) -> None:
 def test_a_second_agent_is_turned_away(tmp_path: Path) -> None:
     path = tmp_path / "cpu.sock"
     with (
-        socket_file.opened(path),
+        socket_server.opened_socket(path),
         pytest.raises(Unavailable, match="no other agent serves"),
-        socket_file.opened(path, patience_s=0.2),
+        socket_server.opened_socket(path, patience_s=0.2),
     ):
         pass
 
@@ -33,12 +33,12 @@ def test_a_second_agent_is_turned_away(tmp_path: Path) -> None:
 def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "cpu.sock"
     program = (
-        "import os, sys; from pathlib import Path; from nodewise_cpu.agent import socket_file\n"
-        "with socket_file.opened(Path(sys.argv[1])): os._exit(1)\n"
+        "import os, sys; from pathlib import Path; from nodewise_cpu.agent import socket_server\n"
+        "with socket_server.opened_socket(Path(sys.argv[1])): os._exit(1)\n"
     )
     subprocess.run([sys.executable, "-c", program, path], check=False)
     assert path.exists()
-    with socket_file.opened(path, patience_s=0.0):
+    with socket_server.opened_socket(path, patience_s=0.0):
         pass
 
 
@@ -47,7 +47,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     tmp_path.chmod(mode)
     with (
         pytest.raises(BadSettings, match="writable by no one else"),
-        socket_file.opened(tmp_path / "cpu.sock"),
+        socket_server.opened_socket(tmp_path / "cpu.sock"),
     ):
         pass
     tmp_path.chmod(0o700)
@@ -56,7 +56,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 @pytest.mark.root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
-    with pytest.raises(BadSettings, match="owner 65534"), socket_file.opened(tmp_path / "cpu.sock"):
+    with pytest.raises(BadSettings, match="owner 65534"), socket_server.opened_socket(tmp_path / "cpu.sock"):
         pass
     os.chown(tmp_path, 0, 0)
 
@@ -64,6 +64,6 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(BadSettings, match="a path for a Unix socket"),
-        socket_file.opened(tmp_path / ("x" * 120)),
+        socket_server.opened_socket(tmp_path / ("x" * 120)),
     ):
         pass

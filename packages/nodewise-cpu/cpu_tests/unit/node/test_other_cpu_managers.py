@@ -11,7 +11,7 @@ from cpu_tests.conformance.case_cpu_topologies import texts
 from cpu_tests.unit.node.in_memory_api_client import InMemoryApiClient
 from nodewise.base.errors import Refused
 from nodewise_cpu import pool_allocations, topology
-from nodewise_cpu.node import node_report, other_cpu_managers, systemd_allowed_cpus
+from nodewise_cpu.node import node_report, other_cpu_managers
 from nodewise_cpu.topology import Topology
 
 MACHINE = topology.parse(texts("T8"))
@@ -50,7 +50,7 @@ def cpus(*numbers: int) -> frozenset[int]:
     ids=["white space", "several settings", "reset", "at startup", "comment", "invalid"],
 )
 def test_allowed_cpus_of_a_unit_are_read_as_by_systemd(lines: str, expected: frozenset[int]) -> None:
-    assert systemd_allowed_cpus.parse_allowed_cpus(f"[Slice]\n{lines}\n") == expected
+    assert other_cpu_managers.parse_allowed_cpus(f"[Slice]\n{lines}\n") == expected
 
 
 def test_drop_ins_count_in_the_order_of_their_names_and_the_first_folder_wins(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_drop_ins_count_in_the_order_of_their_names_and_the_first_folder_wins(tm
             "etc/systemd/system/db.service.d/notes.txt": "AllowedCPUs=7",
         },
     )
-    assert systemd_allowed_cpus.read(root) == {"db.service": {3, 11}}
+    assert other_cpu_managers.read_allowed_cpus(root) == {"db.service": {3, 11}}
 
 
 def test_units_on_cpus_of_pools_are_reported_and_others_are_not(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_cpuset_of_a_running_unit_counts_instead_of_its_file(tmp_path: Path) -> 
             "sys/fs/cgroup/machine.slice/cpuset.cpus": "10-11\n",
         },
     )
-    assert systemd_allowed_cpus.read(root) == {"old.service": {5}, "machine.slice": {10, 11}}
+    assert other_cpu_managers.read_allowed_cpus(root) == {"old.service": {5}, "machine.slice": {10, 11}}
     assert [line.partition(";")[0] for line in conflicts(root)] == [
         "systemd unit machine.slice: has CPUs 10-11 of the pools exclusive"
     ]
@@ -109,7 +109,7 @@ def test_cpusets_of_version_1_that_are_inherited_are_no_limits(tmp_path: Path) -
             "sys/fs/cgroup/cpuset/system.slice/log.service/cpuset.cpus": "3\n",
         },
     )
-    assert systemd_allowed_cpus.read(root) == {"log.service": {3}}
+    assert other_cpu_managers.read_allowed_cpus(root) == {"log.service": {3}}
 
 
 @pytest.mark.parametrize("folder", ["kubepods.slice", "kubepods"])

@@ -11,8 +11,8 @@ from tests.cluster import skip_conditions
 
 from nodewise.base.errors import Unavailable
 from nodewise_cpu import procfs
-from nodewise_cpu.cgroup_owners import USER_SLICE, CgroupOwner, parse_cgroup
-from nodewise_cpu.node import peer_credentials
+from nodewise_cpu.agent import socket_server
+from nodewise_cpu.procfs import USER_SLICE, CgroupOwner, parse_cgroup
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
 ESCAPED = POD.replace("-", "_")
@@ -130,9 +130,9 @@ def test_a_peer_is_the_process_that_connected(listening: socket.socket) -> None:
     proc = Path("/proc")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         with listening.accept()[0] as connected:
-            peer = peer_credentials.identify(connected, proc, procfs.read_boot_id(proc))
+            peer = socket_server.identify_peer(connected, proc, procfs.read_boot_id(proc))
         assert peer.task.pid == child.pid
-        assert peer.task == peer_credentials.read_process_as_task(proc, child.pid, procfs.read_boot_id(proc))
+        assert peer.task == socket_server.read_process_as_task(proc, child.pid, procfs.read_boot_id(proc))
         assert peer.task.start == procfs.read_processes(proc).processes[child.pid].start
         child.communicate()
 
@@ -141,7 +141,7 @@ def test_a_peer_that_is_gone_is_not_known(listening: socket.socket) -> None:
     program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])"
     subprocess.run([sys.executable, "-c", program, listening.getsockname()], check=True)
     with listening.accept()[0] as connected, pytest.raises(Unavailable, match="cannot identify the peer"):
-        peer_credentials.identify(connected, Path("/proc"), "boot")
+        socket_server.identify_peer(connected, Path("/proc"), "boot")
 
 
 def test_a_reused_process_id_is_not_the_peer(listening: socket.socket, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_reused_process_id_is_not_the_peer(listening: socket.socket, tmp_path:
         another.mkdir(parents=True)
         for name in ("stat", "cgroup"):
             (another / name).write_text(Path(f"/proc/self/{name}").read_text())
-        assert peer_credentials.identify(connected, another.parent, "boot").task.pid == child.pid
+        assert socket_server.identify_peer(connected, another.parent, "boot").task.pid == child.pid
         child.communicate()
         with pytest.raises(Unavailable, match="is over"):
-            peer_credentials.identify(connected, another.parent, "boot")
+            socket_server.identify_peer(connected, another.parent, "boot")

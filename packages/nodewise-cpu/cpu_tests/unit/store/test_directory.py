@@ -14,9 +14,8 @@ import pytest
 from cpu_tests.unit.store.store_suite import FREE, HELD, INTENT, StoreSuite
 from nodewise.base.errors import BadInput, Conflict, Unavailable
 from nodewise_cpu.pool_allocations import Task
-from nodewise_cpu.store import file_transaction
-from nodewise_cpu.store.directory import DirectoryStore
-from nodewise_cpu.store.file_transaction import TransactionalDirectory
+from nodewise_cpu.store import directory
+from nodewise_cpu.store.directory import DirectoryStore, TransactionalDirectory
 
 REPOSITORY = Path(__file__).parents[5]
 PIECE = 37
@@ -93,7 +92,7 @@ def test_files_of_others_stay(store: DirectoryStore, root: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "7"])
 def test_a_journal_that_cannot_be_read_is_named(store: DirectoryStore, root: Path, text: str) -> None:
     store.create(FREE)
-    (root / file_transaction.JOURNAL).write_text(text)
+    (root / directory.JOURNAL).write_text(text)
     with pytest.raises(BadInput, match="journal"):
         store.read()
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from nodewise_cpu.webhook import certificates, manifests
+from nodewise_cpu.webhook import manifests
 from nodewise_cpu.webhook.manifests import DEFAULT_CAFILE, Object, WebhookInstallation
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
@@ -17,7 +17,7 @@ OPTIONS = WebhookInstallation()
 
 
 def installed(options: WebhookInstallation = OPTIONS) -> dict[str, Object]:
-    made = certificates.create(options.namespace, NOW)
+    made = manifests.create_certificate(options.namespace, NOW)
     return {obj["kind"]: obj for obj in manifests.objects(options, made)}
 
 
@@ -50,13 +50,11 @@ def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> Non
     args = (before["Secret"], before["MutatingWebhookConfiguration"], "default")
     now = NOW + timedelta(days=days)
     kept = manifests.reuse_or_create_certificate(*args, now)
-    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", now)
+    assert manifests.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", now)
     old = base64.b64decode(before["Secret"]["data"]["cert.pem"])
     trusted = x509.load_pem_x509_certificates(kept.authorities)
     assert len(trusted) == (2 if days < 3650 else 1)
-    assert certificates.is_certificate_valid_for_service(old, kept.authorities, "default", NOW) == (
-        days < 3650
-    )
+    assert manifests.is_certificate_valid_for_service(old, kept.authorities, "default", NOW) == (days < 3650)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_an_expiring_certificate_is_replaced_and_stays_trusted(days: int) -> Non
 )
 def test_an_unusable_certificate_is_replaced(secret: Object | None, registration: Object | None) -> None:
     kept = manifests.reuse_or_create_certificate(secret, registration, "default", NOW)
-    assert certificates.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", NOW)
+    assert manifests.is_certificate_valid_for_service(kept.cert, kept.authorities, "default", NOW)
 
 
 def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
@@ -109,22 +107,22 @@ def kinds(made: Sequence[Object]) -> list[str]:
 
 
 def test_a_certificate_of_another_namespace_is_replaced() -> None:
-    made = certificates.create("one", NOW)
-    assert not certificates.is_certificate_valid_for_service(made.cert, made.authorities, "two", NOW)
+    made = manifests.create_certificate("one", NOW)
+    assert not manifests.is_certificate_valid_for_service(made.cert, made.authorities, "two", NOW)
 
 
 def test_a_certificate_of_another_authority_is_invalid() -> None:
-    made, other = certificates.create("one", NOW), certificates.create("one", NOW)
-    assert not certificates.is_certificate_valid_for_service(made.cert, other.authorities, "one", NOW)
-    assert certificates.is_certificate_valid_for_service(
+    made, other = manifests.create_certificate("one", NOW), manifests.create_certificate("one", NOW)
+    assert not manifests.is_certificate_valid_for_service(made.cert, other.authorities, "one", NOW)
+    assert manifests.is_certificate_valid_for_service(
         made.cert, other.authorities + made.authorities, "one", NOW
     )
 
 
 def test_a_namespace_whose_name_is_long_has_a_certificate_too() -> None:
     space = "n" * 63
-    made = certificates.create(space, NOW)
-    assert certificates.is_certificate_valid_for_service(made.cert, made.authorities, space, NOW)
+    made = manifests.create_certificate(space, NOW)
+    assert manifests.is_certificate_valid_for_service(made.cert, made.authorities, space, NOW)
 
 
 def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems() -> None:
@@ -184,14 +182,12 @@ def test_options_are_applied() -> None:
 
 
 def test_the_api_servers_files_name_each_other() -> None:
-    texts = certificates.admission_configuration_files(
-        "/etc/x/", "ns1", certificates.ApiServerCertificate("/c", "/k")
+    texts = manifests.admission_configuration_files(
+        "/etc/x/", "ns1", manifests.ApiServerCertificate("/c", "/k")
     )
-    configuration = yaml.safe_load(texts[certificates.ADMISSION_CONFIGURATION])
-    assert (
-        configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{certificates.KUBECONFIG}"
-    )
-    (user,) = yaml.safe_load(texts[certificates.KUBECONFIG])["users"]
+    configuration = yaml.safe_load(texts[manifests.ADMISSION_CONFIGURATION])
+    assert configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{manifests.KUBECONFIG}"
+    (user,) = yaml.safe_load(texts[manifests.KUBECONFIG])["users"]
     assert user == {
         "name": "cmk-webhook-service.ns1.svc",
         "user": {"client-certificate": "/c", "client-key": "/k"},

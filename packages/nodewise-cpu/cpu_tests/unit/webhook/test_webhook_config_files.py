@@ -6,8 +6,8 @@ from structlog.testing import capture_logs
 
 from nodewise.base.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise_cpu.webhook import pod_mutation, webhook_config_files
-from nodewise_cpu.webhook.webhook_config_files import LiveMutations, ServerFile
+from nodewise_cpu.webhook import https_server, pod_mutation
+from nodewise_cpu.webhook.https_server import LiveMutations, ServerFile
 
 SERVER = {"binding-address": "0.0.0.0", "port": 8443, "cert": "/c", "key": "/k", "mutations": "/m"}
 EMPTY = "mutations: {}"
@@ -22,7 +22,7 @@ def written(folder: Path, **files: str) -> Path:
 def test_a_server_file(tmp_path: Path) -> None:
     file = written(tmp_path, server=yaml.safe_dump({"server": SERVER})) / "server.yaml"
     wanted = ServerFile(binding_address="0.0.0.0", port=8443, cert="/c", key="/k", mutations="/m")
-    assert webhook_config_files.parse_server_settings(str(file)) == wanted
+    assert https_server.parse_server_settings(str(file)) == wanted
 
 
 @pytest.mark.parametrize("pattern", ["", "/*.yaml", "/[12]*.yaml"])
@@ -31,7 +31,7 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
     written(tmp_path, **{"1": yaml.safe_dump({"server": SERVER}), "2": yaml.safe_dump(later)})
     (tmp_path / "other.txt").write_text("{")
     (tmp_path / ".hidden.yaml").write_text("{")
-    assert webhook_config_files.parse_server_settings(f"{tmp_path}{pattern}").port == 9443
+    assert https_server.parse_server_settings(f"{tmp_path}{pattern}").port == 9443
 
 
 @pytest.mark.parametrize(
@@ -49,24 +49,22 @@ def test_a_folder_and_a_pattern_are_merged_in_the_order_of_names(tmp_path: Path,
 def test_invalid_server_files(tmp_path: Path, text: str, problems: list[str]) -> None:
     file = written(tmp_path, server=text) / "server.yaml"
     with pytest.raises(BadSettings) as caught:
-        webhook_config_files.parse_server_settings(str(file))
+        https_server.parse_server_settings(str(file))
     assert [problem for problem in problems if problem not in str(caught.value)] == []
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="No such file"):
-        webhook_config_files.parse_server_settings(str(tmp_path / "none.yaml"))
+        https_server.parse_server_settings(str(tmp_path / "none.yaml"))
     with pytest.raises(BadSettings, match=r"no \*.yaml there"):
-        webhook_config_files.parse_server_settings(str(tmp_path))
+        https_server.parse_server_settings(str(tmp_path))
 
 
 def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
     per_pod, per_container = pod_mutation.default_mutations()
     text = yaml.safe_dump({"mutations": {"perPod": per_pod, "perContainer": per_container}})
-    held = webhook_config_files.read_webhook_config_files(
-        str(written(tmp_path, mutations=text) / "mutations.yaml")
-    )
-    assert webhook_config_files.parse_mutations(held) == pod_mutation.default_mutations()
+    held = https_server.read_webhook_config_files(str(written(tmp_path, mutations=text) / "mutations.yaml"))
+    assert https_server.parse_mutations(held) == pod_mutation.default_mutations()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,7 @@ def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:
 def test_invalid_mutations(tmp_path: Path, text: str, problem: str) -> None:
     file = written(tmp_path, mutations=text) / "mutations.yaml"
     with pytest.raises(BadSettings) as caught:
-        webhook_config_files.parse_mutations(webhook_config_files.read_webhook_config_files(str(file)))
+        https_server.parse_mutations(https_server.read_webhook_config_files(str(file)))
     assert problem in str(caught.value)
     assert str(file) in str(caught.value)
 

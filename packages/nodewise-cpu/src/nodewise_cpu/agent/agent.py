@@ -17,11 +17,10 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.admin_port import admin_routes, admin_server
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
-from nodewise_cpu.agent import socket_file, task_garbage_collector
+from nodewise_cpu.agent import socket_server
 from nodewise_cpu.agent.allocation_service import AllocationService
-from nodewise_cpu.agent.socket_server import ConnectionLimits, SocketServer
-from nodewise_cpu.node import peer_credentials
-from nodewise_cpu.node.peer_credentials import PeerProcess
+from nodewise_cpu.agent.socket_server import ConnectionLimits, PeerProcess, SocketServer
+from nodewise_cpu.node import task_garbage_collection
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
 from nodewise_cpu.pool_allocations import Task
 
@@ -87,7 +86,7 @@ class NodeAgent:
 
         BadSettings or Unavailable if it cannot listen there.
         """
-        with socket_file.opened(path) as listening:
+        with socket_server.opened_socket(path) as listening:
             server = SocketServer(
                 listening,
                 self._identify_client_process,
@@ -106,7 +105,7 @@ class NodeAgent:
                 thread.join()
 
     def _identify_client_process(self, connected: socket) -> PeerProcess:
-        return peer_credentials.identify(connected, self._service.node.proc, self._service.node.boot)
+        return socket_server.identify_peer(connected, self._service.node.proc, self._service.node.boot)
 
     def _record_disconnected_task(self, peer: PeerProcess) -> None:
         with self._lock:
@@ -129,7 +128,7 @@ class NodeAgent:
             disconnected, self._disconnected = self._disconnected, set()
         for task in disconnected:
             patience_s = _END_OF_PROCESS_S / len(disconnected)
-            task_garbage_collector.wait_for_wrapper_end(self._service.node.proc, task, patience_s)
+            task_garbage_collection.wait_for_wrapper_end(self._service.node.proc, task, patience_s)
 
     def _collect_and_publish(self) -> None:
         collections: list[CollectionRound] = []

@@ -1,9 +1,12 @@
-"""The node agent's answers to allocation and release requests. An allocation is stored before it is answered."""
+"""The node agent's answers to requests: to allocate and release CPUs, and for other pools on its node.
+
+An allocation is stored before it is answered. A request for other pools is authorized by its process.
+"""
 
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -12,17 +15,20 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.connection_close_reasons import LOG_EVERY_S
 from nodewise_cpu import agent_messages, allocation_store, allocator, cpu_set_formats, pool_allocations
-from nodewise_cpu.agent.socket_server import SocketResponse
-from nodewise_cpu.agent.task_garbage_collector import TaskGarbageCollector, pause_before_retry
+from nodewise_cpu.agent import socket_server
+from nodewise_cpu.agent.socket_server import PeerProcess, SocketResponse
 from nodewise_cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.allocator import CANNOT_CHOOSE_CPUS, AllocationRequest, AllocationResult
+from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.cpusets.enforcer import StoreReader
 from nodewise_cpu.ended_tasks import KnownProcesses
 from nodewise_cpu.kernel_file_reader import read_text
-from nodewise_cpu.node import peer_credentials
-from nodewise_cpu.node.peer_credentials import PeerProcess
+from nodewise_cpu.node.machine_features import PoolInputs
+from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector, pause_before_retry
 from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.reconfiguration_plan import Cpus
 from nodewise_cpu.topology import CPUS
 
 _MAX_LISTED: Final = 10
@@ -104,7 +110,7 @@ class AllocationService:
 
     def _check_peer_is_same_process(self, peer: PeerProcess) -> PeerProcess:
         """Refused if the process that connected has ended and its id is reused; the connection may be passed on."""
-        task = peer_credentials.read_process_as_task(self.node.proc, peer.task.pid, self.node.boot)
+        task = socket_server.read_process_as_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
                 "cannot identify the peer",
@@ -293,3 +299,81 @@ def read_online_cpus(root: Path) -> frozenset[int]:
     except OSError as error:
         problem = Problem(str(path), str(error), "the kernel's list of CPUs")
         raise Unavailable("cannot tell which CPUs are online", [problem]) from error
+
+
+_ROOT: Final = 0
+
+
+class CpusetWidener(Protocol):
+    """The part of `enforcer.CpusetEnforcer` that is used here."""
+
+    def widen(self, read: StoreReader, tasks: Collection[Task]) -> None: ...
+
+
+class NodePodReader(Protocol):
+    """The part of `pod_core_requests.PodRequests` that is used here."""
+
+    def pod(self, uid: str) -> Object | None: ...
+
+
+class ReconfigurationAuthorizer:
+    """Authorizes root on the host, and root in pods of the agent's own namespace."""
+
+    def __init__(self, pods: NodePodReader | None, namespace: str) -> None:
+        self._pods = pods
+        self._namespace = namespace
+
+    def check(self, peer: PeerProcess) -> None:
+        """Refused for every other process; Unavailable if the pod's namespace is unknown."""
+        uid = peer.task.pod
+        if peer.user == _ROOT and (not uid or self._is_in_namespace(uid)):
+            return
+        seen = f"user {peer.user}" + (f" in pod {uid}" if uid else "")
+        wanted = "root, outside of pods"
+        wanted += f" or in one of namespace {self._namespace}" if self._pods and self._namespace else ""
+        raise Refused("cannot reconfigure the node", [Problem("peer", seen, wanted)])
+
+    def _is_in_namespace(self, uid: str) -> bool:
+        pod = self._pods.pod(uid) if self._pods and self._namespace else None
+        return pod is not None and pod["metadata"]["namespace"] == self._namespace
+
+
+class ReconfigurationService:
+    """Answers `agent_messages.RECONFIGURE`."""
+
+    def __init__(
+        self,
+        store: AllocationStore,
+        proc: Path,
+        read_machine: Callable[[], PoolInputs],
+        collector: TaskGarbageCollector,
+        authorizer: ReconfigurationAuthorizer,
+        containers: CpusetWidener | None = None,
+    ) -> None:
+        self._store = store
+        self._proc = proc
+        self._read_machine = read_machine
+        self._collector = collector
+        self._authorizer = authorizer
+        self._containers = containers
+
+    def answer(self, peer: PeerProcess, fields: Mapping[str, Any]) -> bytes:
+        """The moves that were made, or with `only_check` would be made. Raises the error that prevents them."""
+        self._authorizer.check(peer)
+        request = agent_messages.parse_reconfigure_request(fields)
+        lists = self._read_machine().plan(request.pools).pools
+        known = self._collector.collect().known
+        reconfiguration = execution.reconfigure(
+            self._store,
+            lists,
+            self._proc,
+            known=known,
+            widen=self._widen_cpusets,
+            only_check=request.only_check,
+        )
+        return agent_messages.encode_reconfigure_response(reconfiguration.moves)
+
+    def _widen_cpusets(self, cpus: Mapping[Task, Cpus]) -> None:
+        """Widen the cpusets before tasks are moved. The next garbage collection narrows them again."""
+        if self._containers is not None:
+            self._containers.widen(self._store.read, cpus.keys())

@@ -8,20 +8,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from nodewise.base.errors import Problem, Unavailable
 from nodewise.observe import logs
-from nodewise_cpu import cpu_set_formats, speed_select, sysfs
+from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.allocation_store import AllocationStore
-from nodewise_cpu.api_client_interface import ApiClient
 from nodewise_cpu.cluster import exclusive_core_advertisement, report_custom_resources
+from nodewise_cpu.cluster.api_server import ApiClient
 from nodewise_cpu.cluster.report_custom_resources import ReportKind
 from nodewise_cpu.cpusets.enforcer import EnforcementResult, StoreReader
 from nodewise_cpu.ended_tasks import KnownProcesses
-from nodewise_cpu.node import (
-    kubelet_cpu_manager_state,
-    machine_features,
-    nfd_feature_file,
-    node_report,
-    other_cpu_managers,
-)
+from nodewise_cpu.node import machine_features, node_report, other_cpu_managers
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
 from nodewise_cpu.pool_allocations import Allocations
 
@@ -155,9 +149,9 @@ class FeaturePublisher:
     def publish(self, _: CollectionRound) -> None:
         if not self._schedule.is_due():
             return
-        preferences = speed_select.preferences(sysfs.read(self._root))
-        if nfd_feature_file.write(self._folder, preferences.values()):
-            logs.emit("cpu_feature_written", file=str(self._folder / nfd_feature_file.FILE))
+        preferences = pool_planning.energy_preferences(machine_features.read_sysfs_files(self._root))
+        if machine_features.write_feature_file(self._folder, preferences.values()):
+            logs.emit("cpu_feature_written", file=str(self._folder / machine_features.FEATURE_FILE))
         self._schedule.reset()
 
 
@@ -198,16 +192,14 @@ class KubeletConflictPublisher:
         if not self._schedule.is_due():
             return
         allocations = collection.stored.allocations
-        kubelet = kubelet_cpu_manager_state.read(self._folder)
-        problems = kubelet_cpu_manager_state.conflicts(kubelet, allocations) if kubelet else ()
+        kubelet = other_cpu_managers.read_kubelet_state(self._folder)
+        problems = other_cpu_managers.kubelet_conflicts(kubelet, allocations) if kubelet else ()
         if problems and problems != self._logged:
             for problem in problems:
                 logs.emit(
                     "cpu_kubelet_conflict", what=problem.field, seen=problem.found, wanted=problem.expected
                 )
-            for pool, alternative in kubelet_cpu_manager_state.describe_kubelet_alternatives(
-                allocations
-            ).items():
+            for pool, alternative in other_cpu_managers.describe_kubelet_alternatives(allocations).items():
                 logs.emit("cpu_kubelet_instead", pool=pool, instead=alternative)
         self._logged = problems
         self._schedule.reset()

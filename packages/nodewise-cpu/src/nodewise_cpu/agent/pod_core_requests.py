@@ -9,7 +9,7 @@ from nodewise.base import quantity
 from nodewise.base.errors import Problem, Refused, Unavailable
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise_cpu.allocator import CANNOT_CHOOSE_CPUS
-from nodewise_cpu.api_client_interface import ApiClient, Object
+from nodewise_cpu.cluster.api_server import ApiClient, Object
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.pool_planning import EXCLUSIVE, NON_ISOLCPUS

@@ -1,30 +1,181 @@
-"""The node agent's socket server: one line per request and response, for many clients that can be hostile.
+"""The node agent's socket: its file, its server, and the kernel's identification of the process that connected.
 
-One thread handles all connections and never blocks on one. Worker threads (`worker_pool.py`) compute the responses. A
-connection has a deadline for each pending input or output, and the number of connections per tenant is limited, so that
-a tenant cannot block other tenants.
+Each request and each response is one line, for many clients that can be hostile. One thread handles all connections and
+never blocks on one. Worker threads, shared fairly among tenants, compute the responses. A connection has a deadline for
+each pending input or output, and the number of connections per tenant is limited, so that a tenant cannot block other
+tenants. One agent serves a path, in a folder that only root can change.
+
+A Unix socket has the credentials of the process that connected (SO_PEERCRED, unix(7)). The kernel's files have the
+start of that process and its cgroup, which is named after its pod and container. The process cannot change these.
 """
 
 import contextlib
+import errno
+import fcntl
 import os
+import select
 import selectors
 import socket
+import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodewise.base import trusted_files
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.connection_close_reasons import CloseReasons
-from nodewise_cpu import agent_messages
-from nodewise_cpu.agent.worker_pool import FairWorkerPool
+from nodewise_cpu import agent_messages, procfs
 from nodewise_cpu.agent_messages import MAX_LINE_BYTES
-from nodewise_cpu.node.peer_credentials import PeerProcess
+from nodewise_cpu.kernel_file_reader import read_text
+from nodewise_cpu.pool_allocations import Task
+from nodewise_cpu.procfs import parse_cgroup
+
+Job = Callable[[], None]
+
+
+class FairWorkerPool:
+    """Runs jobs: those of one owner one at a time and in order, owners in turn.
+
+    A job must not raise. `stop` waits for running jobs and drops the others.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._changed: Final = threading.Condition()
+        self._queues: dict[str, deque[Job]] = {}
+        """The jobs of each owner; the first owner is next."""
+        self._busy_owners: set[str] = set()
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run_jobs, name=f"answers-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, owner: str, job: Job) -> None:
+        """Queue a job; ignored after `stop`."""
+        with self._changed:
+            if not self._stopped:
+                self._queues.setdefault(owner, deque()).append(job)
+                self._changed.notify()
+
+    def stop(self, grace_s: float) -> None:
+        """Wait at most `grace_s` for each running job."""
+        with self._changed:
+            self._stopped = True
+            self._queues.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(grace_s)
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._next_owner() is not None)
+                owner = self._next_owner()
+                if owner is None:
+                    return
+                job = self._take_job(owner)
+            job()
+            with self._changed:
+                self._busy_owners.remove(owner)
+                self._changed.notify()
+
+    def _next_owner(self) -> str | None:
+        return next((owner for owner in self._queues if owner not in self._busy_owners), None)
+
+    def _take_job(self, owner: str) -> Job:
+        """The owner's oldest job. An owner with more jobs goes to the end."""
+        jobs = self._queues.pop(owner)
+        job = jobs.popleft()
+        if jobs:
+            self._queues[owner] = jobs
+        self._busy_owners.add(owner)
+        return job
+
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_NUMBER: Final = struct.Struct("i")
+_PEER_PIDFD: Final = 77
+"""SO_PEERPIDFD of unix(7)."""
+_UNSUPPORTED: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENODATA})
+"""Errors of older kernels, and of sockets that were connected in another way."""
+_MAX_BYTES: Final = 65_536
+
+
+class PeerProcess(NamedTuple):
+    """A process that connected: its identity as a task, and its user at that time."""
+
+    task: Task
+    user: int
+
+
+def identify_peer(connected: socket.socket, proc: Path, boot: str) -> PeerProcess:
+    """The process that opened a connection. Refused if this process cannot see it, Unavailable if it is gone."""
+    pid, user, _ = _CREDENTIALS.unpack(
+        connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if pid <= 0:
+        seen = "the kernel names no process that the node agent can see"
+        raise Refused(
+            "cannot identify the peer",
+            [Problem("peer", seen, "")],
+            remedy="run the node agent with hostPID: true",
+        )
+    with _make_liveness_check(connected, pid) as is_alive:
+        task = read_process_as_task(proc, pid, boot)
+        if not is_alive():
+            raise _process_gone_error(pid, "is over")
+    return PeerProcess(task, user)
+
+
+@contextmanager
+def _make_liveness_check(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]]:
+    """A check whether the process that connected is still alive, so that its id is not another process's.
+
+    It needs a descriptor of the process, which the kernel has since Linux 6.5; before, it is always true.
+    """
+    try:
+        answer = connected.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, _NUMBER.size)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise _process_gone_error(pid, error.strerror or str(error)) from error
+        yield lambda: True
+        return
+    (descriptor,) = _NUMBER.unpack(answer)
+    try:
+        poller = select.poll()
+        # the descriptor of a process becomes readable when the process ends
+        poller.register(descriptor, select.POLLIN)
+        yield lambda: not poller.poll(0)
+    finally:
+        os.close(descriptor)
+
+
+def _process_gone_error(pid: int, seen: str) -> Unavailable:
+    return Unavailable("cannot identify the peer", [Problem(f"process {pid}", seen, "one that runs")])
+
+
+def read_process_as_task(proc: Path, pid: int, boot: str) -> Task:
+    """The identity of a process as a task. Unavailable if it has ended."""
+    folder = proc / str(pid)
+    try:
+        stat = procfs.parse_stat(read_text(folder / "stat"))
+        owner = parse_cgroup(read_text(folder / "cgroup", _MAX_BYTES))
+    except OSError as error:
+        raise Unavailable("cannot identify the peer", [Problem(f"process {pid}", str(error), "")]) from error
+    if stat.process_has_ended:
+        raise _process_gone_error(pid, "is over")
+    return Task(pid, stat.start, boot, owner.pod, owner.container)
+
 
 REASONS: Final[dict[str, str]] = {
     "peer": "The process that connected cannot be identified. It may have ended; otherwise set hostPID: true.",
@@ -317,3 +468,94 @@ class SocketServer:
         self._registry.set("cpu_connections", len(self._connections))
         if connection.holds:
             self._on_disconnect(connection.peer)
+
+
+_BACKLOG: Final = 4096
+"""The kernel rejects clients when the backlog is full, so one that connects very often must not fill it."""
+_MODE: Final = 0o666
+"""Every process may connect: requests are authorized by the peer's credentials."""
+_POLL_S: Final = 0.1
+_PATIENCE_S: Final = 10.0
+"""How long an agent that ends may still serve the path."""
+
+
+@contextlib.contextmanager
+def opened_socket(path: Path, patience_s: float = _PATIENCE_S) -> Iterator[socket.socket]:
+    """A socket that listens at `path`; the file is removed at the end. A file that a killed agent left is replaced.
+
+    BadSettings if there can be no socket, or others may write to the folder; Unavailable if another agent still serves
+    the path after `patience_s`.
+    """
+    _make_socket_folder(path.parent)
+    with _hold_path_lock(path, patience_s), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            path.unlink(missing_ok=True)
+            listening.bind(str(path))
+            path.chmod(_MODE)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            problem = Problem("--socket", str(path), f"a path for a Unix socket ({error})")
+            raise BadSettings("the node agent cannot listen", [problem]) from error
+        try:
+            yield listening
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def remove_socket_files(path: Path, *others: Path) -> bool:
+    """Remove the files of agents at `path`, and these `others`. Returns whether there were any.
+
+    Unavailable if an agent still serves the path after some seconds: then nothing is removed.
+    """
+    trusted_files.check_folder(path.parent)
+    files = (path, _lock_file_path(path), *others)
+    if not any(file.exists() for file in files):
+        return False
+    with _hold_path_lock(path, _PATIENCE_S):
+        for file in files:
+            file.unlink(missing_ok=True)
+    return True
+
+
+def _lock_file_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _make_socket_folder(folder: Path) -> None:
+    try:
+        trusted_files.check_folder(folder)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        trusted_files.check_folder(folder)
+    except OSError as error:
+        problem = Problem("--socket", shown(str(folder)), f"a folder ({error})")
+        raise BadSettings("the node agent cannot listen", [problem]) from error
+    except BadInput as error:
+        raise BadSettings("the node agent cannot listen", error.problems, remedy=error.remedy) from error
+
+
+@contextlib.contextmanager
+def _hold_path_lock(path: Path, patience_s: float) -> Iterator[None]:
+    """Hold the lock of a path. The kernel releases it when the process ends."""
+    deadline = time.monotonic() + patience_s
+    try:
+        lock = os.open(_lock_file_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
+        raise BadSettings("the node agent cannot listen", [problem]) from error
+    try:
+        while not _try_lock(lock):
+            if time.monotonic() >= deadline:
+                problem = Problem("--socket", str(path), "a path that no other agent serves")
+                raise Unavailable("the node agent cannot listen", [problem])
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

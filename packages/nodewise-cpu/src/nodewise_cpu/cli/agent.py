@@ -20,26 +20,24 @@ from nodewise.server.options import AdminOptions
 from nodewise_cpu import cmk_names, procfs
 from nodewise_cpu.agent import node_state_publishers
 from nodewise_cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
-from nodewise_cpu.agent.allocation_service import AgentNode, AllocationService
+from nodewise_cpu.agent.allocation_service import (
+    AgentNode,
+    AllocationService,
+    ReconfigurationAuthorizer,
+    ReconfigurationService,
+)
 from nodewise_cpu.agent.node_state_publishers import ClusterNode
 from nodewise_cpu.agent.pod_core_requests import PodRequests
-from nodewise_cpu.agent.reconfiguration_service import ReconfigurationAuthorizer, ReconfigurationService
 from nodewise_cpu.agent.socket_server import ConnectionLimits
-from nodewise_cpu.agent.task_garbage_collector import TaskGarbageCollector
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cpusets import container_runtime_client
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cgroups import ContainerCgroups
+from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups
 from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
-from nodewise_cpu.node import (
-    kubelet_cpu_manager_state,
-    machine_features,
-    nfd_feature_file,
-    other_cpu_managers,
-    thread_affinity,
-)
+from nodewise_cpu.node import machine_features, other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs
+from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
 from nodewise_cpu.reconfiguration import execution
 from nodewise_cpu.topology import ROOT_CGROUP
 
@@ -107,7 +105,7 @@ def run(options: AgentOptions) -> None:
 
 def _check_host_pid_namespace(proc: Path) -> None:
     try:
-        thread_affinity.check_pid_namespace(proc)
+        procfs.check_pid_namespace(proc)
     except BadSettings as error:
         remedy = "run the node agent with hostPID: true"
         raise BadSettings("the node agent cannot identify the peer", error.problems, remedy=remedy) from error
@@ -232,7 +230,7 @@ def _create_report_publishers(
     return active
 
 
-_HOST_KUBELET: Final = f"1/root{kubelet_cpu_manager_state.DEFAULT_FOLDER}"
+_HOST_KUBELET: Final = f"1/root{other_cpu_managers.DEFAULT_FOLDER}"
 
 _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
@@ -274,7 +272,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
         ["--kubelet-dir"],
         default="",
         metavar="DIR",
-        help=f"Folder of the kubelet's checkpoints. Default: the host's {kubelet_cpu_manager_state.DEFAULT_FOLDER}.",
+        help=f"Folder of the kubelet's checkpoints. Default: the host's {other_cpu_managers.DEFAULT_FOLDER}.",
     ),
     click.Option(
         ["--allow-unrequested"],
@@ -284,7 +282,7 @@ _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
     click.Option(
         ["--nfd-dir"],
-        default=str(nfd_feature_file.FOLDER),
+        default=str(machine_features.FEATURE_FOLDER),
         show_default=True,
         metavar="DIR",
         help="Folder of Node Feature Discovery's feature files; ignored if it does not exist.",

@@ -10,18 +10,17 @@ import click
 
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import exit_codes, tables, terminal_output
-from nodewise_cpu.api_client_interface import ApiClient, Object
 from nodewise_cpu.cli import common_options, node_setup_options
 from nodewise_cpu.cli.webhook import is_any_parameter_set, parse_boolean_word
 from nodewise_cpu.cluster import (
-    agent_daemonset,
-    api_server_features,
+    api_server,
     cpu_manager_removal,
     node_setup,
+    node_setup_objects,
     object_writer,
 )
 from nodewise_cpu.cluster import node_setup_objects as pods
-from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
 from nodewise_cpu.cluster.node_setup import PreparedNode, SetupPlan, SetupReport
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import Deadline
@@ -82,7 +81,7 @@ def run(options: ClusterInitOptions) -> None:
     if bool(options.host_list) == options.all_hosts:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
     api = common_options.open_api_client(options)
-    features = api_server_features.fetch_features(api)
+    features = api_server.fetch_features(api)
     plan = SetupPlan(
         selected_nodes(options, api),
         commands,
@@ -117,7 +116,7 @@ def build_agent_daemonset(
     return (
         None
         if options.no_agent or features.webhooks == "none"
-        else agent_daemonset.daemon_set(pods_options, features)
+        else node_setup_objects.agent_daemon_set(pods_options, features)
     )
 
 

@@ -26,11 +26,12 @@ from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe import logs
 from nodewise.server.options import AdminOptions
-from nodewise_cpu import cmk_names, sysfs, topology
+from nodewise_cpu import cmk_names, topology
 from nodewise_cpu.allocation_store import AllocationStore
-from nodewise_cpu.api_client_interface import ApiClient
 from nodewise_cpu.cluster import report_custom_resources
+from nodewise_cpu.cluster.api_server import ApiClient
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
+from nodewise_cpu.node import machine_features
 from nodewise_cpu.node.machine_features import NO_LABELS, fetch_labels
 from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.store.configmap import ConfigMapStore
@@ -308,7 +309,7 @@ def _own_pid_namespace() -> str:
 
 def read_machine(options: MachineOptions) -> Topology:
     """The machine's sockets, cores and CPUs. BadInput names the files that cannot be read."""
-    return topology.parse(sysfs.read(Path(options.sysfs)))
+    return topology.parse(machine_features.read_sysfs_files(Path(options.sysfs)))
 
 
 def fetch_node_labels(options: StoreOptions) -> Mapping[str, str]:

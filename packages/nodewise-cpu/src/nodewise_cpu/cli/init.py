@@ -7,7 +7,7 @@ import click
 
 from nodewise.observe import logs
 from nodewise_cpu.cli import common_options
-from nodewise_cpu.node import machine_features, pool_creation
+from nodewise_cpu.node import machine_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ def run(options: InitOptions) -> None:
     plan = node_machine.plan(options.pools)
     machine_features.log_pool_plan(node_machine, plan)
     store = common_options.open_allocation_store(options)
-    if not pool_creation.store_new_pools(store, plan):
+    if not machine_features.store_new_pools(store, plan):
         logs.emit("cpu_pools_kept", place=store.location)
 
 

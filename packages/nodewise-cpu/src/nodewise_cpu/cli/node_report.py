@@ -8,7 +8,7 @@ import click
 from nodewise.base.errors import NodewiseError
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cluster import report_custom_resources
-from nodewise_cpu.node import kubelet_cpu_manager_state, machine_features, node_report, other_cpu_managers
+from nodewise_cpu.node import machine_features, node_report, other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.other_cpu_managers import CpuManagers
 
@@ -78,7 +78,7 @@ command = common_options.create_click_command(
         *common_options.interval_options(),
         click.Option(
             ["--kubelet-dir"],
-            default=str(kubelet_cpu_manager_state.DEFAULT_FOLDER),
+            default=str(other_cpu_managers.DEFAULT_FOLDER),
             metavar="DIR",
             show_default=True,
             help="Folder of the kubelet's checkpoints.",

@@ -9,7 +9,7 @@ import click
 
 from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 from nodewise.cli import tables, terminal_output
-from nodewise_cpu import cpu_set_formats, pool_planning, speed_select
+from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.cli import common_options, machine_svg
 from nodewise_cpu.cli.common_options import MachineOptions, PoolCounts
 from nodewise_cpu.cli.topology import OUTPUT
@@ -103,12 +103,12 @@ def _energy_preferences_by_cpu(text: str, machine: Topology) -> Mapping[int, str
     """The energy performance preference of each CPU according to the option."""
     if not re.search("[=:]", text):
         cpus = _parse_online_cpu_list("--sst-cp", text, machine)
-        return {cpu: speed_select.CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}
+        return {cpu: pool_planning.POWER_CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}
     names: dict[int, str] = {}
     for piece in (piece.strip() for piece in text.split(";") if piece.strip()):
         match = _CLASS.fullmatch(piece)
-        if not match or match["name"] not in speed_select.CLASSES:
-            wanted = f"CLASS=LIST with a class of {', '.join(speed_select.CLASSES)}"
+        if not match or match["name"] not in pool_planning.POWER_CLASSES:
+            wanted = f"CLASS=LIST with a class of {', '.join(pool_planning.POWER_CLASSES)}"
             raise BadSettings("cannot plan", [Problem("--sst-cp", shown(piece), wanted)])
         names |= dict.fromkeys(_parse_online_cpu_list("--sst-cp", match["cpus"], machine), match["name"])
     return names

@@ -14,7 +14,7 @@ from nodewise.cli import terminal_output
 from nodewise_cpu import agent_messages, cmk_names, cpu_set_formats
 from nodewise_cpu.agent_messages import ReconfigureRequest
 from nodewise_cpu.cli import common_options
-from nodewise_cpu.cluster import api_server_features, exclusive_core_advertisement
+from nodewise_cpu.cluster import api_server, exclusive_core_advertisement
 from nodewise_cpu.node import machine_features
 from nodewise_cpu.reconfiguration import execution
 from nodewise_cpu.reconfiguration_plan import Move
@@ -105,7 +105,7 @@ def _reconfigure_without_agent(request: ReconfigureRequest, options: Reconfigure
     proc = common_options.host_proc_path(options)
     store = common_options.open_allocation_store(options)
     if options.is_in_cluster:
-        api_server_features.check(api_server_features.fetch_features(common_options.open_api_client(options)))
+        api_server.check_resource_support(api_server.fetch_features(common_options.open_api_client(options)))
     node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
     plan = node_machine.plan(request.pools)
     machine_features.log_pool_plan(node_machine, plan)

@@ -8,7 +8,7 @@ import click
 
 from nodewise.cli import exit_codes, tables
 from nodewise_cpu.cli import common_options, node_setup_options
-from nodewise_cpu.cluster import cluster_reconfiguration
+from nodewise_cpu.cluster import node_setup
 from nodewise_cpu.cluster.object_writer import Deadline
 
 TIMEOUT_S: Final = 300.0
@@ -47,8 +47,8 @@ def run(options: ReconfigureSetupOptions) -> None:
         return Deadline(options.timeout_s)
 
     with node_setup_options.progress_reporter() as report_progress:
-        names = cluster_reconfiguration.nodes(api)
-        report = cluster_reconfiguration.reconfigure(
+        names = node_setup.nodes_with_pools(api)
+        report = node_setup.reconfigure_nodes(
             api, names, pods_options, deadline, report_progress, only_check=options.check
         )
     if options.output == "json":

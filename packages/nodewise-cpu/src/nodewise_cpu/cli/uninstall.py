@@ -16,18 +16,17 @@ from nodewise.cli import tables, terminal_output
 from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.options_from_settings import output_option
 from nodewise_cpu import procfs
-from nodewise_cpu.agent import socket_file
-from nodewise_cpu.api_client_interface import ApiClient
+from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cli import common_options
-from nodewise_cpu.cluster import api_server_features, cpu_manager_removal
-from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster import api_server, cpu_manager_removal
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures
 from nodewise_cpu.cluster.cpu_manager_removal import RemovalStep, RemovedNode
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
 from nodewise_cpu.cpusets import enforcer
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
 from nodewise_cpu.install import installation
-from nodewise_cpu.node import nfd_feature_file, other_cpu_managers, task_garbage_collection
+from nodewise_cpu.node import machine_features, other_cpu_managers, task_garbage_collection
 from nodewise_cpu.topology import ROOT_CGROUP
 
 TIMEOUT_S: Final = 120.0
@@ -67,7 +66,7 @@ def run(options: UninstallOptions) -> None:
     """
     common_options.start_cmk_logging()
     api = common_options.open_api_client(options)
-    features = api_server_features.fetch_features(api)
+    features = api_server.fetch_features(api)
     steps: list[RemovalStep] = []
     try:
         if options.scope != "cluster":
@@ -106,11 +105,13 @@ def _uninstall_from_node(
     _undo_partitions(proc, report_progress)
     socket = Path(DEFAULT_SOCKET)
     report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
-    file = nfd_feature_file.FOLDER / nfd_feature_file.FILE
+    file = machine_features.FEATURE_FOLDER / machine_features.FEATURE_FILE
     report_progress(
         RemovalStep(
             f"feature file {file}",
-            _removal_result(was_there=nfd_feature_file.write(nfd_feature_file.FOLDER, ())),
+            _removal_result(
+                was_there=machine_features.write_feature_file(machine_features.FEATURE_FOLDER, ())
+            ),
         )
     )
 
@@ -128,7 +129,9 @@ def _undo_partitions(proc: Path, report_progress: Callable[[RemovalStep], None])
 
 def _remove_agent_socket(socket: Path) -> str:
     try:
-        return _removal_result(was_there=socket_file.remove_socket_files(socket, enforcer.DEFAULT_ORIGINALS))
+        return _removal_result(
+            was_there=socket_server.remove_socket_files(socket, enforcer.DEFAULT_ORIGINALS)
+        )
     except NodewiseError as error:
         return f"left: {error}"
 

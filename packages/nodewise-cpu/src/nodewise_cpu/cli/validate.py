@@ -11,11 +11,11 @@ import click
 from nodewise.base.errors import NodewiseError
 from nodewise.cli import exit_codes, tables
 from nodewise_cpu import procfs
-from nodewise_cpu.api_client_interface import ApiClient
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import StoreOptions
-from nodewise_cpu.cluster import api_server_features, cpu_manager_removal, node_validation
-from nodewise_cpu.cluster.pod_dry_run import ValidationCheck, ValidationTarget
+from nodewise_cpu.cluster import api_server, cpu_manager_removal, node_validation
+from nodewise_cpu.cluster.api_server import ApiClient
+from nodewise_cpu.cluster.node_validation import ValidationCheck, ValidationTarget
 from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR
 
 _WORDS: Final = {True: "ok", False: "WRONG", None: "-"}
@@ -59,9 +59,7 @@ def run(options: ValidateOptions) -> None:
     )
     api, store = common_options.open_api_client(options), common_options.open_allocation_store(store_options)
     target = ValidationTarget(name, options.namespace, not options.no_taint, options.pod_namespace)
-    checks = [
-        *node_validation.validate_node_setup(api, store, target, api_server_features.fetch_features(api))
-    ]
+    checks = [*node_validation.validate_node_setup(api, store, target, api_server.fetch_features(api))]
     if len(checks) > 1:
         checks.append(_check_installed_program(api, name, options))
     is_well = all(check.ok is not False for check in checks)

@@ -20,9 +20,8 @@ from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions, ServeOptions
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR
-from nodewise_cpu.webhook import certificates, https_server, manifests, webhook_config_files
-from nodewise_cpu.webhook.certificates import ApiServerCertificate
-from nodewise_cpu.webhook.manifests import WebhookInstallation
+from nodewise_cpu.webhook import https_server, manifests
+from nodewise_cpu.webhook.manifests import ApiServerCertificate, WebhookInstallation
 
 _WORDS: Final = {
     **dict.fromkeys(("true", "1", "yes", "y", "on", "t"), True),
@@ -97,15 +96,15 @@ def _print_admission_configuration(options: WebhookOptions) -> None:
     client = ApiServerCertificate(options.client_certificate, options.client_key)
     where = options.print_admission_config
     if where == "-":
-        texts = certificates.admission_configuration_files(
-            certificates.DEFAULT_ADMISSION_FOLDER, options.namespace, client
+        texts = manifests.admission_configuration_files(
+            manifests.DEFAULT_ADMISSION_FOLDER, options.namespace, client
         )
         click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
         return
     folder = Path(where).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in certificates.admission_configuration_files(
+        for name, text in manifests.admission_configuration_files(
             str(folder), options.namespace, client
         ).items():
             (folder / name).write_text(text)
@@ -128,7 +127,9 @@ def _print_manifests(options: WebhookOptions) -> None:
         selector=dict(_parse_label_option(text) for text in options.namespace_selector),
     )
     made = (
-        certificates.create(installation.namespace, datetime.now(UTC)) if options.with_certificate else None
+        manifests.create_certificate(installation.namespace, datetime.now(UTC))
+        if options.with_certificate
+        else None
     )
     if made is None:
         click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
@@ -153,8 +154,8 @@ def _parse_label_option(text: str) -> tuple[str, str]:
 
 async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
     registry = MetricsRegistry()
-    file = webhook_config_files.parse_server_settings(options.conf_file)
-    mutations = webhook_config_files.LiveMutations(file.mutations, registry)
+    file = https_server.parse_server_settings(options.conf_file)
+    mutations = https_server.LiveMutations(file.mutations, registry)
     serve = ServeOptions(
         address=file.binding_address,
         port=file.port,
@@ -190,7 +191,7 @@ def _server_parameters() -> list[click.Parameter]:
     option = click.Option
     admin = cli_options.click_parameters(AdminOptions, has_file=False)
     return [
-        option(["--conf-file"], metavar="PATH", default=webhook_config_files.DEFAULT_FILE, show_default=True,
+        option(["--conf-file"], metavar="PATH", default=https_server.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
         option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
                help="CA of the certificate that the API server must present."),

@@ -16,7 +16,7 @@ from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api, Patch
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise_cpu.api_client_interface import NO_PARAMS, Object
+from nodewise_cpu.cluster.api_server import NO_PARAMS, Object
 
 _END_S: Final = 5.0
 

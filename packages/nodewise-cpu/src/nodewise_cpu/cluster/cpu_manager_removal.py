@@ -13,16 +13,14 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import NODES, PODS, Resource, selector
 from nodewise_cpu import allocation_store
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise_cpu.api_client_interface import ApiClient, Object
 from nodewise_cpu.cluster import (
-    agent_daemonset,
     exclusive_core_advertisement,
     node_setup,
     node_setup_objects,
     object_writer,
     report_custom_resources,
 )
-from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.cmk_names import LABEL
 from nodewise_cpu.pool_allocations import Allocations
@@ -108,7 +106,7 @@ def agent_objects_to_remove(
     """The node agent's DaemonSet; none, with a progress message, if any node still has pools."""
     if features.webhooks == "none":
         return ()
-    made = _object_reference("DaemonSet", features.daemon_sets, agent_daemonset.NAME, namespace)
+    made = _object_reference("DaemonSet", features.daemon_sets, node_setup_objects.AGENT, namespace)
     left = [node["metadata"]["name"] for node in node_setup.list_node_objects(api, f"{LABEL}=true")]
     if not left:
         return [made]

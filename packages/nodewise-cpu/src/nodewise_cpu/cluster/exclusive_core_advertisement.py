@@ -13,9 +13,8 @@ from typing import Any, Final
 from nodewise.base.errors import BadInput, Conflict, Problem, shown
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
-from nodewise_cpu.api_client_interface import ApiClient, Object
-from nodewise_cpu.cluster import api_server_features
-from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster import api_server
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, LABEL, NON_ISOLCPUS_CORES, TAINT
 from nodewise_cpu.pool_allocations import Allocations
 from nodewise_cpu.pool_planning import EXCLUSIVE, NON_ISOLCPUS
@@ -56,8 +55,8 @@ def advertise(
     except for exclusive cores. Refused if the API server supports no such resources; Conflict if others change the node
     before every attempt.
     """
-    features = features or api_server_features.fetch_features(api)
-    api_server_features.check(features)
+    features = features or api_server.fetch_features(api)
+    api_server.check_resource_support(features)
 
     def status(node_object: Object) -> Object:
         return _capacity_patch(node_object, features, wanted)
@@ -75,7 +74,7 @@ def advertise(
 
 def withdraw_node_resources(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
     """Remove the resources, the taint and the label. Returns whether the node changed."""
-    features = features or api_server_features.fetch_features(api)
+    features = features or api_server.fetch_features(api)
     steps = {
         "": lambda node_object: _taint_removal_patch(node_object, features),
         "status": lambda node_object: _capacity_patch(node_object, features, None),

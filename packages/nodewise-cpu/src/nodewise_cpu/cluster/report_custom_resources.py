@@ -14,9 +14,8 @@ from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Ref
 from nodewise.kube.api_server_interface import NotAllowed, NotFound
 from nodewise.kube.resource_kinds import Resource, escape_path
 from nodewise.observe import logs
-from nodewise_cpu.api_client_interface import ApiClient, Object
-from nodewise_cpu.cluster import api_server_features
-from nodewise_cpu.cluster.api_server_features import ApiFeatures
+from nodewise_cpu.cluster import api_server
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
 
 GROUP: Final = "intel.com"
 _OLD_GROUP: Final = "cmk.intel.com"
@@ -170,7 +169,7 @@ def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report:
     A missing definition of the kind is created if permitted. Unavailable without a response, Refused without the right.
     """
     name = report_name(node)
-    features = api_server_features.fetch_features(api)
+    features = api_server.fetch_features(api)
     resource = kind.third_party_resource if features.reports == "third-party" else kind.resource
     body = _report_object(resource, name, report)
     for is_last in (False, True):

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem, Refused, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
-from nodewise_cpu.cpusets.container_cgroups import find_cgroups
+from nodewise_cpu.cpusets.container_cpusets import find_cgroups
 from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise_cpu.topology import OWN_PARTITIONS, PARTITION_CPUS
 

@@ -1,19 +1,22 @@
-"""Cpusets of containers and processes, and the file with the cpusets that containers had before enforcement.
+"""Cgroups and cpusets of containers and processes, and the file with their cpusets before enforcement.
 
 Process ids are those of the host, as in its `/proc`, `proc`.
 """
 
+import contextlib
 import json
+import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem, Unavailable, shown
 from nodewise_cpu import cpu_set_formats, procfs
-from nodewise_cpu.cgroup_owners import parse_cgroup
 from nodewise_cpu.kernel_file_reader import read_text
+from nodewise_cpu.procfs import parse_cgroup
 
 Cpus = frozenset[int]
 
@@ -120,3 +123,54 @@ def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
         new.replace(file)
     except OSError as error:
         raise Unavailable("cannot save the original cpusets", [Problem(str(file), str(error), "")]) from error
+
+
+_PODS: Final = ("kubepods", "kubepods.slice")
+_MAX_DEPTH: Final = 6
+
+
+def find_cgroups(root: Path) -> Mapping[str, str]:
+    """The path of each container's cgroup below the root cgroup, by container id.
+
+    A container can create cgroups below its own only, which are not searched.
+    """
+    cgroups: dict[str, str] = {}
+    for path in chain.from_iterable(_walk(root / pods, 0) for pods in _PODS):
+        cgroup = str(path.relative_to(root))
+        if container := parse_cgroup(f"0::/{cgroup}").container:
+            cgroups.setdefault(container, cgroup)
+    return cgroups
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """The cgroups below a cgroup, without those inside of containers."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    for name in names:
+        path = folder / name
+        yield path
+        if depth < _MAX_DEPTH and not parse_cgroup(f"0::{path}").container:
+            yield from _walk(path, depth + 1)
+
+
+class ContainerCgroups:
+    """Reads the cpusets of containers below the first of these root cgroups that has the container.
+
+    The roots are those of version 2 and of the controller `cpuset` of version 1.
+    """
+
+    def __init__(self, *roots: Path) -> None:
+        self._roots = roots
+
+    def read_cpus(self, containers: Collection[str]) -> Mapping[str, Cpus]:
+        """`cpuset.cpus` of the cgroups of these containers, empty without a limit, as far as they can be read."""
+        cpus: dict[str, Cpus] = {}
+        for root in self._roots:
+            for container, cgroup in find_cgroups(root).items():
+                if container in containers and container not in cpus:
+                    with contextlib.suppress(BadInput, OSError):
+                        text = read_text(root / cgroup / "cpuset.cpus")
+                        cpus[container] = frozenset(cpu_set_formats.parse_cpu_numbers(text))
+        return cpus

@@ -22,12 +22,10 @@ from nodewise_cpu import ended_tasks, procfs
 from nodewise_cpu.allocation_store import StoredAllocations
 from nodewise_cpu.cpusets import container_cpusets
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cgroups import ContainerCgroups
-from nodewise_cpu.cpusets.container_cpusets import Cpus, Cpuset, CpusetRuntime
+from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups, Cpus, Cpuset, CpusetRuntime
 from nodewise_cpu.ended_tasks import KnownProcesses
-from nodewise_cpu.node import thread_affinity
-from nodewise_cpu.node.thread_affinity import Thread
 from nodewise_cpu.pool_allocations import Task
+from nodewise_cpu.procfs import Thread
 from nodewise_cpu.topology import Topology
 
 DEFAULT_ORIGINALS: Final = Path("/run/nodewise/cpusets.json")
@@ -126,7 +124,7 @@ class CpusetEnforcer:
     """Sets the cpusets of one node's containers. Its methods may be called from several threads.
 
     `originals` is the file with the original cpusets; it outlives the agent. `proc` is the host's, and the agent has to
-    be in the host's namespace of process ids (`thread_affinity.check_pid_namespace`).
+    be in the host's namespace of process ids (`procfs.check_pid_namespace`).
     """
 
     def __init__(
@@ -262,7 +260,7 @@ class CpusetEnforcer:
                 mask, current.cpus, target.cpus, node.own_cpus.get(thread.pid)
             )
             if thread.cpus != cpus:
-                thread_affinity.set_thread_affinity(thread, cpus)
+                procfs.set_thread_affinity(thread, cpus)
                 changes = True
         return target if changes else None
 
@@ -277,4 +275,4 @@ class CpusetEnforcer:
         return target._replace(mems=target.mems | (self._topology.memory_only_nodes & original.mems))
 
     def _read_threads_of_processes(self, pids: Iterable[int]) -> Iterator[Thread]:
-        return chain.from_iterable(thread_affinity.read(self._proc, pid) for pid in pids)
+        return chain.from_iterable(procfs.read_threads(self._proc, pid) for pid in pids)

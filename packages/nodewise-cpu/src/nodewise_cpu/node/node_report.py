@@ -8,7 +8,7 @@ from nodewise.base.errors import NodewiseError, Problem
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.cpu_set_formats import format_cpu_ranges
-from nodewise_cpu.node import kubelet_cpu_manager_state, other_cpu_managers
+from nodewise_cpu.node import other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.other_cpu_managers import CpuManagers
 from nodewise_cpu.pool_allocations import Allocations
@@ -22,7 +22,7 @@ NO_MANAGERS: Final = CpuManagers()
 def build_node_report(
     store: AllocationStore,
     machine: PoolInputs,
-    kubelet_dir: Path = kubelet_cpu_manager_state.DEFAULT_FOLDER,
+    kubelet_dir: Path = other_cpu_managers.DEFAULT_FOLDER,
     managers: CpuManagers = NO_MANAGERS,
 ) -> dict[str, Any]:
     """The report that `node-report` prints. Errors are part of it.
@@ -61,14 +61,16 @@ def check_kubelet_conflicts(folder: Path, allocations: Allocations) -> dict[str,
     With the static policy it names the features of the kubelet that could replace each pool.
     """
     try:
-        kubelet = kubelet_cpu_manager_state.read(folder)
+        kubelet = other_cpu_managers.read_kubelet_state(folder)
     except NodewiseError as error:
         return {"kubelet": check([str(error)])}
     if kubelet is None:
         return {}
-    conflicts = check([str(problem) for problem in kubelet_cpu_manager_state.conflicts(kubelet, allocations)])
+    conflicts = check(
+        [str(problem) for problem in other_cpu_managers.kubelet_conflicts(kubelet, allocations)]
+    )
     more = (
-        {"instead": kubelet_cpu_manager_state.describe_kubelet_alternatives(allocations)}
+        {"instead": other_cpu_managers.describe_kubelet_alternatives(allocations)}
         if kubelet.is_static
         else {}
     )

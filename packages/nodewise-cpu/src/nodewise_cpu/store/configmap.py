@@ -18,7 +18,7 @@ from nodewise.base.errors import BadInput, Conflict, Problem, shown, visible
 from nodewise.kube.resource_kinds import Resource
 from nodewise_cpu import allocation_store, cmk_names, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
-from nodewise_cpu.api_client_interface import ApiClient
+from nodewise_cpu.cluster.api_server import ApiClient
 from nodewise_cpu.pool_allocations import IDENTITIES, Allocations
 
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

@@ -1,10 +1,13 @@
-"""The selection of pods that request cores, and their mutation.
+"""The response to an AdmissionReview: the selection of pods that request cores, and their mutation.
 
-Mutation is idempotent: existing entries, identified by name, are unchanged.
+Mutation is idempotent: existing entries, identified by name, are unchanged. A mutation is merged into the pod; the
+response has the difference as a JSON patch (RFC 6902). Parts that do not change are the same Python objects afterwards,
+so that the patch is found without comparing them.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -12,7 +15,106 @@ from nodewise.base import quantity
 from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocator import COUNT_VARIABLE
-from nodewise_cpu.webhook.json_merge_and_patch import merge_json
+
+Operation = dict[str, Any]
+
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort", "protocol"),
+    "hostAliases": ("ip",),
+}
+"""The fields that identify the entries of a list, by the list's field; entries of other lists have a name."""
+
+
+def merge_json(whole: Any, partial: Any, path: str = "") -> Any:
+    """`whole` with the content of `partial`.
+
+    Mappings are merged key by key. Entries that a list lacks are appended: an entry with the same name stays as it is,
+    and an entry without a name is not appended twice. Any other value is replaced; null has no effect. BadSettings,
+    which names the `path`, if `partial` has another value in the place of a mapping.
+    """
+    if partial is None:
+        return whole
+    if isinstance(whole, dict):
+        return _merge_mapping(whole, partial, path)
+    if isinstance(whole, list):
+        return _merge_list(whole, partial if isinstance(partial, list) else [partial], path)
+    if isinstance(partial, dict):
+        return _merge_mapping({}, partial, path)
+    if isinstance(partial, list):
+        return _merge_list([], partial, path)
+    return whole if type(whole) is type(partial) and whole == partial else partial
+
+
+def _merge_mapping(whole: dict[str, Any], partial: Any, path: str) -> dict[str, Any]:
+    if not isinstance(partial, dict):
+        raise BadSettings("mutations cannot be merged", [Problem(path, shown(partial), "a mapping")])
+    merged = {
+        key: merge_json(whole.get(key), value, f"{path}.{key}" if path else key)
+        for key, value in partial.items()
+        if value is not None
+    }
+    if all(key in whole and whole[key] is value for key, value in merged.items()):
+        return whole
+    return whole | merged
+
+
+def _merge_list(whole: list[Any], partial: list[Any], path: str) -> list[Any]:
+    keys = _KEYS.get(path.rpartition(".")[2], ("name",))
+    merged = whole
+    for entry in partial:
+        identity = _merge_key_values(entry, keys)
+        if not any(_merge_key_values(other, keys) == identity for other in merged):
+            merged = [*merged, entry]
+    return merged
+
+
+def _merge_key_values(entry: Any, keys: tuple[str, ...]) -> tuple[bool, Any]:
+    if isinstance(entry, dict) and keys[0] in entry:
+        return True, tuple(entry.get(key) for key in keys)
+    return False, entry
+
+
+def json_patch(before: Any, after: Any, at: str = "") -> Iterator[Operation]:
+    """The operations that change `before` into `after`, in their order. `at` is a JSON pointer.
+
+    A value that is the same Python object in both is not compared.
+    """
+    if before is after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        yield from _patch_mapping(before, after, at)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _patch_list(before, after, at)
+    elif type(before) is not type(after) or before != after:
+        yield {"op": "replace", "path": at, "value": after}
+
+
+def _patch_mapping(before: dict[str, Any], after: dict[str, Any], at: str) -> Iterator[Operation]:
+    for key in before.keys() - after.keys():
+        yield {"op": "remove", "path": f"{at}/{_escape_pointer_token(key)}"}
+    for key, value in after.items():
+        path = f"{at}/{_escape_pointer_token(key)}"
+        if key in before:
+            yield from json_patch(before[key], value, path)
+        else:
+            yield {"op": "add", "path": path, "value": value}
+
+
+def _patch_list(before: list[Any], after: list[Any], at: str) -> Iterator[Operation]:
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        yield from json_patch(old, new, f"{at}/{index}")
+    # from the end, so that no index changes before it is used
+    for index in reversed(range(len(after), len(before))):
+        yield {"op": "remove", "path": f"{at}/{index}"}
+    for value in after[len(before) :]:
+        yield {"op": "add", "path": f"{at}/-", "value": value}
+
+
+def _escape_pointer_token(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
 
 NUM_CORES: Final = COUNT_VARIABLE
 _WORDS: Final = ("true", "True", "1")
@@ -194,3 +296,117 @@ def _decode_merged_part(merged: Mapping[str, Any], kind: type[T], source: str) -
     except UNREADABLE as error:
         wrong = decoding_error(error, "mutations cannot be used", source)
         raise BadSettings(wrong.what, wrong.problems) from error
+
+
+PATH: Final = "/mutate"
+"""The path to which the API server sends reviews."""
+VERSIONS: Final = ("admission.k8s.io/v1", "admission.k8s.io/v1beta1")
+_UNREADABLE_REVIEW: Final = "the review cannot be read"
+_OBJECT: Final = "request.object"
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    kind: str = ""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    uid: str = ""
+    kind: _Kind = _Kind()
+    operation: str = "CREATE"
+    namespace: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    request: _Request | None = None
+
+
+class ReviewResponse(NamedTuple):
+    """The response to a review, and its outcome."""
+
+    body: bytes
+    outcome: Literal["mutated", "untouched", "refused"]
+    detail: str = ""
+    """The namespace of a mutated pod, or the reason of a refusal."""
+
+
+_REVIEW: Final = msgspec.json.Decoder(_Review)
+
+
+def respond_to_review(body: bytes, mutations: Callable[[], Mutations]) -> ReviewResponse:
+    """The response to a review: with a patch, without one, or a refusal that names what is wrong with the object.
+
+    BadInput if the body is not a review, or has no UID. BadSettings if the pod requests cores while the
+    mutations are invalid.
+    """
+    review, request = _decode_review(body)
+    try:
+        return _mutate_or_refuse_pod(review, request, mutations)
+    except BadInput as error:
+        status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
+        response = {"uid": request.uid, "allowed": False, "status": status}
+        return ReviewResponse(_encode_review_response(review, response), "refused", str(error))
+
+
+def _decode_review(body: bytes) -> tuple[_Review, _Request]:
+    try:
+        review = _REVIEW.decode(body)
+    except UNREADABLE as error:
+        raise decoding_error(error, _UNREADABLE_REVIEW) from error
+    if review.kind != "AdmissionReview":
+        raise BadInput(_UNREADABLE_REVIEW, [Problem("kind", shown(review.kind), "AdmissionReview")])
+    if review.api_version not in VERSIONS:
+        raise BadInput(
+            _UNREADABLE_REVIEW, [Problem("apiVersion", shown(review.api_version), " or ".join(VERSIONS))]
+        )
+    if review.request is None:
+        raise BadInput(_UNREADABLE_REVIEW, [Problem("request", "missing", "an AdmissionRequest")])
+    if not review.request.uid:
+        raise BadInput(_UNREADABLE_REVIEW, [Problem("request.uid", "missing", "the UID of the request")])
+    return review, review.request
+
+
+def _mutate_or_refuse_pod(
+    review: _Review, request: _Request, mutations: Callable[[], Mutations]
+) -> ReviewResponse:
+    allowed = {"uid": request.uid, "allowed": True}
+    if request.operation != "CREATE":
+        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
+    if request.kind.kind != "Pod":
+        raise BadInput(_UNREADABLE_REVIEW, [Problem("request.kind.kind", shown(request.kind.kind), "Pod")])
+    pod = bytes(request.object)
+    if pod == b"null":
+        raise BadInput(_UNREADABLE_REVIEW, [Problem(_OBJECT, "missing", "a pod")])
+    try:
+        operations = _mutation_as_json_patch(pod, mutations)
+    except BadInput as error:
+        problems = [
+            problem._replace(field=f"{_OBJECT}.{problem.field}".rstrip(".")) for problem in error.problems
+        ]
+        raise BadInput(error.what, problems) from error
+    if not operations:
+        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
+    encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
+    response = allowed | {"patchType": "JSONPatch", "patch": encoded}
+    return ReviewResponse(_encode_review_response(review, response), "mutated", request.namespace)
+
+
+def _mutation_as_json_patch(pod: bytes, mutations: Callable[[], Mutations]) -> list[Operation]:
+    if not is_mutation_requested(pod):
+        return []
+    try:
+        whole = msgspec.json.decode(pod)
+    except UNREADABLE as error:
+        raise decoding_error(error, "the pod cannot be read") from error
+    valid_mutations = mutations()
+    try:
+        mutated = mutate(whole, valid_mutations)
+    except BadSettings as error:  # the same mutations fit other pods
+        raise BadInput("the pod cannot be mutated", error.problems) from error
+    return list(json_patch(whole, mutated))
+
+
+def _encode_review_response(review: _Review, response: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})

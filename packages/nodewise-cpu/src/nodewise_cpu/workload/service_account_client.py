@@ -17,7 +17,7 @@ from nodewise.kube.api_server_interface import DEADLINE_S, NotFound, Patch
 from nodewise.kube.resource_kinds import PODS
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
-from nodewise_cpu.api_client_interface import NO_PARAMS, ApiClient, Object
+from nodewise_cpu.cluster.api_server import NO_PARAMS, ApiClient, Object
 from nodewise_cpu.store.configmap import ConfigMapStore
 from nodewise_cpu.workload.isolate_arguments import IsolateArguments
 

@@ -1,15 +1,39 @@
-"""The features of API server versions: a row for each version that changed one that is used here.
+"""The API server for the CPU manager: the interface of its clients, and the features of its versions.
+
+Clients have blocking calls, with JSON as Python values.
 
 Sources: CMK's branches by version, and the releases in which Kubernetes added and removed the API groups used here.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from nodewise.base.errors import BadInput, Problem, Refused, shown
-from nodewise_cpu.api_client_interface import ApiClient
+from nodewise.kube.api_server_interface import Patch
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
+
+NO_PARAMS: Final[Mapping[str, str]] = {}
+Object = Mapping[str, Any]
+
+
+class ApiClient(Protocol):
+    """One API server, as one user. A path is escaped (`kube.resource_kinds.Resource.path`).
+
+    Every method raises kinds of `NodewiseError` and nothing else: `kube.api_server_interface.NotFound` (404),
+    `Conflict` (409), `Refused` (another 4xx), `Unavailable` (429, 5xx, no answer).
+    """
+
+    def get(self, path: str, params: Mapping[str, str] = NO_PARAMS) -> Any: ...
+
+    def create(self, path: str, body: Object) -> Any: ...
+
+    def replace(self, path: str, body: Object) -> Any: ...
+
+    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any: ...
+
+    def delete(self, path: str, body: Object | None = None) -> Any: ...
+
 
 Version = tuple[int, ...]
 """`(1, 36, 3)`, without zeros at the end: 1.8 and 1.8.0 are the same."""
@@ -73,7 +97,7 @@ def fetch_features(api: ApiClient) -> ApiFeatures:
     )
 
 
-def check(features: ApiFeatures) -> None:
+def check_resource_support(features: ApiFeatures) -> None:
     """Refused if nodes cannot advertise cores at this API server."""
     if not features.resources:
         problem = Problem("API server", "Kubernetes 1.8.0", "1.8.1 or later, or 1.7")
