@@ -11,10 +11,11 @@ PLURALS: Final = {
     "ClusterPlacementPolicy": "clusterplacementpolicies",
 }
 OPERATORS: Final = ("above", "atLeast", "below", "atMost", "equals", "notEquals")
-EXPECTED_OPERATOR: Final = f"expected exactly one of {', '.join(OPERATORS)}"
+EXPECTED_OPERATOR: Final = f"expected exactly one of {', '.join(OPERATORS)}, between"
 HOT: Final[Object] = {"metric": "temp", "above": 80}
 RANK: Final[Object] = {"metric": "temp", "order": "Ascending"}
 LABEL: Final[Object] = HOT | {"labels": {"gpu.nodewise.io/suspect": "true"}}
+LABEL_WITHOUT_OPERATOR: Final[Object] = {name: value for name, value in LABEL.items() if name != "above"}
 QUANTITY: Final = "in body should match '^[+-]?([0-9]+"
 COOL: Final[Object] = {
     "podSelector": {"matchLabels": {"app": "web"}},
@@ -105,6 +106,15 @@ ACCEPTED: Final[dict[str, Object]] = {
         f"age {value}": avoiding(maxAge=value)
         for value in ("1ms", "30s", "1h30m", "1.5h", "8784h", "0.1s0.1m", "31622400s", f"1.{'0' * 28}ms")
     },
+    **{
+        f"between {low} and {high}": avoiding(above=None, between=[low, high])
+        for low, high in ((60, 80), (5, 5), ("0.5", "800m"), (-1, "1Gi"))
+    },
+    "between in a group": namespaced(
+        avoid=[{"all": [HOT, {"metric": "load", "between": [1, 2]}], "for": "1m"}]
+    ),
+    "between for node labels": cluster(nodeLabels=[{**LABEL_WITHOUT_OPERATOR, "between": [1, 2]}]),
+    "100 rules with between": namespaced(avoid=[{"metric": "temp", "between": [1, 2]}] * 100),
     "100 rules": namespaced(avoid=[HOT] * 100),
     "100 rules in groups of 16": namespaced(avoid=[{"all": [HOT] * 16}] * 6 + [HOT] * 4),
     "100 rules for node labels": cluster(nodeLabels=[LABEL] * 100),
@@ -179,6 +189,35 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         ["spec.avoid[0]: Invalid", f"found no operator, {EXPECTED_OPERATOR}"],
     ),
     "two operators": (avoiding(notEquals=5), [f"found above notEquals together, {EXPECTED_OPERATOR}"]),
+    "between beside another operator": (
+        avoiding(between=[1, 2]),
+        ["spec.avoid[0]: Invalid", f"found above between together, {EXPECTED_OPERATOR}"],
+    ),
+    "between with the higher value first": (
+        avoiding(above=None, between=["1Gi", 5]),
+        ["spec.avoid[0].between: Invalid", "expected a list of two values, the lower one first"],
+    ),
+    "between with one value": (
+        avoiding(above=None, between=[1]),
+        ["spec.avoid[0].between", "should have at least 2 items"],
+    ),
+    "between with three values": (
+        avoiding(above=None, between=[1, 2, 3]),
+        ["spec.avoid[0].between"],
+    ),
+    "between with a number": (avoiding(above=None, between=5), ["spec.avoid[0].between"]),
+    "between beside a group": (
+        namespaced(avoid=[{"all": [HOT], "between": [1, 2]}]),
+        ["spec.avoid[0]: Invalid", "found other fields of a rule together with all"],
+    ),
+    "between beside a group for node labels": (
+        cluster(nodeLabels=[{**LABEL_WITHOUT_OPERATOR, "metric": None, "all": [HOT], "between": [1, 2]}]),
+        ["spec.nodeLabels[0]: Invalid", "found other fields of a rule together with all"],
+    ),
+    "release of between": (
+        avoiding(above=None, release=1, between=[2, 3]),
+        ["spec.avoid[0]", "found release without above, atLeast, below or atMost"],
+    ),
     "no operator in a group": (
         namespaced(avoid=[HOT, {"all": [HOT, {"metric": "temp"}]}]),
         ["spec.avoid[1].all[1]: Invalid", f"found no operator, {EXPECTED_OPERATOR}"],

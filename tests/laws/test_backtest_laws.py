@@ -32,9 +32,11 @@ OPERATORS = ("above", "atLeast", "below", "atMost", "equals", "notEquals")
 
 @st.composite
 def comparisons(draw: st.DrawFn) -> dict[str, Any]:
+    operator = draw(st.sampled_from([*OPERATORS, "between"]))
+    ends = draw(st.lists(st.integers(0, 3), min_size=2, max_size=2))
     part: dict[str, Any] = {
         "metric": draw(st.sampled_from(METRICS)),
-        draw(st.sampled_from(OPERATORS)): draw(st.integers(0, 3)),
+        operator: sorted(ends) if operator == "between" else ends[0],
         "whenMissing": draw(st.sampled_from(["Allow", "Reject"])),
     }
     if draw(st.booleans()):

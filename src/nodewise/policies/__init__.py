@@ -4,7 +4,7 @@
 |---|---|
 | `placement_policy.py` | the model of a policy, independent of its kind |
 | `policy_objects.py` | policies as the API server returns them, and the collection of their problems |
-| `rule_operators.py` | the six operators of rules |
+| `rule_operators.py` | the table of the operators of rules |
 | `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
 | `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |

@@ -14,7 +14,7 @@ from nodewise.base import quantity
 from nodewise.base.errors import did_you_mean
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.policies.policy_objects import MAX_METRIC_NAME
-from nodewise.policies.rule_operators import OPERATORS
+from nodewise.policies.rule_operators import OPERATOR_FIELDS, OPERATORS, RANGE_OPERATORS
 
 API_VERSION: Final = "nodewise.io/v1alpha1"
 
@@ -31,7 +31,7 @@ SPEC_FIELDS: Final = (
     "namespaceSelector",
     "nodeLabels",
 )
-COMPARISON_FIELDS: Final = ("metric", "aggregate", *OPERATORS, "maxAge", "query", "emptyMeans")
+COMPARISON_FIELDS: Final = ("metric", "aggregate", *OPERATOR_FIELDS, "maxAge", "query", "emptyMeans")
 AVOID_PART_FIELDS: Final = (*COMPARISON_FIELDS, "whenMissing", "release")
 HOLD_TIME_FIELDS: Final = ("for", "keepFor")
 AVOID_FIELDS: Final = (*AVOID_PART_FIELDS, *HOLD_TIME_FIELDS, "all")
@@ -102,6 +102,17 @@ def _parse_quantity(value: Any) -> int:
     if not isinstance(value, str) or len(value) > MAX_QUANTITY or not re.fullmatch(QUANTITY, value):
         raise ValueError(quantity.EXPECTED)
     return quantity.parse(value)
+
+
+def _parse_range(value: Any) -> tuple[int, int]:
+    """The lower and the higher one of two quantities."""
+    expected = "a list of two values, the lower one first"
+    if not isinstance(value, list) or len(value) != 2:  # noqa: PLR2004 - two ends
+        raise ValueError(expected)
+    low, high = map(_parse_quantity, value)
+    if low > high:
+        raise ValueError(expected)
+    return low, high
 
 
 def is_integer(value: Any) -> bool:
@@ -201,6 +212,7 @@ PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "query": _parse_query,
     "aggregate": choice(AGGREGATES),
     **dict.fromkeys(OPERATORS, _parse_quantity),
+    **dict.fromkeys(RANGE_OPERATORS, _parse_range),
     "maxAge": _parse_duration,
     "release": _parse_quantity,
     "whenMissing": choice(WHEN_MISSING),

@@ -36,10 +36,10 @@ from nodewise.policies.policy_objects import (
     shown_key,
     step_back_in_effect,
 )
-from nodewise.policies.rule_operators import OPERATORS
+from nodewise.policies.rule_operators import OPERATOR_FIELDS, RANGE_OPERATORS
 
 _ONLY_CLUSTER: Final = "; only ClusterPlacementPolicy has it"
-_ONE_OPERATOR: Final = f"exactly one of {', '.join(OPERATORS)}"
+_ONE_OPERATOR: Final = f"exactly one of {', '.join(OPERATOR_FIELDS)}"
 _POD_LABEL: Final = "a key such as app or example.com/app and a value, both valid for a label"
 _NODE_LABEL: Final = (
     "a key whose domain ends in .nodewise.io, such as gpu.nodewise.io/suspect, and a value of a label"
@@ -274,8 +274,9 @@ class _PolicyParser(ProblemCollector):
             if "all" in rule:
                 parts = self._parse_all(path, rule, valid_in_all)
             else:
-                parts = [self._parse_comparison(path, rule, ("metric", "query", "all"))]
-            count += max(len(parts), 1)
+                parts = self._parse_comparison(path, rule, ("metric", "query", "all"))
+            # as in the definitions, which count a range operator as one rule
+            count += max(len(rule["all"]), 1) if isinstance(rule.get("all"), list) else 1
             yield path, rule, tuple(parts) if len(self.problems) == before else ()
         if count > fields.MAX_RULES:
             expected = f"at most {fields.MAX_RULES}, counting those in all"
@@ -289,30 +290,32 @@ class _PolicyParser(ProblemCollector):
                 path, f"{' and '.join(others)} together with all", "these fields in the rules of all"
             )
         return [
-            self._parse_comparison(
+            comparison
+            for number, part in enumerate(self._parse_list(f"{path}.all", rule["all"], fields.MAX_PARTS))
+            for comparison in self._parse_comparison(
                 f"{path}.all[{number}]",
                 self._parse_object(f"{path}.all[{number}]", part, valid),
                 ("metric", "query"),
             )
-            for number, part in enumerate(self._parse_list(f"{path}.all", rule["all"], fields.MAX_PARTS))
         ]
 
     def _parse_comparison(
         self, path: str, rule: Mapping[str, Any], alternatives: Sequence[str]
-    ) -> Comparison:
-        """The comparison of the fields of a rule. It is used only if there is no problem."""
+    ) -> list[Comparison]:
+        """The comparison of the fields of a rule, or two for a range operator. They are used only if there is no
+        problem.
+        """
         self._check_source(path, rule, alternatives)
-        operators = [name for name in OPERATORS if name in rule]
+        operators = [name for name in OPERATOR_FIELDS if name in rule]
         if len(operators) != 1:
             self.add_problem(path, " and ".join(operators) or "no operator", _ONE_OPERATOR)
         if "emptyMeans" in rule and "query" not in rule:
             self.add_problem(f"{path}.emptyMeans", "it without query", "it only together with query")
         values = self._parse_values(path, rule, fields.PARSERS)
         operator = next(iter(operators), "")
-        return Comparison(
+        comparison = Comparison(
             metric=_metric_name(values),
             operator=operator,
-            target=values.get(operator, 0),
             release=self._checked_release(path, rule, operator, values),
             when_missing="reject" if values.get("whenMissing") == "Reject" else "pass",
             max_age_s=values.get("maxAge"),
@@ -320,12 +323,18 @@ class _PolicyParser(ProblemCollector):
             aggregate=values.get("aggregate", ""),
             empty_means="healthy" if "emptyMeans" in values else "",
         )
+        if operator in RANGE_OPERATORS:
+            ends = zip(RANGE_OPERATORS[operator], values.get(operator, (0, 0)), strict=True)
+        else:
+            ends = zip((operator,), (values.get(operator, 0),), strict=True)
+        return [msgspec.structs.replace(comparison, operator=name, target=target) for name, target in ends]
 
     def _checked_release(
-        self, path: str, rule: Mapping[str, Any], operator: str, values: Mapping[str, int]
+        self, path: str, rule: Mapping[str, Any], operator: str, values: Mapping[str, Any]
     ) -> int | None:
         """The value of `release`, which is on the side of the target where the rule is not broken."""
-        release, target = values.get("release"), values.get(operator)
+        release: int | None = values.get("release")
+        target = values.get(operator)
         if release is None or target is None:
             return None
         direction = rule_operators.sort_direction(operator)

@@ -1,49 +1,97 @@
-"""The operators of policies. A rule is broken where `value operator target` is true.
+"""The table of the operators of policies. A rule is broken where `value operator target` is true.
 
-Comparisons are exact. Source of the names in a TASPolicy: Telemetry Aware Scheduling 0.7, `core/operator.go`.
+Parser, evaluation, backtest, the checks of queries and the mutants of suites read this table. "Adding an operator" in
+ARCHITECTURE.md names what else an operator needs. Comparisons are exact. Source of the names in a TASPolicy: Telemetry
+Aware Scheduling 0.7, `core/operator.go`.
 """
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agent import COMPARISONS
 from nodewise.metrics.series import Values
 from nodewise.policies.placement_policy import PolicyKind
 
 
 class Operator(NamedTuple):
-    """The two uses of an operator."""
+    """The uses of an operator."""
 
     compare: np.ufunc
     """As the condition of a rule."""
     order: int
     """As a preference: 1 for small values first, -1 for large ones, 0 for no order. Of several values that meet the
     same operator, the most extreme one is the largest for -1 and the smallest for 1."""
+    alternatives: tuple[str, ...]
+    """What takes its place in mutants: one that differs at the target only, if there is one, and the opposite."""
+    promql: str
+    """The same comparison in PromQL."""
+    taspolicy: str = ""
+    """Its name in a TASPolicy; empty if that does not have it."""
+
+    @property
+    def includes_target(self) -> bool:
+        """Whether the target itself meets it."""
+        return bool(self.compare(0, 0))
 
 
 OPERATORS: Final[Mapping[str, Operator]] = {
-    "above": Operator(np.greater, -1),
-    "atLeast": Operator(np.greater_equal, -1),
-    "below": Operator(np.less, 1),
-    "atMost": Operator(np.less_equal, 1),
-    "equals": Operator(np.equal, 0),
-    "notEquals": Operator(np.not_equal, 0),
+    "above": Operator(COMPARISONS["above"], -1, ("atLeast", "below"), ">", "GreaterThan"),
+    "atLeast": Operator(COMPARISONS["atLeast"], -1, ("above", "atMost"), ">="),
+    "below": Operator(COMPARISONS["below"], 1, ("atMost", "above"), "<", "LessThan"),
+    "atMost": Operator(COMPARISONS["atMost"], 1, ("below", "atLeast"), "<="),
+    "equals": Operator(COMPARISONS["equals"], 0, ("notEquals", "atLeast", "atMost"), "==", "Equals"),
+    "notEquals": Operator(COMPARISONS["notEquals"], 0, ("equals",), "!="),
 }
 
+RANGE_OPERATORS: Final[Mapping[str, tuple[str, str]]] = {"between": ("atLeast", "atMost")}
+"""Operators with a list of two values, the lower one first. Such a rule stands for two rules in `all`: the first
+operator with the first value, and the second operator with the second value."""
+OPERATOR_FIELDS: Final = (*OPERATORS, *RANGE_OPERATORS)
+"""The fields of a rule that are operators. A rule has exactly one of them."""
+
 TASPOLICY_OPERATORS: Final[Mapping[str, str]] = {
-    "LessThan": "below",
-    "GreaterThan": "above",
-    "Equals": "equals",
+    OPERATORS[name].taspolicy: name for name in ("below", "above", "equals")
 }
 """The operators of a TASPolicy, and their names in `OPERATORS`."""
-_TASPOLICY_NAMES: Final = {operator: name for name, operator in TASPOLICY_OPERATORS.items()}
+_RULE_FIELDS: Final = ("labels", "for", "keepFor")
+"""The fields of a rule that stay beside `all`."""
 
 
 def written_operator(operator: str, kind: PolicyKind) -> str:
     """The operator as a policy of this kind writes it."""
-    return _TASPOLICY_NAMES.get(operator, operator) if kind == "TASPolicy" else operator
+    entry = OPERATORS.get(operator)
+    return entry.taspolicy or operator if entry and kind == "TASPolicy" else operator
+
+
+def expand_ranges(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The valid spec of a PlacementPolicy or ClusterPlacementPolicy with two rules in `all` for each range operator."""
+    return {
+        section: [_expand_rule(rule) for rule in rules]
+        if section in ("avoid", "nodeLabels") and rules
+        else rules
+        for section, rules in spec.items()
+    }
+
+
+def _expand_rule(rule: Mapping[str, Any]) -> Mapping[str, Any]:
+    parts = [part for written in rule.get("all") or [rule] for part in _parts_of(written)]
+    if "all" not in rule and len(parts) == 1:
+        return rule
+    outer = {name: value for name, value in rule.items() if name in _RULE_FIELDS}
+    return {**outer, "all": [{name: part[name] for name in part if name not in outer} for part in parts]}
+
+
+def _parts_of(rule: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    name = next((name for name in RANGE_OPERATORS if rule.get(name) is not None), None)
+    if name is None:
+        yield rule
+        return
+    rest = {field: value for field, value in rule.items() if field != name}
+    for operator, value in zip(RANGE_OPERATORS[name], rule[name], strict=True):
+        yield {**rest, operator: value}
 
 
 def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:

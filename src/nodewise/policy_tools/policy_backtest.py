@@ -190,16 +190,17 @@ def threshold_curves(policy: Policy, samples: Mapping[str, NodeMatrix]) -> list[
     curves = []
     for part in dict.fromkeys(policy.avoided()):
         ordered = ordered_values(samples[part.metric_request().key]) if not part.unusable else np.zeros(0)
-        if not len(ordered) or rule_operators.sort_direction(part.operator) == 0:
+        operator = rule_operators.OPERATORS.get(part.operator)
+        if not len(ordered) or operator is None or operator.order == 0:
             continue
         floats = ordered.astype(float) / quantity.NANO
         target = part.target / quantity.NANO
         low, high = min(float(floats[0]), target), max(float(floats[-1]), target)
         margin = 0.05 * (high - low) or 1.0
         thresholds = np.linspace(low - margin, high + margin, _CURVE_POINTS)
-        side = "left" if part.operator in ("atLeast", "below") else "right"
+        side = "left" if operator.includes_target == (operator.order < 0) else "right"
         below = np.searchsorted(floats, thresholds, side) / len(floats)  # type: ignore[call-overload]
-        shares = below if part.operator in ("below", "atMost") else 1 - below
+        shares = below if operator.order > 0 else 1 - below
         curves.append(ThresholdCurve(part, thresholds.tolist(), shares.tolist()))
     return curves
 

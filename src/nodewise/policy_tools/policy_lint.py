@@ -94,17 +94,10 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PAIRS: Final = {"(": ")", "[": "]", "{": "}"}
-_COMPARISONS: Final = {
-    "<": "below",
-    "<=": "atMost",
-    ">": "above",
-    ">=": "atLeast",
-    "==": "equals",
-    "!=": "notEquals",
-}
+_COMPARISONS: Final = {operator.promql: name for name, operator in OPERATORS.items()}
 _MIRRORED: Final = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
-_LOWER: Final = {"above": True, "atLeast": False}
-_UPPER: Final = {"below": True, "atMost": False}
+_LOWER: Final = {name: not entry.includes_target for name, entry in OPERATORS.items() if entry.order < 0}
+_UPPER: Final = {name: not entry.includes_target for name, entry in OPERATORS.items() if entry.order > 0}
 """The operators that bound values from below and from above, and whether the bound is excluded."""
 _ARITHMETIC: Final = frozenset({"+", "-", "*", "/", "%", "^", "atan2"})
 _SETS: Final = frozenset({"and", "unless"})

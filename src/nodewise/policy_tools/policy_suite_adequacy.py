@@ -24,7 +24,7 @@ from nodewise.policies import hysteresis, policy_selection, rule_operators
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import HOLD_TIME_FIELDS
-from nodewise.policies.rule_operators import OPERATORS
+from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS, expand_ranges
 from nodewise.policies.state import EvaluatedPreference, PolicyState
 from nodewise.policy_tools.policy_suite import Expectation, PolicyTest, SuiteObject
 from nodewise.policy_tools.policy_timeline import Moment
@@ -87,18 +87,6 @@ def places_by_section(kind: PolicyKind, spec: Mapping[str, Any]) -> dict[Section
     return places
 
 
-_OTHER_OPERATORS: Final[Mapping[str, tuple[str, ...]]] = {
-    "above": ("atLeast", "below"),
-    "atLeast": ("above", "atMost"),
-    "below": ("atMost", "above"),
-    "atMost": ("below", "atLeast"),
-    "equals": ("notEquals", "atLeast", "atMost"),
-    "notEquals": ("equals",),
-    "GreaterThan": ("LessThan", "Equals"),
-    "LessThan": ("GreaterThan", "Equals"),
-    "Equals": ("GreaterThan", "LessThan"),
-}
-"""For each operator, one that differs at the threshold only, if there is one, and the opposite."""
 _OTHER_ORDER: Final = {"Ascending": "Descending", "LessThan": "GreaterThan"}
 _ORDERS: Final = _OTHER_ORDER | {other: order for order, other in _OTHER_ORDER.items()}
 _OTHER_MISSING: Final = {"Allow": "Reject", "Reject": "Allow", "pass": "reject", "reject": "pass"}
@@ -116,6 +104,8 @@ class PolicyMutant(NamedTuple):
 
 def mutants(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:
     """All mutants of a valid spec."""
+    if kind != "TASPolicy":
+        spec = expand_ranges(spec)
     for place in rule_places(kind, spec):
         if place.section == "prefer":
             field = "operator" if kind == "TASPolicy" else "order"
@@ -149,7 +139,7 @@ def _policy_changes(spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:
 def _placement_policy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iterator[PolicyMutant]:
     operator = next(name for name in OPERATORS if name in place.rule)
     target = place.rule[operator]
-    for other in _OTHER_OPERATORS[operator]:
+    for other in OPERATORS[operator].alternatives:
         changed = _with_comparison(place.rule, operator, other, target)
         yield PolicyMutant(
             f"{place.text()}.{operator}", f"{operator} → {other}", _replaced(spec, place, changed)
@@ -179,7 +169,8 @@ def _with_comparison(rule: Mapping[str, Any], before: str, operator: str, target
 
 
 def _taspolicy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iterator[PolicyMutant]:
-    for other in _OTHER_OPERATORS.get(place.rule.get("operator", ""), ()):
+    operator = place.rule.get("operator")
+    for other in (name for name in TASPOLICY_OPERATORS if name != operator):
         yield from _changed_field(spec, place, "operator", other)
     for text in _other_targets(place.rule.get("target", 0)):
         yield from _changed_field(spec, place, "target", text)
@@ -283,7 +274,10 @@ class RuleCoverage:
     """Collects the branches that the tests of one suite reach."""
 
     def __init__(self, policies: Mapping[PolicyKey, SuiteObject]) -> None:
-        self._specs = {key: item.spec() for key, item in policies.items()}
+        self._specs = {
+            key: item.spec() if key.kind == "TASPolicy" else expand_ranges(item.spec())
+            for key, item in policies.items()
+        }
         self._places = {key: places_by_section(key.kind, spec) for key, spec in self._specs.items()}
         self.reached: set[Branch] = set()
 

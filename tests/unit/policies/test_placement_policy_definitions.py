@@ -10,6 +10,7 @@ import yaml
 
 from nodewise.policies import placement_policy_fields as fields
 from nodewise.policies.policy_objects import MAX_METRIC_NAME
+from nodewise.policies.rule_operators import OPERATOR_FIELDS, OPERATORS
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KINDS = ("placementpolicies", "clusterplacementpolicies")
@@ -207,3 +208,19 @@ def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:
         fields.LABELING_KEY,
         fields.LABEL_NAME,
     ]
+
+
+@pytest.mark.parametrize("plural", KINDS)
+def test_rules_of_the_definitions_list_all_operators_or_those_with_an_order(plural: str) -> None:
+    ordered = {name for name, operator in OPERATORS.items() if operator.order}
+    count = 0
+    for path, field in objects("spec", schema(plural)["spec"]):
+        for validation in field.get("x-kubernetes-validations", []):
+            for text in (validation["rule"], validation.get("messageExpression", "")):
+                names = set(re.findall(r"has\(self[.](\w+)\)", text)) & set(OPERATOR_FIELDS)
+                assert names in (set(), ordered, set(OPERATOR_FIELDS)), path
+                count += names == set(OPERATOR_FIELDS)
+            if "exactly one of above" in validation["message"]:
+                assert validation["message"].endswith(", ".join(OPERATOR_FIELDS)), path
+                assert f"{', '.join(OPERATOR_FIELDS)}'" in validation["messageExpression"], path
+    assert count >= 5

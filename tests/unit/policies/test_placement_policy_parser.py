@@ -23,6 +23,7 @@ from nodewise.policies.placement_policy import (
     Requirement,
 )
 from nodewise.policies.policy_objects import MAX_SPEC_BYTES, PolicyMetadata, PolicyObject
+from nodewise.policies.rule_operators import expand_ranges
 from tests.cluster.placement_policy_specs import ACCEPTED, COOL, HOT, LABEL, RANK, REJECTED, WIDE
 
 Kind = Literal["PlacementPolicy", "ClusterPlacementPolicy"]
@@ -116,6 +117,37 @@ def test_requirements_of_a_selector(requirement: Any, expected: Requirement) -> 
     assert policy.selection == PodSelection(LabelSelector((expected,)))
 
 
+@pytest.mark.parametrize("kind", ["PlacementPolicy", "ClusterPlacementPolicy"])
+def test_between_stands_for_two_rules_in_all(kind: Kind) -> None:
+    selectors: dict[str, Any] = {"podSelector": {}}
+    if kind == "ClusterPlacementPolicy":
+        selectors["namespaceSelector"] = {}
+    rule = {"metric": "temp", "aggregate": "max", "maxAge": "1m", "whenMissing": "Reject"}
+    low, high = rule | {"atLeast": "0.5"}, rule | {"atMost": 80}
+    short = parse(selectors | {"avoid": [rule | {"between": ["0.5", 80], "for": "2m"}]}, kind)
+    assert short.problems == ()
+    assert short == parse(selectors | {"avoid": [{"all": [low, high], "for": "2m"}]}, kind)
+    assert parse(selectors | {"avoid": [{"all": [HOT, rule | {"between": ["0.5", 80]}]}]}, kind) == parse(
+        selectors | {"avoid": [{"all": [HOT, low, high]}]}, kind
+    )
+
+
+def test_expanded_ranges_are_the_same_policy() -> None:
+    rule = {"metric": "temp", "between": [1, 2]}
+    labels = {"labels": {"gpu.nodewise.io/suspect": "true"}}
+    spec = {
+        "podSelector": {},
+        "namespaceSelector": {},
+        "avoid": [rule | {"keepFor": "1m"}, HOT, {"all": [rule, HOT], "for": "1m"}],
+        "prefer": [RANK],
+        "nodeLabels": [rule | labels, {"all": [rule], **labels}],
+    }
+    expanded = expand_ranges(spec)
+    assert "between" not in str(expanded)
+    assert parse(expanded, "ClusterPlacementPolicy") == parse(spec, "ClusterPlacementPolicy")
+    assert expand_ranges(expanded) == expanded
+
+
 def test_a_policy_of_node_labels_selects_pods_only_by_both_selectors() -> None:
     for spec, expected in (
         ({}, None),
@@ -150,7 +182,7 @@ PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "a field of TASPolicy": (
         {"podSelector": {}, "avoid": [HOT | {"when_missing": "reject"}]},
         "PlacementPolicy",
-        'spec.avoid[0].when_missing: an unknown field; expected metric, aggregate, above, atLeast, below, atMost, equals, notEquals, maxAge, whenMissing, release, for, keepFor, all; did you mean "whenMissing"?',
+        'spec.avoid[0].when_missing: an unknown field; expected metric, aggregate, above, atLeast, below, atMost, equals, notEquals, between, maxAge, whenMissing, release, for, keepFor, all; did you mean "whenMissing"?',
     ),
     "a field of the cluster kind": (
         {"podSelector": {}, "avoid": [HOT | {"query": "up"}]},
@@ -165,7 +197,7 @@ PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "two operators": (
         {"podSelector": {}, "avoid": [HOT | {"below": 3}]},
         "PlacementPolicy",
-        "spec.avoid[0]: above and below; expected exactly one of above, atLeast, below, atMost, equals, notEquals",
+        "spec.avoid[0]: above and below; expected exactly one of above, atLeast, below, atMost, equals, notEquals, between",
     ),
     "no metric": (
         {"podSelector": {}, "avoid": [{"above": 3}]},

@@ -234,3 +234,46 @@ tests:
         "spec.avoid[0].release": True,
         "spec.avoid[1].keepFor": True,
     }
+
+
+def test_a_rule_with_between_and_its_mutants(tmp_path: Path) -> None:
+    policy = """
+policies:
+- apiVersion: nodewise.io/v1alpha1
+  kind: PlacementPolicy
+  metadata: {name: warm, namespace: web}
+  spec:
+    podSelector: {}
+    avoid:
+    - {metric: temp, between: [60, "80"], whenMissing: Reject}
+"""
+    test = """
+tests:
+- name: both ends are included
+  nodes: [a, b, c, d, e]
+  pods: [{name: web-1, namespace: web}]
+  input_series:
+  - {series: 'temp{node="a"}', values: 59x9}
+  - {series: 'temp{node="b"}', values: 60x9}
+  - {series: 'temp{node="c"}', values: 80x9}
+  - {series: 'temp{node="d"}', values: 81x9}
+  expect:
+  - eval_time: 1m
+    pod: web/web-1
+    rejected:
+      b: temp atLeast 60 and temp atMost 80
+      c: temp atLeast 60 and temp atMost 80
+      e: ''
+"""
+    assert run(tmp_path, "", policy=policy, test=test) == []
+    suite = read(tmp_path, "", policy, test)
+    runner = SuiteRunner(suite, TimelineSettings())
+    [(key, item)] = suite.policies().items()
+    detected = {
+        (mutant.place, mutant.change): any(
+            runner.run(suite.tests[0], runner.objects({key: mutant.spec}), with_texts=False)
+        )
+        for mutant in policy_suite_adequacy.mutants(key.kind, item.spec())
+    }
+    assert detected["spec.avoid[0].all[0].atLeast", "atLeast → above"]
+    assert detected["spec.avoid[0].all[1].atMost", "atMost → below"]
