@@ -1,25 +1,24 @@
-"""HTTP server for the API server in memory, on loopback and in its own thread, for processes that need one."""
+"""HTTP server for the API server in memory, on loopback and in its own thread, for processes that need one.
+
+It serves trusted clients of this machine, without limits and deadlines, and unlike `server` it streams watches.
+"""
 
 import asyncio
 import contextlib
 import json
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
-
-import uvicorn
 
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import Expired, NotFound, Patch
 from nodewise.scheduling_model.in_memory_api import FakeApi
 
 T = TypeVar("T")
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _CODES: Final[tuple[tuple[type[NodewiseError], int], ...]] = (
     (NotFound, 404),
@@ -37,18 +36,26 @@ _PATCHES: Final[dict[str, Patch]] = {
 }
 
 
+class _Request(NamedTuple):
+    """A request of HTTP/1.1."""
+
+    method: str
+    path: str
+    """As sent, without the query."""
+    params: dict[str, str]
+    content_type: str
+    body: bytes
+
+
 class ApiServer:
     """Serves a `FakeApi` at `url`. Change objects only through `call`, because they belong to the server's thread."""
 
     def __init__(self, api: FakeApi) -> None:
         self._api = api
         self._opened = socket.create_server(("127.0.0.1", 0))
-        # A response is sent as head and body: with Nagle's algorithm the body would wait 40 ms for the client's ACK.
-        self._opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop = asyncio.new_event_loop()
         self.url = f"http://127.0.0.1:{self._opened.getsockname()[1]}"
-        config = uvicorn.Config(self, loop="none", lifespan="off", log_config=None, access_log=False)
-        self._server = uvicorn.Server(config)
+        self._connections: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def call(self, work: Callable[[FakeApi], T]) -> T:
@@ -79,36 +86,52 @@ class ApiServer:
         self._thread.start()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._api.cut)
-        self._server.should_exit = True
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._server.serve(sockets=[self._opened]))
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve_connection, sock=self._opened, limit=2**20)
+        )
+        self._loop.run_forever()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        params = dict(parse_qsl(scope["query_string"].decode()))
-        path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
+    async def _close(self) -> None:
+        """End all watches, then all connections."""
+        self._server.close()
+        self._api.cut()
+        await asyncio.sleep(0)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
         try:
-            if params.pop("watch", "") in {"1", "true"}:
-                await self._send_watch_events(path, params, receive, send)
-                return
-            answer = await self._answer_request(scope, path, params, await _request_body(receive))
-        except NodewiseError as error:
-            code = next(code for kind, code in _CODES if isinstance(error, kind))
-            causes = [
-                {"field": problem.field, "message": problem.found}
-                for problem in error.problems
-                if problem.field
-            ]
-            status = {"kind": "Status", "code": code, "message": str(error), "details": {"causes": causes}}
-            await _send_response(send, code, json.dumps(status).encode())
-        else:
-            await _send_response(send, 200, answer)
+            while request := await _read_request(reader):
+                if request.params.pop("watch", "") in {"1", "true"}:
+                    await self._send_watch_events(request, reader, writer)
+                else:
+                    await self._respond(request, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the client left, or the server stops
+        finally:
+            self._connections.discard(task)
+            writer.close()
 
-    async def _answer_request(self, scope: Scope, path: str, params: dict[str, str], body: bytes) -> bytes:
-        method = scope["method"]
+    async def _respond(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+        try:
+            code, body = 200, await self._answer_request(request)
+        except NodewiseError as error:
+            code, body = encode_error(error)
+        await _send_response(writer, code, body)
+
+    async def _answer_request(self, request: _Request) -> bytes:
+        method, path, params, content_type, body = request
         if method == "GET":
             return await self._api.get(path, params)
         if method == "POST":
@@ -116,47 +139,69 @@ class ApiServer:
         if method == "PUT":
             return await self._api.replace(path, body, params)
         if method == "PATCH":
-            kind = _PATCHES[dict(scope["headers"]).get(b"content-type", b"").decode()]
-            return await self._api.patch(path, body, kind, params)
+            return await self._api.patch(path, body, _PATCHES[content_type], params)
         return await self._api.delete(path, body, params)
 
     async def _send_watch_events(
-        self, path: str, params: dict[str, str], receive: Receive, send: Send
+        self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Send watch events until the client disconnects."""
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
-        async with contextlib.aclosing(self._api.watch(path, params)) as lines:
-            while True:
+        """Send watch events in chunks until the client disconnects, which ends the connection, or the watch ends."""
+        disconnected = asyncio.ensure_future(reader.read(1))
+        try:
+            async with contextlib.aclosing(self._api.watch(request.path, request.params)) as lines:
                 line = asyncio.ensure_future(anext(lines, b""))
-                await asyncio.wait({line, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-                if disconnected.done() or not line.result():
-                    line.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await line
-                    break
-                await send({"type": "http.response.body", "body": line.result() + b"\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+                await asyncio.wait({line}, timeout=0.01)  # a watch that is refused fails at once
+                if line.done() and isinstance(error := line.exception(), NodewiseError):
+                    await _send_response(writer, *encode_error(error))
+                    return
+                writer.write(_status_line(200) + b"transfer-encoding: chunked\r\n\r\n")
+                while True:
+                    await asyncio.wait({line, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+                    if disconnected.done() or not line.result():
+                        line.cancel()
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await line
+                        break
+                    writer.write(b"%x\r\n%b\n\r\n" % (len(line.result()) + 1, line.result()))
+                    await writer.drain()
+                    line = asyncio.ensure_future(anext(lines, b""))
+            writer.write(b"0\r\n\r\n")
+        finally:
+            disconnected.cancel()
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
+    """The next request of a connection; None at its end. A body has a Content-Length."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")
+    fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    method, target, _ = first.split(" ")
+    path, _, query = target.partition("?")
+    body = await reader.readexactly(int(fields.get("content-length", "0")))
+    return _Request(method, path, dict(parse_qsl(query)), fields.get("content-type", ""), body)
 
 
-async def _request_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
+def encode_error(error: NodewiseError) -> tuple[int, bytes]:
+    """The HTTP status of an error, and a Status as JSON."""
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    causes = [
+        {"field": problem.field, "message": problem.found} for problem in error.problems if problem.field
+    ]
+    status = {"kind": "Status", "code": code, "message": str(error), "details": {"causes": causes}}
+    return code, json.dumps(status).encode()
 
 
-async def _send_response(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _send_response(writer: asyncio.StreamWriter, code: int, body: bytes) -> None:
+    header = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    writer.write(_status_line(code) + header + body)
+    await writer.drain()
+
+
+def _status_line(code: int) -> bytes:
+    return b"HTTP/1.1 %d %s\r\n" % (code, HTTPStatus(code).phrase.encode())
 
 
 @contextlib.contextmanager

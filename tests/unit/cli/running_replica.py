@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 
 from nodewise import agents
 from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import NodewiseError
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.score_weights import ChainOptions
@@ -23,8 +24,9 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise.scheduling_model.in_memory_api_http_server import ApiServer
 from tests import forked_commands
+from tests.cluster import asgi_server_thread
+from tests.cluster.asgi_server_thread import answer
 from tests.cluster.fake_port_forward import FakePortForward
 
 AT = 1_700_000_000.0
@@ -41,7 +43,7 @@ POLICY = {
 class Replica(NamedTuple):
     """A replica whose settings and values a test sets, and the API server."""
 
-    api: ApiServer
+    api: "ForwardingApi"
     kubeconfig: Path
     pages: dict[str, bytes]
     """Responses by the query."""
@@ -68,20 +70,27 @@ class Replica(NamedTuple):
         return forked_commands.run([forked_commands.NODEWISE, *command], env=environment)
 
 
-class ForwardingApiServer(ApiServer):
-    """Serves port-forward, too."""
+class ForwardingApi:
+    """An ASGI application that answers reads from an API server in memory, and serves port-forward."""
 
     def __init__(self, api: FakeApi) -> None:
-        super().__init__(api)
+        self.objects = api
         self.forward = FakePortForward()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        target = self.forward if scope["type"] == "websocket" else super().__call__
-        await target(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self.forward(scope, receive, send)
+            return
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        try:
+            code, body = 200, await self.objects.get(scope["raw_path"].decode(), query)
+        except NodewiseError as error:
+            code, body = in_memory_api_http_server.encode_error(error)
+        await answer(send, code, body)
 
 
 @pytest.fixture
-def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica]:
+def replica(tmp_path: Path) -> Iterator[Replica]:
     pages: dict[str, bytes] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -109,16 +118,14 @@ def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replica
             "status": {"phase": "Running"},
         },
     )
-    monkeypatch.setattr(in_memory_api_http_server, "ApiServer", ForwardingApiServer)
+    forwarding = ForwardingApi(api)
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server,
-        in_memory_api_http_server.serving(api) as server,
+        asgi_server_thread.serving(forwarding) as url,
     ):
         threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True).start()
-        cast("ForwardingApiServer", server).forward.ports = {
-            ("nodewise", "nw-1", 9002): http_server.server_address[1]
-        }
-        yield Replica(server, server.kubeconfig(tmp_path), pages)
+        forwarding.forward.ports = {("nodewise", "nw-1", 9002): http_server.server_address[1]}
+        yield Replica(forwarding, asgi_server_thread.kubeconfig(tmp_path, url), pages)
         http_server.shutdown()
 
 

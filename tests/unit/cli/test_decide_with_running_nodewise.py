@@ -1,9 +1,7 @@
 """`nodewise decide --cluster` with the settings and metric values of a running nodewise."""
 
 import json
-from functools import partial
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -12,8 +10,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.engine import metric_values_endpoint
 from nodewise.kube.resource_kinds import NAMESPACES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.scheduling_model.in_memory_api import FakeApi
-from tests.unit.cli.running_replica import AT, ForwardingApiServer, Replica, heat, replica
+from tests.unit.cli.running_replica import AT, Replica, heat, replica
 
 __all__ = ["replica"]
 
@@ -66,7 +63,7 @@ def test_without_a_replica_the_user_is_told_whose_settings_apply(replica: Replic
         "are those of this command, not of a running nodewise: no replica of nodewise answers" in done.stderr
     )
     assert "inputs" not in json.loads(done.stdout)
-    cast("ForwardingApiServer", replica.api).forward.refusals["nw-1"] = 403
+    replica.api.forward.refusals["nw-1"] = 403
     done = replica.run()
     assert "pods/portforward" in done.stderr
 
@@ -84,7 +81,7 @@ def test_a_namespace_that_does_not_exist_is_an_error(
 ) -> None:
     for name in ("web", "idle"):
         namespace_object = {"metadata": {"name": name}}
-        replica.api.call(partial(FakeApi.put, resource=NAMESPACES, item=namespace_object))
+        replica.api.objects.put(NAMESPACES, namespace_object)
     done = replica.run("-n", namespace)
     assert done.returncode == code
     assert done.stderr.splitlines()[1:] == ([f"nodewise: decide: {message}"] if message else [])
