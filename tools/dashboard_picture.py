@@ -22,8 +22,7 @@ from tests.cluster import debian_packages
 from tests.cluster.prometheus_process import PrometheusProcess
 
 from nodewise.cli import demo
-from nodewise.cli.demo.cluster import DemoCluster, create_example_pod, demo_cluster
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.cli.demo import DemoCluster, ExtenderProcess, create_example_pod, demo_cluster
 from nodewise.cli.plots import STYLE
 from nodewise.scheduling_model.simulated_cluster import Cluster
 

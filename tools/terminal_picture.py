@@ -22,7 +22,7 @@ from rich.style import Style
 from rich.text import Text
 
 from nodewise.cli import demo
-from nodewise.cli.demo.cluster import NAMESPACE, create_example_pod, demo_cluster
+from nodewise.cli.demo import NAMESPACE, create_example_pod, demo_cluster
 from nodewise.scheduling_model.simulated_cluster import Cluster
 
 _ROOT: Final = Path(__file__).parents[1]

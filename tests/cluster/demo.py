@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nodewise.cli.demo import print_demo_text
-from nodewise.cli.demo.cluster import METRIC
+from nodewise.cli.demo import METRIC, print_demo_text
 from tests.cluster import (
     controlplane,
     extender_process,

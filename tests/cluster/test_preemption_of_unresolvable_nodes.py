@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.cli.demo import extender_process
+from nodewise.cli import demo
 from tests.cluster import fake_scheduler_extender, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.scheduler_interface import CLAIMS, SchedulerUnderTest
@@ -36,7 +36,7 @@ def nodewise(folder: Path, objects: Sequence[Object], metrics: str, *arguments: 
     """A running extender with these objects and metrics, as its entry of the scheduler's configuration."""
     (folder / "objects.yaml").write_text(yaml.safe_dump_all(objects))
     (folder / "metrics.csv").write_text("node,metric,value\n" + metrics)
-    with extender_process.extender([f"--objects-from={folder}", *arguments]) as running:
+    with demo.extender([f"--objects-from={folder}", *arguments]) as running:
         running.wait_ready()
         yield fake_scheduler_extender.entry(f"{running.url}/scheduler")
 

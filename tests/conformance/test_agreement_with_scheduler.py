@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.cli import demo
+from nodewise.cli.demo import ExtenderProcess
 from nodewise.cli.main import command
 from nodewise.scheduling_model.simulated_cluster import Cluster
 from tests.cluster import kubernetes_objects
@@ -148,7 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def extender(folder: Path) -> Iterator[ExtenderProcess]:
     first = PrefixedCluster(DrawnCluster(1, [], "anyOf", None, {}, True, 1), folder)
     first.write()
-    with extender_process.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
+    with demo.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
         running.wait_ready()
         yield running
 

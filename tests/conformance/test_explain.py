@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.cli import demo
+from nodewise.cli.demo import ExtenderProcess
 from tests import forked_commands
 from tests.conformance.test_command_output_and_exit_codes import EXAMPLE, ROOT, run
 
@@ -39,7 +39,7 @@ def ask(served: ExtenderProcess, verb: str, nodes: list[str], pod: Json) -> Any:
 @pytest.fixture(scope="module")
 def extender() -> Iterator[ExtenderProcess]:
     """An extender that decided about two pods: one was placed, the other's policy does not exist."""
-    with extender_process.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
+    with demo.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
         served.wait_ready()
         left = ask(served, "filter", NODES, pod())["NodeNames"]
         ask(served, "prioritize", left, pod())
@@ -220,9 +220,7 @@ def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -
 @pytest.fixture(scope="module")
 def with_cards() -> Iterator[ExtenderProcess]:
     """An extender that decided about the waiting pod of the example."""
-    with extender_process.extender(
-        [f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]
-    ) as served:
+    with demo.extender([f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]) as served:
         served.wait_ready()
         resources = {"requests": {"gpu.intel.com/i915": "1", "gpu.intel.com/memory.max": "5G"}}
         spec = {"containers": [{"name": "serve", "resources": resources}]}

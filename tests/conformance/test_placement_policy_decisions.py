@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.cli import demo
+from nodewise.cli.demo import ExtenderProcess
 from tests import forked_commands
 from tests.filter_responses import rejected_nodes
 
@@ -134,7 +134,7 @@ def test_the_table_of_decide_names_the_policies(folder: Path) -> None:
 
 
 def test_explain_names_both_policies_that_together_reject_every_node(folder: Path) -> None:
-    with extender_process.extender([f"--objects-from={folder}"]) as extender:
+    with demo.extender([f"--objects-from={folder}"]) as extender:
         extender.wait_ready()
         assert ask(extender)["NodeNames"] == []
         done = run("explain", "web/shop", "--server", extender.health_url)
@@ -152,7 +152,7 @@ def test_explain_names_both_policies_that_together_reject_every_node(folder: Pat
 
 
 def test_explain_names_a_policy_that_only_ranks_nodes(folder: Path) -> None:
-    with extender_process.extender([f"--objects-from={folder}"]) as extender:
+    with demo.extender([f"--objects-from={folder}"]) as extender:
         extender.wait_ready()
         for verb in ("filter", "prioritize"):
             ask(extender, verb, labels={"app": "other"})
@@ -167,7 +167,7 @@ def test_policies_of_all_kinds_are_replayed(folder: Path, tmp_path: Path) -> Non
     (folder / "older.yaml").write_text(OLDER)
     file = tmp_path / "recording.gz"
     named = {"telemetry-policy": "old"}
-    with extender_process.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
+    with demo.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
         extender.wait_ready()
         for verb in ("filter", "prioritize"):
             for labels in ({}, named, {"telemetry-policy": "absent"}):
@@ -198,7 +198,7 @@ def test_states_of_nodes_in_the_status_apply_to_every_command(folder: Path, tmp_
     shop = next(decision for decision in done["decisions"] if decision["pod"] == "web/shop")
     assert shop["rejected"]["n2"] == [{"agent": "telemetry", "reason": text}]
     file = tmp_path / "recording.gz"
-    with extender_process.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
+    with demo.extender([f"--objects-from={folder}", f"--record={file}"]) as extender:
         extender.wait_ready()
         assert rejected_nodes(ask(extender))["n2"].startswith(text)
     report = json.loads(run("simulate", "replay", file, "-o", "json").stdout)

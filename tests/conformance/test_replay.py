@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nodewise.cli.demo import extender_process
+from nodewise.cli import demo
 from nodewise.engine import recording_file
 from nodewise.engine.recording_file import RequestEntry
 from tests import forked_commands
@@ -92,7 +92,7 @@ def replay(file: Path, *more: str) -> tuple[int, Any]:
 
 def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with extender_process.extender(arguments(objects, file)) as extender:
+    with demo.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = RecordedCaller(extender.url)
         caller.everything()
@@ -118,7 +118,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
 def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> None:
     file, other = tmp_path / "recording.gz", tmp_path / "policy.yaml"
     other.write_text((objects / "policy.yaml").read_text().replace("above: 0", "below: 1"))
-    with extender_process.extender(arguments(objects, file)) as extender:
+    with demo.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = RecordedCaller(extender.url)
         caller.filter()
@@ -135,7 +135,7 @@ def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> 
 
 def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with extender_process.extender(arguments(objects, file)) as extender:
+    with demo.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = RecordedCaller(extender.url)
         caller.everything()
@@ -157,7 +157,7 @@ def exchanges(file: Path) -> int:
 
 def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with extender_process.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
+    with demo.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
         extender.wait_ready()
         caller = RecordedCaller(extender.url)
         for number in tries():
@@ -193,7 +193,7 @@ def test_a_file_that_is_no_recording_is_bad_input(
 def test_in_words(tmp_path: Path) -> None:
     """`--when-missing` is the default of TASPolicies."""
     file = tmp_path / "recording.gz"
-    with extender_process.extender(arguments(ROOT / "examples/taspolicy", file)) as extender:
+    with demo.extender(arguments(ROOT / "examples/taspolicy", file)) as extender:
         extender.wait_ready()
         request = body("demo-policy", "taspolicy-demo", NodeNames=NODES)
         RecordedCaller(extender.url).ask("/scheduler/filter", request)

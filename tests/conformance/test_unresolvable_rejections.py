@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.cli import demo
+from nodewise.cli.demo import ExtenderProcess
 
 POLICIES = """
 apiVersion: v1
@@ -77,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExtenderProcess
     folder: Path = tmp_path_factory.mktemp("cluster")
     (folder / "objects.yaml").write_text(POLICIES)
     (folder / "metrics.csv").write_text(METRICS)
-    with extender_process.extender([f"--objects-from={folder}"]) as running:
+    with demo.extender([f"--objects-from={folder}"]) as running:
         running.wait_ready()
         yield running
 
@@ -174,7 +174,7 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExtenderProcess]:
     pods = [(f"h{number}", f"uid-{number}", number, "full") for number in (0, 1)]
     text = "".join(GPUS % row for row in nodes) + "".join(HOLDER % row for row in pods)
     (folder / "objects.yaml").write_text(text + WITHOUT_GPUS)
-    with extender_process.extender([f"--objects-from={folder}", "--agents=gpu"]) as running:
+    with demo.extender([f"--objects-from={folder}", "--agents=gpu"]) as running:
         running.wait_ready()
         yield running
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nodewise.cli.agents import agent_package_scaffold
+from nodewise.cli import agents
 
 FILTER = "# Your own calculation, such as `rejected = ~(values <= limit)`, which rejects missing values too."
 SCORE = (
@@ -17,9 +17,9 @@ ONLY_WITH_LABEL = ").get(self._label)"
 
 def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1.0") -> None:
     """Installs the agent `name` with parts of its source text replaced. It evaluates only pods with its label."""
-    package = agent_package_scaffold.agent_package_name(name)
+    package = agents.agent_package_name(name)
     changes = {EVERY_POD: ONLY_WITH_LABEL, **instead}
-    for path, text in agent_package_scaffold.render_agent_package(name).items():
+    for path, text in agents.render_agent_package(name).items():
         if not path.startswith("src/"):
             continue
         for old, new in changes.items():
@@ -48,7 +48,7 @@ def _entry_points(content: bytes, *, has_metadata: bool = True) -> Installer:
     """The metadata of a package without code."""
 
     def write(site: Path, name: str) -> None:
-        package = agent_package_scaffold.agent_package_name(name)
+        package = agents.agent_package_name(name)
         metadata = site / f"{package}-1.0.dist-info"
         metadata.mkdir(parents=True)
         if has_metadata:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.base import cooperative_scheduling
-from nodewise.cli import policy_yaml
+from nodewise.cli import policy_new
 from nodewise.kube import yaml_json_documents
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -117,7 +117,7 @@ def converted(tas_policy: PolicyObject, when_missing: Any) -> Objects:
     """The objects that replace a policy, after a round trip through YAML, which `policy lint` accepts."""
     conversion = taspolicy_conversion.convert(tas_policy, when_missing)
     assume(not conversion.problems)
-    text = "---\n".join(policy_yaml.format_policy(*made) for made in conversion.policies)
+    text = "---\n".join(policy_new.format_policy(*made) for made in conversion.policies)
     objects: dict[str, dict[ObjectKey, Any]] = {}
     for _, document in yaml_json_documents.split_documents(text.encode(), "test"):
         kind = msgspec.json.decode(document)["kind"]

@@ -12,7 +12,7 @@ from tools import helm_chart_generator, release
 
 import nodewise
 from nodewise import agents
-from nodewise.cli import main, settings_file
+from nodewise.cli import main, options_from_settings
 from nodewise.cli.extender_options import setting_groups
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import METRICS, PREFIX
@@ -174,7 +174,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     }
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**settings.get("settings", {}), **sections}))
-    settings_file.read_config_file(str(file), setting_groups(), agents.built_in_agent_kinds())
+    options_from_settings.read_config_file(str(file), setting_groups(), agents.built_in_agent_kinds())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import exit_codes, main, older_program_flags
+from nodewise.cli import main, older_program_flags, terminal_output
 from nodewise.cli.command_help import SectionedCommand, parameter_help_heading
 from nodewise_cpu import cli
 from tools.reference.markdown_formatting import MADE, code, entry, table
@@ -140,7 +140,8 @@ def commands_page() -> str:
             "stderr.\n\n",
             "## Exit codes\n\n",
             table(
-                ("code", "meaning"), ((f"`{number}`", text) for number, text in exit_codes.MEANING.items())
+                ("code", "meaning"),
+                ((f"`{number}`", text) for number, text in terminal_output.MEANING.items()),
             ),
             "\n`nodewise cpu isolate` ends with the exit code of the command that it runs.\n\n",
             "## Shell completion\n\n",

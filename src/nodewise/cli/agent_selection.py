@@ -9,8 +9,8 @@ from nodewise.agent.bind_plugin_interface import BindPlugin
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import object_and_metric_sources, options_from_settings
 from nodewise.cli.extender_options import setting_groups
+from nodewise.cli.options_from_settings import KnownSettings
 from nodewise.cli.setting_declarations import Group, list_settings
-from nodewise.cli.settings_file import KnownSettings
 from nodewise.engine import agent_chain
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.engine.waiting_pods import WaitingPodFields

@@ -1,12 +1,25 @@
-"""`nodewise completion`: the script with which a shell completes command lines; completion for the kubectl plugin."""
+"""Shell completion: the script of a shell, and names completed from the cluster and from installed agents."""
 
+import asyncio
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 import click
-from click.shell_completion import ShellComplete, get_completion_class
+import msgspec
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from nodewise import agents
+from nodewise.base.errors import NodewiseError
 from nodewise.cli import main
+from nodewise.cli.setting_declarations import Text
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _NO_FILES, _FILES = 4, 0
 """Directives of kubectl (cobra's `ShellCompDirectiveNoFileComp` and `ShellCompDirectiveDefault`)."""
@@ -50,3 +63,105 @@ def run_for_kubectl() -> NoReturn:
     has_files = any(item.type in ("file", "dir") for item in items)
     click.echo(f":{_FILES if has_files else _NO_FILES}")
     sys.exit(0)
+
+
+_TIMEOUT_S: Final = 2.0
+_LIMIT_S: Final = 3.0
+"""Time after which the program ends without completions."""
+_POD_TYPES: Final = ("pod", "pods", "po")
+_MOST: Final = "1000"
+"""Objects that are listed."""
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _List(msgspec.Struct):
+    items: list[_Object] = []
+
+
+class NamespaceName(Text):
+    """The name of a namespace."""
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        return _items(_names(ctx, NAMESPACES), incomplete)
+
+
+class PodName(Text):
+    """`POD`, `NAMESPACE/POD`, or `pod/POD`."""
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        prefix, slash, _ = incomplete.rpartition("/")
+        namespace = "" if prefix in _POD_TYPES else prefix
+        names = _names(ctx, PODS, namespace or ctx.params.get("namespace") or "")
+        return _items([f"{prefix}{slash}{name}" for name in names], incomplete)
+
+
+class AgentNames(Text):
+    """The names of agents, separated by commas."""
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's interface
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        before, comma, _ = incomplete.rpartition(",")
+        return _items([f"{before}{comma}{name}" for name in agents.names()], incomplete)
+
+
+def _items(names: list[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _names(ctx: click.Context, resource: Resource, namespace: str = "") -> list[str]:
+    """The names of objects of the cluster that the command line names so far; none if it cannot be read."""
+    options = KubeOptions(
+        kubeconfig=ctx.params.get("kubeconfig") or "", context=ctx.params.get("context") or ""
+    )
+    try:
+        with _limited_time():
+            return asyncio.run(_list_names(options, resource, namespace))
+    except (NodewiseError, msgspec.MsgspecError):
+        return []
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
+    """End the process if the block takes too long.
+
+    A timeout in the event loop would not suffice: the loop waits for its thread that resolves the name of the API
+    server, which takes long without a network.
+    """
+    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+async def _list_names(options: KubeOptions, resource: Resource, namespace: str) -> list[str]:
+    api = connect(options, MetricsRegistry())
+    try:
+        path = resource.path(namespace or api.namespace) if resource.namespaced else resource.path()
+        body = await api.get(path, {"limit": _MOST}, timeout_s=_TIMEOUT_S)
+    finally:
+        await api.close()
+    return [item.metadata.name for item in msgspec.json.decode(body, type=_List).items]

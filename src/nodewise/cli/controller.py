@@ -6,18 +6,17 @@ import msgspec
 
 from nodewise import agents
 from nodewise.base.clock import SystemClock
-from nodewise.cli import (
-    large_memory_blocks,
-    leader_wiring,
-    object_and_metric_sources,
-    options_from_settings,
-    server_components,
-)
+from nodewise.cli import object_and_metric_sources, options_from_settings, server_components
 from nodewise.cli.extender_options import InputAndLogOptions
-from nodewise.cli.leader_wiring import InputPaths, LeaderContext
-from nodewise.cli.options_from_settings import CommandLine
-from nodewise.cli.server_components import ClockAndMetrics, Readiness, ServerConfig, WiredServer
-from nodewise.cli.settings_file import KnownSettings
+from nodewise.cli.options_from_settings import CommandLine, KnownSettings
+from nodewise.cli.server_components import (
+    ClockAndMetrics,
+    InputPaths,
+    LeaderContext,
+    Readiness,
+    ServerConfig,
+    WiredServer,
+)
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
@@ -76,7 +75,7 @@ def run(command_line: CommandLine) -> None:
     settings[KubeOptions] = settings[ControllerKubeOptions]
     own: InputAndLogOptions = settings[InputAndLogOptions]
     logs.configure(own.log_level, own.log_format)
-    large_memory_blocks.return_freed_blocks()
+    server_components.return_freed_blocks()
     config = ServerConfig(settings, [TELEMETRY], {TELEMETRY.name: command_line.agent_options(TELEMETRY)})
     server_components.run_until_signal(
         lambda: wire_controller(config, ClockAndMetrics(SystemClock(), MetricsRegistry()))
@@ -89,12 +88,12 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     config = server_components.set_namespace_of_agents(config, api.namespace)
     needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
-    snapshots = leader_wiring.create_snapshot_components(config, api, paths, needs, tools)
+    snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
     context = LeaderContext(config, api, snapshots, CONTROLLER_LEASE, "nodewise.io/controller", tools)
-    leader = leader_wiring.create_leader_tasks(context)
+    leader = server_components.create_leader_tasks(context)
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
-    values = leader_wiring.create_metric_values_route(config, snapshots, general, tools)
+    values = server_components.create_metric_values_route(config, snapshots, general, tools)
     routes = [*admin_routes(readiness.waiting_for, tools.registry), restrict_to_loopback(values)]
     app = Application(routes, tools.registry, max_body_bytes=2**16)
     admin = admin_server(app, config.settings[AdminOptions], tools.registry)

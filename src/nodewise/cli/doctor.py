@@ -15,11 +15,11 @@ from rich.text import Text
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, did_you_mean
 from nodewise.base.option import Option
-from nodewise.cli import exit_codes, options_from_settings
-from nodewise.cli.name_completion import NamespaceName
+from nodewise.cli import options_from_settings, terminal_output
+from nodewise.cli.completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
-from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.cli.terminal_output import Progress
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
@@ -110,7 +110,7 @@ def run(command_line: CommandLine) -> None:
     report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if not report.has_no_errors_or_warnings:
-        click.get_current_context().exit(exit_codes.NO)
+        click.get_current_context().exit(terminal_output.NO)
 
 
 def _check_finding_ids(ids: Sequence[str]) -> None:

@@ -1,26 +1,330 @@
-"""`nodewise extender`: serves kube-scheduler until SIGTERM or SIGINT."""
+"""`nodewise extender`: creates and connects the components of the extender, and serves until a signal."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
 
+from nodewise.agent import StateBuilder
+from nodewise.agent.bind_plugin_interface import AllocationStateBuilder, BindPlugin
+from nodewise.agent.controller_interface import Controller, Handle, LeaderTask
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.cli import (
     agent_selection,
-    extender_wiring,
-    large_memory_blocks,
+    object_and_metric_sources,
     older_program_flags,
     options_from_settings,
     server_components,
 )
 from nodewise.cli.command_help import SectionedCommand
-from nodewise.cli.extender_options import ExtenderOptions, setting_groups
+from nodewise.cli.extender_options import ExtenderOptions, leader_tasks, setting_groups
+from nodewise.cli.object_and_metric_sources import DataRequirements
 from nodewise.cli.options_from_settings import CommandLine
-from nodewise.cli.server_components import ClockAndMetrics, ServerConfig
+from nodewise.cli.server_components import (
+    ClockAndMetrics,
+    InputPaths,
+    LeaderContext,
+    LeaderTasks,
+    Readiness,
+    ServerConfig,
+    SnapshotComponents,
+    WiredServer,
+)
+from nodewise.cli.setting_declarations import list_settings
+from nodewise.engine import request_recorder, third_party_agents
+from nodewise.engine.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
+from nodewise.engine.decision import DecisionRing
+from nodewise.engine.pod_events import PodEventRecorder
+from nodewise.engine.pod_requeueing import Requeuer
+from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
+from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.snapshot_cache import SnapshotCache
+from nodewise.extender import clusterless_snapshots
+from nodewise.extender.binding import Bindings, Eligibility
+from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
+from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.reservation_writer import BindContext
+from nodewise.extender.routes import BindRoutes, Extender
+from nodewise.kube.api_client_creation import connect
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.leader_election_rules import EXTENDER_LEASE
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
+from nodewise.server.application import Application, Route
+from nodewise.server.options import AdminOptions, ServeOptions
+from nodewise.server.server import HttpServer
+
+
+class ExtenderComponents(NamedTuple):
+    """The snapshots, and the extender that serves from them."""
+
+    snapshots: SnapshotComponents
+    recorder: request_recorder.RequestRecorder
+    request_handler: RequestHandler
+    extender: Extender
+
+
+class ExtenderRoutes(NamedTuple):
+    """The routes of the extender."""
+
+    public: Sequence[Route]
+    """The verbs, for kube-scheduler."""
+    private: Sequence[Route]
+    """Over mutual TLS or on loopback only: they show the pods and metric values of all tenants."""
+
+
+class BindComponents(NamedTuple):
+    """The bind verb, and the agent that implements it."""
+
+    bindings: Bindings
+    binder: BindPlugin[Any, Any]
+
+
+def wire_extender(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
+    """The extender of a configuration: with snapshots of a cluster or of files, or without a cluster."""
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    if own.agent_deadline_s is not None:
+        logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
+    third_party_agents.connect(config.agents, *tools)
+    return _wire_clusterless(config, tools) if own.no_cluster else _wire_with_snapshots(config, tools)
+
+
+def _wire_clusterless(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
+    """An extender that is ready immediately. `BadSettings` names agents that need a cluster."""
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    others = [
+        flag for flag, value in (("--objects-from", own.objects_from), ("--record", own.record)) if value
+    ]
+    others += [task.flag for task in _enabled_leader_tasks(config)]
+    problems = [Problem("--no-cluster", f"{flag} beside it", "one of the two") for flag in others]
+    if problems:
+        raise BadSettings("settings", problems)
+    clusterless_snapshots.reject_agents_that_need_cluster(config.agents, config.agent_options)
+    states = server_components.create_agent_states(config)
+    clusterless_snapshots.reject_agents_that_need_metrics(states)
+    request_handler = RequestHandler(
+        config.agents, config.agent_options, states, config.settings[ChainOptions]
+    )
+    ring = DecisionRing(own.decisions_bytes)
+    snapshots = ClusterlessSnapshots(config.agents, states)
+    extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
+
+    memory = create_agent_memory(own.state, None, states, lambda: True, tools)
+    tasks = [
+        server_components.create_event_loop_lag_task(tools),
+        *(agent_memory.run for agent_memory in memory),
+    ]
+    readiness = Readiness(tuple, tools.registry)
+    tools.registry.set("ready", 1.0)
+    routes = ExtenderRoutes([*extender.routes(), *extender.bind_refusal_routes()], extender.private_routes())
+    servers = create_servers(config, routes, readiness, tools)
+    return WiredServer(servers, tasks, [agent_memory.close for agent_memory in memory], readiness)
+
+
+def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    if own.objects_from and (writing := _enabled_leader_tasks(config)):
+        raise BadSettings(
+            "settings",
+            [Problem(task.flag, "--objects-from beside it", "a cluster to write to") for task in writing],
+        )
+    api = (
+        None
+        if own.objects_from
+        else connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
+    )
+    config = server_components.set_namespace_of_agents(config, api.namespace if api else "")
+    paths, needs = InputPaths(own.metrics, own.objects_from), _data_requirements(config)
+    snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
+    recorder = _create_request_recorder(config, snapshots.cache, tools)
+    request_handler = RequestHandler(
+        config.agents, config.agent_options, snapshots.states, config.settings[ChainOptions]
+    )
+    extender = _create_extender(config, request_handler, snapshots.cache, recorder, tools)
+    return _assemble_extender(
+        config, api, ExtenderComponents(snapshots, recorder, request_handler, extender), tools
+    )
+
+
+def _data_requirements(config: ServerConfig) -> DataRequirements:
+    """The objects that agents read, and those that tasks of the leader read."""
+    needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
+    for task in _enabled_leader_tasks(config):
+        needs = needs.with_additional_requirements(task.node_fields(), task.watched(config.settings))
+    return needs
+
+
+def _enabled_leader_tasks(config: ServerConfig) -> list[LeaderTask]:
+    return [task for task in leader_tasks() if task.is_enabled(config.settings)]
+
+
+def _assemble_extender(
+    config: ServerConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
+) -> WiredServer:
+    """The tasks and servers of these components, and what to close at the end, in this order."""
+    snapshots, recorder, _, extender = components
+    binding = _create_bind_verb(config, api, components, tools)
+    leader = (
+        _create_leader_tasks(config, api, components, binding, tools)
+        if api is not None
+        else LeaderTasks(None, [], [])
+    )
+
+    def leads() -> bool:
+        return leader.elector is None or leader.elector.leading
+
+    memory = create_agent_memory(config.settings[ExtenderOptions].state, api, snapshots.states, leads, tools)
+    for agent_memory in memory:
+        agent_memory.subscribe(recorder.record_memory)
+    tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
+    tasks += [agent_memory.run for agent_memory in memory]
+    closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
+    closing += [*(agent_memory.close for agent_memory in memory), *leader.closing, *snapshots.closing()]
+    if isinstance(recorder, FileRecorder):
+        tasks.append(recorder.run)
+        closing.append(recorder.close)
+    readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
+    binds = BindRoutes(*binding, extender).routes() if binding else extender.bind_refusal_routes()
+    general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, config.settings[ChainOptions])
+    values = server_components.create_metric_values_route(config, snapshots, general, tools)
+    routes = ExtenderRoutes([*extender.routes(), *binds], [*extender.private_routes(), values])
+    servers = create_servers(config, routes, readiness, tools)
+    return WiredServer(servers, tasks, closing, readiness)
+
+
+def _find_binding_agent(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
+    binders = [agent for agent in agents if isinstance(agent, BindPlugin)]
+    if len(binders) > 1:
+        names = ", ".join(binder.name for binder in binders)
+        raise BadSettings("settings", [Problem("--agents", names, "one agent that binds")])
+    return binders[0] if binders else None
+
+
+def _create_bind_verb(
+    config: ServerConfig, api: HttpApi | None, components: ExtenderComponents, tools: ClockAndMetrics
+) -> BindComponents | None:
+    """The bind verb; None if no agent binds, or without a cluster."""
+    binder, snapshots = _find_binding_agent(components.request_handler.agents), components.snapshots
+    if api is None or binder is None:
+        return None
+    kube: KubeOptions = config.settings[KubeOptions]
+    dependencies = BindContext(
+        # a separate rate limit: queued label patches must not delay pods
+        api.with_rate_limit(kube.kube_qps, kube.kube_burst),
+        api.namespace,
+        snapshots.feed.objects[binder.allocation_records],
+        snapshots.cache,
+        binder,
+        cast("AllocationStateBuilder[Any]", snapshots.states[binder.name]),
+        *tools,
+    )
+    watched = object_and_metric_sources.watched_objects(config.agents, config.agent_options)
+    pod_type = next(
+        watched_objects.type for watched_objects in watched if watched_objects.name == binder.pods
+    )
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    eligibility = Eligibility(
+        resource for kind in config.agents for resource in kind.resources(config.agent_options[kind.name])
+    )
+    pods = snapshots.feed.objects[binder.pods]
+    return BindComponents(Bindings(dependencies, pods, pod_type, own.bind_timeout_s, eligibility), binder)
+
+
+def _create_leader_tasks(
+    config: ServerConfig,
+    api: HttpApi,
+    components: ExtenderComponents,
+    binding: BindComponents | None,
+    tools: ClockAndMetrics,
+) -> LeaderTasks:
+    """The leader's tasks, and the watch of the pods that it requeues."""
+    snapshots, chain = components.snapshots, components.request_handler.chain
+    pods = object_and_metric_sources.reflect_waiting_pods(api, config.agents, chain, *tools)
+
+    def create_more_controllers(handle: Handle) -> list[Controller]:
+        components.extender.subscribe(PodEventRecorder(handle.recorder))
+        requeuer = Requeuer(chain, pods.store, handle, config.settings[RefreshOptions].sync_period_s)
+        tasks = _enabled_leader_tasks(config)
+        return [*(task.controller(config.settings, snapshots.sources, handle) for task in tasks), requeuer]
+
+    leader = server_components.create_leader_tasks(
+        LeaderContext(config, api, snapshots, EXTENDER_LEASE, "nodewise.io/extender", tools),
+        binding.bindings if binding else None,
+        create_more_controllers,
+    )
+    return leader._replace(tasks=[*leader.tasks, pods.run])
+
+
+def _create_request_recorder(
+    config: ServerConfig, snapshot_cache: SnapshotCache, tools: ClockAndMetrics
+) -> request_recorder.RequestRecorder:
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    if not own.record:
+        return request_recorder.NullRecorder()
+    period_s = config.settings[RefreshOptions].sync_period_s
+    general = ReplaySettings(period_s, config.settings[ChainOptions])
+    header = request_recorder.build_header(config.agents, config.agent_options, general, tools.clock.now())
+    recorder = FileRecorder(
+        request_recorder.create_file(Path(own.record)), header, own.record_max_bytes, *tools
+    )
+    snapshot_cache.subscribe(recorder.record_cluster_state)
+    return recorder
+
+
+def _create_extender(
+    config: ServerConfig,
+    request_handler: RequestHandler,
+    snapshot_cache: SnapshotCache,
+    recorder: request_recorder.RequestRecorder,
+    tools: ClockAndMetrics,
+) -> Extender:
+    ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)
+    return Extender(
+        request_handler, lambda *_: snapshot_cache.snapshot, ring, tools.clock, tools.registry, recorder
+    )
+
+
+def create_agent_memory(
+    path: str,
+    api: HttpApi | None,
+    states: Mapping[str, StateBuilder[Any]],
+    leads: Callable[[], bool],
+    tools: ClockAndMetrics,
+) -> list[AgentMemory]:
+    """The component that stores the memory of agents. Empty if no agent has memory, or without a file and a cluster."""
+    learning = {name: state for name, state in states.items() if state.memory_scope != "none"}
+    if not learning or not (path or api):
+        return []
+    keeping = (
+        FileMemoryStore(path)
+        if path
+        else ConfigMapMemoryStore(cast("HttpApi", api), cast("HttpApi", api).namespace)
+    )
+    return [AgentMemory(learning, keeping, leads, tools.clock)]
+
+
+def create_servers(
+    config: ServerConfig, routes: ExtenderRoutes, readiness: Readiness, tools: ClockAndMetrics
+) -> tuple[HttpServer, HttpServer]:
+    """The server for kube-scheduler, and the admin server."""
+    serve: ServeOptions = config.settings[ServeOptions]
+    admin: AdminOptions = config.settings[AdminOptions]
+    main_routes = [*routes.public, *([] if serve.unsafe else routes.private)]
+    admin_shows = [
+        *admin_routes(readiness.waiting_for, tools.registry),
+        *map(restrict_to_loopback, routes.private),
+    ]
+    app = Application(main_routes, tools.registry, max_body_bytes=serve.max_body_bytes)
+    admin_app = Application(admin_shows, tools.registry, max_body_bytes=2**16)
+    flags = {setting.field: setting.flag for setting in list_settings(ServeOptions)}
+    server = HttpServer(app, serve, tools.registry, flags=flags)
+    return server, admin_server(admin_app, admin, tools.registry)
 
 
 class _ExtenderCommand(SectionedCommand):
@@ -68,10 +372,10 @@ def run(command_line: CommandLine) -> None:
         (name.strip() for name in own.agents.split(",") if name.strip()), *setting_groups()
     )
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
-    large_memory_blocks.return_freed_blocks()
+    server_components.return_freed_blocks()
     config = ServerConfig(settings, agents, agent_options)
     server_components.run_until_signal(
-        lambda: extender_wiring.wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),
+        lambda: wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),
         own.shutdown_delay_s,
     )
 

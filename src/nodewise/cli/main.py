@@ -11,7 +11,7 @@ import click
 import nodewise
 from nodewise.base import distributions
 from nodewise.base.errors import BadSettings, NodewiseError, short
-from nodewise.cli import exit_codes, terminal_output
+from nodewise.cli import terminal_output
 
 COMMANDS: Final = {
     # module, or the distribution that has the command as an entry point; and the short help
@@ -143,9 +143,9 @@ def run(
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = print_error(error, exit_codes.USAGE)
+        code = print_error(error, terminal_output.USAGE)
     except NodewiseError as error:
-        code = print_error(error, exit_codes.FAILED)
+        code = print_error(error, terminal_output.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0

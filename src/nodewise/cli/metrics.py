@@ -11,23 +11,13 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
-from nodewise.cli import (
-    agent_selection,
-    decide_inputs,
-    decide_metrics,
-    exit_codes,
-    options_from_settings,
-    running_configuration,
-    tables,
-    terminal_output,
-)
+from nodewise.cli import agent_selection, decide_inputs, options_from_settings, tables, terminal_output
+from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import ObjectsAndMetrics
-from nodewise.cli.decide_metrics import MetricSettings
-from nodewise.cli.name_completion import NamespaceName
+from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
-from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.cli.terminal_output import Progress
 from nodewise.kube import object_listing, replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import NotFound
@@ -118,7 +108,7 @@ def run(command_line: CommandLine) -> None:
     else:
         _print_table(listed, own.name)
     if own.name and not any(row.nodes for row in listed.rows):
-        click.get_current_context().exit(exit_codes.NO)
+        click.get_current_context().exit(terminal_output.NO)
 
 
 async def _list_metrics(command_line: CommandLine) -> MetricList:
@@ -129,14 +119,12 @@ async def _list_metrics(command_line: CommandLine) -> MetricList:
         try:
             with Progress() as progress:
                 progress.say("reading metrics of the running nodewise")
-                configuration = await running_configuration.read_running_configuration(
-                    api, own.nodewise_namespace
-                )
+                configuration = await decide_inputs.read_running_configuration(api, own.nodewise_namespace)
         except NodewiseError as error:
             terminal_output.print_message(f"metrics are read with your own rights: {error}")
         else:
-            command_line = running_configuration.apply_to_command_line(configuration, command_line)
-            if not running_configuration.selects_other_sources(command_line):
+            command_line = decide_inputs.apply_to_command_line(configuration, command_line)
+            if not decide_inputs.selects_other_sources(command_line):
                 running, at, inputs = configuration.metrics, configuration.at, configuration.source_text()
         return await _read_metrics(command_line, api, running, at, inputs)
     finally:
@@ -156,7 +144,7 @@ async def _read_metrics(
     nodes = await _read_nodes(api)
     keys, requests = _select(name, {*running.series, *running.failures}, by_key)
     rest = [request for key, request in requests.items() if not running.was_fetched(key)]
-    fetched = await decide_metrics.fetch_metrics(nodes, rest, how, api)
+    fetched = await decide_inputs.fetch_metrics(nodes, rest, how, api)
     metrics = running.only(frozenset(keys)).with_older(fetched)
     now = clock.SystemClock().now()
     rows = [
@@ -167,9 +155,9 @@ async def _read_metrics(
         similar: list[str] = []
         if not any(row.nodes for row in rows):
             known = map(_plain_name, running.series)
-            similar = await decide_metrics.similar_metrics(name, nodes, how, api, _MOST_SIMILAR, known)
+            similar = await decide_inputs.similar_metrics(name, nodes, how, api, _MOST_SIMILAR, known)
         return MetricList(rows, inputs, similar)
-    catalog = {*await decide_metrics.metric_names(nodes, how, api)}
+    catalog = {*await decide_inputs.metric_names(nodes, how, api)}
     others = sorted(catalog - {_plain_name(row.metric) for row in rows})
     return MetricList([*rows, *(MetricRow(other, None, None, None, [], "") for other in others)], inputs, [])
 

@@ -11,11 +11,11 @@ import msgspec
 
 from nodewise.base.errors import BadInput, Problem
 from nodewise.cli import terminal_output
-from nodewise.cli.click_parameter_types import FilePath
-from nodewise.cli.exit_codes import DONE, NO
-from nodewise.cli.object_line_finder import ObjectLineFinder
 from nodewise.cli.options_from_settings import output_option
+from nodewise.cli.setting_declarations import FilePath
+from nodewise.cli.terminal_output import DONE, NO
 from nodewise.kube import object_files
+from nodewise.kube.object_files import ObjectLineFinder
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 
@@ -141,7 +141,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
       2  the command line or a setting is invalid
       3  a policy is not converted
     """
-    from nodewise.cli import policy_yaml
+    from nodewise.cli import policy_new
     from nodewise.policy_tools import taspolicy_conversion  # start-up time: no other command needs them
 
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
@@ -155,7 +155,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     all_converted = True
     for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
         conversion = taspolicy_conversion.convert(policy, when_missing)
-        documents += [policy_yaml.format_policy(*converted) for converted in conversion.policies]
+        documents += [policy_new.format_policy(*converted) for converted in conversion.policies]
         key = PolicyKey("TASPolicy", policy.metadata.namespace, policy.metadata.name)
         for problem in conversion.problems:
             all_converted = False

@@ -1,7 +1,10 @@
 """`nodewise policy new`: prints a placement policy with a threshold that fits the current values of a metric."""
 
 import asyncio
+import math
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -12,21 +15,11 @@ import msgspec
 from nodewise.base import clock, quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.cli import (
-    agent_selection,
-    decide_inputs,
-    decide_metrics,
-    options_from_settings,
-    policy_text,
-    policy_yaml,
-    terminal_output,
-)
+from nodewise.cli import agent_selection, decide_inputs, options_from_settings, terminal_output
+from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import ObjectsAndMetrics
-from nodewise.cli.decide_metrics import MetricSettings
-from nodewise.cli.name_completion import NamespaceName
+from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
-from nodewise.cli.policy_suite_template import POLICY_FILE, SUITE_FILE, NewPolicy, format_suite
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
@@ -40,6 +33,213 @@ from nodewise.metrics.value_distribution import Direction, ValueDistribution
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.hysteresis import HoldTimes
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
+"""Plain scalars, in lower case, that parsers of YAML 1.1 or 1.2 do not read as strings."""
+_WIDTH: Final = 100
+"""Of the text of a comment."""
+
+
+def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
+    """One YAML document, with its comments at the top and without `---`."""
+    written = (
+        line
+        for comment in comments
+        for line in textwrap.wrap(visible(comment), _WIDTH, break_on_hyphens=False)
+    )
+    return "\n".join([*(f"# {line}" for line in written), *_lines(document)]) + "\n"
+
+
+def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
+    """The lines of an object or a list. A list is not indented further than its key, as kubectl prints it."""
+    if isinstance(value, Mapping):
+        for key, field in value.items():
+            if _is_nested(field):
+                yield f"{scalar(key)}:"
+                indent = "" if isinstance(field, list) else "  "
+                yield from (f"{indent}{line}" for line in _lines(field))
+            else:
+                yield f"{scalar(key)}: {scalar(field)}"
+    else:
+        for entry in value:
+            first, *rest = _lines(entry) if _is_nested(entry) else [scalar(entry)]
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict | list) and bool(value)
+
+
+def scalar(value: Any) -> str:
+    """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
+    if not isinstance(value, str):
+        return str(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:
+        return value
+    return f'"{"".join(map(_escape, value))}"'
+
+
+def _escape(character: str) -> str:
+    """A character in a double-quoted scalar (YAML 1.2.2, section 5.7)."""
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return f"\\u{ord(character):04x}" if ord(character) < 2**16 else f"\\U{ord(character):08x}"
+
+
+POLICY_FILE: Final = "policy.yaml"
+SUITE_FILE: Final = "tests/suite.yaml"
+_POD: Final = "example"
+_MINUTE_S: Final = 60.0
+"""Between two values and two evaluations, the default of a suite."""
+_LAST_VALUES: Final = 4
+"""Values after the last change, so that tests that are added have some."""
+_PLAIN_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+class NewPolicy(NamedTuple):
+    """What the suite of a new policy depends on."""
+
+    request: MetricRequest
+    direction: Direction
+    threshold: int
+    """Nano-units."""
+    release: int | None
+    """Nano-units."""
+    times: HoldTimes
+    namespace: str
+    """Of the example pod."""
+    labels: Mapping[str, str]
+    """Of the example pod."""
+    is_preferred: bool
+    """Whether pods are placed on avoided nodes if there are no others."""
+
+
+def format_suite(policy: NewPolicy) -> str:
+    """The suite as YAML. Its values are close to the threshold, so that it detects every change of the rule."""
+    metric = policy.request.metric
+    # a name that PromQL cannot read without quotes is a label
+    name = f"{metric}{{" if _PLAIN_METRIC.fullmatch(metric) else f'{{__name__="{metric}", '
+    values, expectations = _values_and_expectations(policy)
+    test = {
+        "name": f"nodes with {_comparison(policy)} {'come last' if policy.is_preferred else 'take no pods'}",
+        "nodes": [*values, "without-a-value"],
+        "pods": [_pod(policy)],
+        "input_series": [
+            {"series": f'{name}node="{node}"}}', "values": text} for node, text in values.items()
+        ],
+        "expect": expectations,
+    }
+    return format_policy({"policy_files": [f"../{POLICY_FILE}"], "tests": [test]}, _COMMENTS)
+
+
+def _comparison(policy: NewPolicy) -> str:
+    return f"{policy.request.name} {policy.direction} {quantity.nano_to_text(policy.threshold)}"
+
+
+def _values_and_expectations(policy: NewPolicy) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The values of each node, one per minute, and what is expected before and after each effect of the rule."""
+    threshold, (for_s, keep_for_s) = policy.threshold, policy.times
+    distance = abs(threshold) // 20 or quantity.NANO // 2
+    beyond = threshold + (distance if policy.direction == "above" else -distance)
+    expectations = [_expectation(policy, 0, is_avoided=False)] if for_s else []
+    expectations.append(_expectation(policy, for_s or _MINUTE_S, is_avoided=True))
+    minutes = int((for_s or _MINUTE_S) // _MINUTE_S) + 1
+    phases = [(beyond, minutes)]
+    if policy.release is not None:
+        phases += [((threshold + policy.release) // 2, 1), (policy.release, _LAST_VALUES)]
+        expectations.append(_expectation(policy, minutes * _MINUTE_S, is_avoided=True))
+        expectations.append(_expectation(policy, (minutes + 1) * _MINUTE_S, is_avoided=False))
+    elif keep_for_s:
+        end_s = minutes * _MINUTE_S + keep_for_s
+        phases.append((threshold, math.ceil(keep_for_s / _MINUTE_S) + 1))
+        expectations.append(_expectation(policy, minutes * _MINUTE_S, is_avoided=True))
+        expectations.append(_expectation(policy, end_s, is_avoided=False))
+    else:
+        phases = [(beyond, minutes + _LAST_VALUES)]
+    count = sum(count for _, count in phases)
+    values = {
+        "at-the-threshold": _notation(threshold, count),
+        "beyond-it": " ".join(_notation(value, count) for value, count in phases),
+    }
+    return values, expectations
+
+
+def _notation(value: int, count: int) -> str:
+    """So many equal values."""
+    return f"{quantity.nano_to_text(value)}x{count - 1}" if count > 1 else quantity.nano_to_text(value)
+
+
+def _expectation(policy: NewPolicy, at_s: float, *, is_avoided: bool) -> dict[str, Any]:
+    """What is expected at a time, in the order of the fields of a suite."""
+    at = {"eval_time": clock.format_duration(at_s) if at_s else "0s", "pod": f"{policy.namespace}/{_POD}"}
+    if policy.is_preferred:
+        ranks = {"at-the-threshold": 1, "without-a-value": 1, "beyond-it": 3 if is_avoided else 1}
+        return {**at, "ranks": ranks}
+    if not is_avoided:
+        return {**at, "rejected": []}
+    # with states, the reason depends on the time since the last change
+    has_states = policy.release is not None or any(policy.times)
+    return {**at, "rejected": ["beyond-it"] if has_states else {"beyond-it": _comparison(policy)}}
+
+
+_COMMENTS: Final[Sequence[str]] = (
+    "Tests of the policy: nodewise policy test FOLDER.",
+    "Values are one per minute: 80+1x10 are 80 to 90, _ is a missing value, and stale ends a series.",
+)
+
+
+def _pod(policy: NewPolicy) -> dict[str, Any]:
+    labels = {"labels": dict(policy.labels)} if policy.labels else {}
+    return {"name": _POD, "namespace": policy.namespace, **labels}
+
+
+_MOST_NODES: Final = 5
+"""Nodes that are named in a comment."""
+_MAX_NAME: Final = 63
+
+
+def distribution_lines(distribution: ValueDistribution, series: Series) -> Iterator[str]:
+    """The number of nodes with values, and some percentiles."""
+    count, without = len(distribution.ordered), len(distribution.without_value)
+    yield (
+        f"{series.metric}: {count} {'node' if count == 1 else 'nodes'} with a value from source {series.source},"
+        f" {without} without"
+    )
+    if series.incomplete:
+        yield f"Warning: the response is incomplete, so values may be missing: {series.incomplete}"
+    figures = {
+        "minimum": distribution.ordered[0],
+        "median": distribution.percentile(50),
+        "90th percentile": distribution.percentile(90),
+        "maximum": distribution.ordered[-1],
+    }
+    yield ", ".join(f"{name} {quantity.nano_to_text(value)}" for name, value in figures.items())
+
+
+def rejected_nodes(distribution: ValueDistribution, direction: Direction, threshold: int) -> str:
+    """The number of nodes beyond a threshold in nano-units, and the first of their names."""
+    nodes = distribution.beyond(direction, threshold)
+    count = f"{len(nodes)} of {len(distribution.ordered) + len(distribution.without_value)} nodes now"
+    if not nodes:
+        return count
+    names = ", ".join(nodes[:_MOST_NODES])
+    return f"{count}: {names}{', …' if len(nodes) > _MOST_NODES else ''}"
+
+
+def default_name(metric: str) -> str:
+    """The name of a policy for a metric, which is a valid object name."""
+    plain = re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-")
+    return f"avoid-{plain}"[:_MAX_NAME].rstrip("-")
+
+
+def written_value(text: str) -> str:
+    """A quantity in YAML: a number if it is whole, else a string, because the field accepts no fractions as numbers."""
+    return text if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text) else f'"{text.strip()}"'
+
 
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
@@ -152,7 +352,7 @@ def run(command_line: CommandLine) -> None:
     series, nodes = asyncio.run(_read_metric(request, own.paths, command_line))
     distribution = _distribution(request, series, nodes)
     if is_interactive():
-        for line in policy_text.distribution_lines(distribution, series):
+        for line in distribution_lines(distribution, series):
             click.echo(visible(line), err=True)
     threshold = _threshold(own, distribution)
     lines = [visible(line) for line in _policy_lines(own, request, labels, threshold, distribution, series)]
@@ -232,7 +432,7 @@ async def _read_metric(
     )
     try:
         inputs = await decide_inputs.read_nodes(paths, api)
-        snapshot = await decide_metrics.fetch_metrics(inputs, [request], settings, api)
+        snapshot = await decide_inputs.fetch_metrics(inputs, [request], settings, api)
         series = snapshot.series.get(request.key)
         if series is None:
             why = snapshot.failures.get(request.key, "no source has it")
@@ -246,7 +446,7 @@ async def _read_metric(
 async def _unknown_metric_error(
     request: MetricRequest, why: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
 ) -> NodewiseError:
-    similar = await decide_metrics.similar_metrics(request.metric, inputs, settings, api, _MOST_SUGGESTIONS)
+    similar = await decide_inputs.similar_metrics(request.metric, inputs, settings, api, _MOST_SUGGESTIONS)
     actual = f"{shown(request.metric)}: {why}"
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
     return BadInput("policy new", [Problem("--metric", actual, expected)])
@@ -301,13 +501,13 @@ def _policy_lines(
 ) -> Iterator[str]:
     """The YAML, with comments that say what each field means."""
     yield f"# Printed by `nodewise policy new` on {clock.format_rfc3339(clock.SystemClock().now())[:10]}."
-    yield from (f"# {line}" for line in policy_text.distribution_lines(distribution, series))
+    yield from (f"# {line}" for line in distribution_lines(distribution, series))
     yield "apiVersion: nodewise.io/v1alpha1"
     yield f"kind: {'Cluster' if own.cluster_wide else ''}PlacementPolicy"
     yield "metadata:"
-    yield f"  name: {policy_yaml.scalar(own.name or policy_text.default_name(request.metric))}"
+    yield f"  name: {scalar(own.name or default_name(request.metric))}"
     if own.namespace and not own.cluster_wide:
-        yield f"  namespace: {policy_yaml.scalar(own.namespace)}"
+        yield f"  namespace: {scalar(own.namespace)}"
     yield "spec:"
     if own.cluster_wide:
         yield "  # The namespaces whose pods the policy affects; {} selects all."
@@ -317,17 +517,15 @@ def _policy_lines(
     yield f"  podSelector:{'' if labels else ' {}'}"
     if labels:
         yield "    matchLabels:"
-        yield from (
-            f"      {policy_yaml.scalar(key)}: {policy_yaml.scalar(value)}" for key, value in labels.items()
-        )
+        yield from (f"      {scalar(key)}: {scalar(value)}" for key, value in labels.items())
     yield from _MODE_LINES[own.mode]
     yield from _ENFORCEMENT_LINES[own.enforcement]
     yield "  avoid:"
-    yield f"  # {policy_text.rejected_nodes(distribution, threshold.direction, quantity.parse(threshold.text))}"
-    yield f"  - metric: {policy_yaml.scalar(request.metric)}"
+    yield f"  # {rejected_nodes(distribution, threshold.direction, quantity.parse(threshold.text))}"
+    yield f"  - metric: {scalar(request.metric)}"
     if request.aggregate:
         yield f"    aggregate: {request.aggregate}  # of several values of one node"
-    yield f"    {threshold.direction}: {policy_text.written_value(threshold.text)}"
+    yield f"    {threshold.direction}: {written_value(threshold.text)}"
     yield from _hold_lines(own)
     yield "    # Whether a node without a value takes pods: Allow or Reject."
     yield "    whenMissing: Allow"
@@ -340,7 +538,7 @@ def _hold_lines(own: NewPolicyOptions) -> Iterator[str]:
         yield f"    for: {clock.format_duration(own.for_s)}"
     if own.release:
         yield "    # An avoided node takes pods again when its value is not beyond this."
-        yield f"    release: {policy_text.written_value(own.release)}"
+        yield f"    release: {written_value(own.release)}"
     if own.keep_for_s is not None:
         yield "    # How long a node is still avoided when its value is no longer beyond the threshold."
         yield f"    keepFor: {clock.format_duration(own.keep_for_s)}"

@@ -13,10 +13,10 @@ import click
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, exit_codes, options_from_settings, terminal_output
-from nodewise.cli.object_line_finder import ObjectLineFinder
+from nodewise.cli import agent_selection, options_from_settings, terminal_output
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.kube.object_files import ObjectLineFinder
 from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
@@ -96,7 +96,7 @@ def run(command_line: CommandLine) -> None:
     if own.mutate:
         report.print_mutants()
     if report.has_failed:
-        click.get_current_context().exit(exit_codes.FAILED)
+        click.get_current_context().exit(terminal_output.FAILED)
 
 
 def _read_suites(paths: Sequence[str]) -> list[Suite]:
@@ -121,7 +121,7 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
         for problem in problems:
             expected = f", expected {problem.expected}" if problem.expected else ""
             terminal_output.print_message(f"{problem.field}: found {problem.found}{expected}")
-        click.get_current_context().exit(exit_codes.FAILED)
+        click.get_current_context().exit(terminal_output.FAILED)
     return suites
 
 

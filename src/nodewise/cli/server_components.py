@@ -1,21 +1,55 @@
-"""Components of every server with agents, the extender and the controller: configuration, readiness, and the run."""
+"""Components of every server with agents, the extender and the controller: inputs, snapshots, leader, run."""
 
 import asyncio
 import contextlib
+import ctypes
 import gc
+import os
+import random
+import secrets
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise.agent import AgentKind, StateBuilder
-from nodewise.base.clock import Clock
+from nodewise.agent.controller_interface import (
+    Controller,
+    ControllerKind,
+    Handle,
+    ReservationCleaner,
+    WriteCounter,
+)
+from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.option import SettingsByGroup
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.object_and_metric_sources import (
+    ClosableSource,
+    DataRequirements,
+    ObjectFeed,
+    SourceDependencies,
+)
+from nodewise.engine import metric_values_endpoint
+from nodewise.engine.leader_controller_loop import LeaderLoop
+from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
+from nodewise.engine.request_recorder import ReplaySettings
+from nodewise.engine.snapshot_cache import SnapshotCache
+from nodewise.kube.api_server_liveness import ApiServerLiveness
+from nodewise.kube.elector import Elector
+from nodewise.kube.event_recorder import EventRecorder, EventReporter
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.leader_election_rules import EVALUATION_ANNOTATION, LeaseLock
 from nodewise.kube.options import KubeOptions
-from nodewise.metrics.refresher import RefreshOptions
+from nodewise.kube.store import Store
+from nodewise.metrics.metrics_source import MetricsSource
+from nodewise.metrics.node_attributes import NodeAttributesCache
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe import background_tasks, logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.server.application import Route
 from nodewise.server.server import HttpServer
 
 Task = Callable[[], Coroutine[Any, Any, None]]
@@ -154,3 +188,198 @@ def _termination_signal_queue() -> asyncio.Queue[int]:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
     return received
+
+
+class InputPaths(NamedTuple):
+    """The sources of metrics, as `--metrics` names them, and the files of `--objects-from`."""
+
+    metrics: Sequence[str]
+    objects_from: Sequence[str] = ()
+
+
+class SnapshotComponents(NamedTuple):
+    """The snapshots, and what they are computed from."""
+
+    feed: ObjectFeed
+    sources: Sequence[MetricsSource]
+    """Of metrics."""
+    refresher: MetricsRefresher
+    states: Mapping[str, StateBuilder[Any]]
+    """By agent."""
+    cache: SnapshotCache
+    source_names: Sequence[str] = ()
+    """The sources as `--metrics` names them."""
+
+    def tasks(self) -> list[Task]:
+        """The tasks that keep the snapshots up to date."""
+
+        async def publish() -> None:
+            await self.cache.run()
+
+        return [*self.feed.tasks, self.refresher.run, publish]
+
+    def closing(self) -> list[Callable[[], Awaitable[None]]]:
+        return [source.close for source in self.sources if isinstance(source, ClosableSource)]
+
+
+class SnapshotRelister:
+    """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
+
+    def __init__(self, snapshots: SnapshotComponents) -> None:
+        if snapshots.feed.relister is None:
+            raise TypeError("objects of files are read again when the files change")
+        self._stores, self._cache = snapshots.feed.relister, snapshots.cache
+
+    async def read(self, name: str) -> Store[Any]:
+        return await self._stores.read(name)
+
+    def begin(self) -> None:
+        self._stores.begin()
+        self._cache.rebuild()
+
+
+class EvaluationTime:
+    """The time of the newest snapshot that the leader has applied to the cluster: labels, statuses and annotations.
+
+    Its place is the Lease, which the leader writes all the time, so that no other object has to be written at rest.
+    """
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
+        self._time = ""
+
+    def set(self, at: float) -> None:
+        self._registry.set("evaluation_timestamp_seconds", at)
+        self._time = format_rfc3339(at)
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations of the Lease."""
+        return {EVALUATION_ANNOTATION: self._time} if self._time else {}
+
+
+class LeaderTasks(NamedTuple):
+    """The tasks of a leader. Without a cluster there is no election: every extender leads."""
+
+    elector: Elector | None
+    tasks: Sequence[Task]
+    closing: Sequence[Callable[[], Awaitable[None]]]
+
+
+class LeaderContext(NamedTuple):
+    """What the tasks of a leader are created from."""
+
+    config: ServerConfig
+    api: HttpApi
+    snapshots: SnapshotComponents
+    lease: str
+    """The Lease of the leader election among replicas."""
+    event_reporter: str
+    tools: ClockAndMetrics
+
+
+def create_snapshot_components(
+    config: ServerConfig,
+    api: HttpApi | None,
+    paths: InputPaths,
+    needs: DataRequirements,
+    tools: ClockAndMetrics,
+) -> SnapshotComponents:
+    """Snapshots of a cluster, or of files if there is no `api`."""
+    feed = (
+        object_and_metric_sources.watch_files(paths.objects_from, needs, 0.2)
+        if api is None
+        else object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
+    )
+    dependencies = _metric_source_dependencies(config, api, feed, tools)
+    sources = object_and_metric_sources.create_metric_sources(paths.metrics, paths.objects_from, dependencies)
+    refresh: RefreshOptions = config.settings[RefreshOptions]
+    refresher = MetricsRefresher(sources, refresh, *tools)
+    states = create_agent_states(config)
+    cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
+    refresher.subscribe(cache.touch)
+    cache.touch()
+    return SnapshotComponents(feed, sources, refresher, states, cache, paths.metrics)
+
+
+def create_metric_values_route(
+    config: ServerConfig, snapshots: SnapshotComponents, general: ReplaySettings, tools: ClockAndMetrics
+) -> Route:
+    """The route with the settings in effect and the newest metric values."""
+    header = metric_values_endpoint.build_header(
+        config.agents, config.agent_options, general, snapshots.source_names, tools.clock.now()
+    )
+    return MetricValuesEndpoint(header, snapshots.refresher, tools.clock).route()
+
+
+def _metric_source_dependencies(
+    config: ServerConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
+) -> SourceDependencies:
+    """What sources of metrics are created from."""
+    refresh: RefreshOptions = config.settings[RefreshOptions]
+    nodes = NodeAttributesCache(feed.nodes)
+    prometheus: PrometheusOptions = config.settings[PrometheusOptions]
+    return SourceDependencies(
+        api, nodes.read, prometheus, refresh.default_max_age_s, refresh.metrics_timeout_s, tools.registry
+    )
+
+
+def create_leader_tasks(
+    context: LeaderContext,
+    reservations: ReservationCleaner | None = None,
+    create_more_controllers: Callable[[Handle], Sequence[Controller]] = lambda _: (),
+) -> LeaderTasks:
+    """The election, the events, the controllers of the agents, and those that `create_more_controllers` returns."""
+    config, api, snapshots, lease, event_reporter, tools = context
+    clock, registry = tools
+    configured = config.settings[KubeOptions].identity
+    host, suffix = socket.gethostname(), secrets.token_hex(4)
+    identity = configured or f"{host}_{os.getpid()}_{suffix}"
+    recorder = EventRecorder(api, EventReporter(event_reporter, identity), clock, registry)
+    # a separate rate limit for the Lease: queued label patches must not cost the leadership
+    liveness = ApiServerLiveness(clock, registry)
+    limited = api.with_rate_limit(5.0, 10, liveness.record_response)
+    lock = LeaseLock(api.namespace, lease, identity, process=f"{host}_{suffix}")
+    evaluation = EvaluationTime(registry)
+    elector = Elector(limited, lock, clock, registry, random.random, evaluation.annotations)
+    relister = SnapshotRelister(snapshots)
+    own = (api.namespace, lambda: snapshots.cache.snapshot, relister, reservations, api.with_metadata_only())
+    feed = snapshots.feed
+    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
+    controllers: list[Controller] = [
+        kind.controller(config.agent_options[kind.name], handle)
+        for kind in config.agents
+        if isinstance(kind, ControllerKind)
+    ]
+    controllers += create_more_controllers(handle)
+    following = [task for controller in controllers for task in controller.tasks()]
+    leading = LeaderLoop(
+        controllers, lambda: snapshots.cache.snapshot, lambda: elector.leading, clock, evaluation.set
+    )
+    elector.on_change(lambda _: leading.notify())
+    snapshots.cache.on_publish(leading.notify)
+    period_s = config.settings[RefreshOptions].sync_period_s
+
+    async def lead() -> None:
+        await leading.run(period_s)
+
+    tasks = [elector.run, liveness.run, recorder.run, lead, *following]
+    return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])
+
+
+_MMAP_THRESHOLD: Final = -3
+"""`M_MMAP_THRESHOLD` of glibc's malloc.h."""
+_BLOCK_BYTES: Final = 2**17
+"""A response about a metric or a page of a list has about a megabyte, and annotations of one pod up to 256 KiB. Filter
+requests with 5,000 names are larger, too; mapping their blocks costs 3 % of the median (1.033 and 1.067 ms)."""
+
+
+def return_freed_blocks() -> None:
+    """Let malloc map each block of 128 KiB or more, and unmap it when it is freed.
+
+    By default glibc raises this threshold up to 32 MiB as soon as such a block is freed. Later blocks are then parts of
+    the heap, which small objects that were allocated after them keep from shrinking: 40 responses of a megabyte at the
+    same time would stay in memory forever. Other C libraries do not have the function, or ignore the option.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError, Problem, shown
 from nodewise.kube import yaml_json_documents
 from nodewise.kube.resource_kinds import Resource
@@ -190,3 +191,25 @@ def _problem_of_msgspec_error(where: str, error: Exception) -> Problem:
     expected, _, value = text.removeprefix("Expected ").partition(", got ")
     at = f"{where}: {field}" if field else where
     return Problem(at, value, expected) if value else Problem(at, text, "")
+
+
+class ObjectLineFinder:
+    """Finds the lines of fields in files, which it reads again for that."""
+
+    def __init__(self, stdin: bytes = b"") -> None:
+        self._stdin = stdin
+        self._documents: dict[str, list[Any]] = {}
+
+    def line(self, location: ObjectLocation, field: str) -> int:
+        """The line of an object's field; 0 if it is not known."""
+        source, document, items = location
+        if source not in self._documents:
+            text = self._stdin if source == STDIN else Path(source).read_bytes()
+            try:
+                self._documents[source] = safe_yaml_loader.compose_all(text, source)
+            except BadInput:  # several JSON documents in a row, for example, which are no YAML together
+                self._documents[source] = []
+        if document > len(self._documents[source]):
+            return 0
+        path = ".".join([*(f"items[{position}]" for position in items), field])
+        return yaml_json_documents.line_of_field(self._documents[source][document - 1], path)

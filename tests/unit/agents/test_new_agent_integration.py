@@ -11,8 +11,9 @@ from tools import helm_chart_generator
 
 from nodewise import agents
 from nodewise.agent import AgentKind
-from nodewise.cli import agent_selection, settings_file
-from nodewise.cli.agents import agent_package_scaffold, command
+from nodewise.cli import agent_selection, options_from_settings
+from nodewise.cli import agents as agents_command
+from nodewise.cli.agents import command
 from nodewise.cli.extender_options import setting_groups
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
@@ -29,7 +30,7 @@ def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentKind]
     """The kind of a template agent that is a folder of `agents` and has its own declarations."""
     folder = tmp_path / NAME
     folder.mkdir()
-    for path in agent_package_scaffold.TEMPLATE.glob("*.py"):
+    for path in agents_command.TEMPLATE.glob("*.py"):
         text = path.read_text().replace("template", NAME).replace("Template", "Probe")
         added = "    load_scoring = 'whole'\n    keeps_memory = True\n    entry_weight = 30\n"
         declared = f"node_fields = NodeFields\n{added}"
@@ -53,7 +54,9 @@ def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
     assert kind in agent_selection.agents_without_conflicts(*setting_groups())
     file = tmp_path / "nodewise.yaml"
     file.write_text("probe: {label: example.com/limit}")
-    settings = settings_file.read_config_file(str(file), setting_groups(), agents.built_in_agent_kinds())
+    settings = options_from_settings.read_config_file(
+        str(file), setting_groups(), agents.built_in_agent_kinds()
+    )
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
 
 

@@ -15,7 +15,7 @@ from nodewise.agents.gpu import vendor_resource_names
 from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError
 from nodewise.base.safe_yaml_loader import MOST_FROM_ALIASES, load
-from nodewise.cli import settings_file
+from nodewise.cli import options_from_settings
 from nodewise.doctor.collectors import deschedulers
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.install import yaml_editor
@@ -84,7 +84,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
         yaml_json_documents.split_documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
-    "settings": through_file(lambda path: settings_file.read_config_file(path, [], [])),
+    "settings": through_file(lambda path: options_from_settings.read_config_file(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read_kubeconfig(Path(path))),
     "the webhook's files": through_file(webhook.parse_server_settings),
     "a GPU profile": through_file(vendor_resource_names.load_profile),

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from hatchling.builders.wheel import WheelBuilder
 
 from nodewise.base.errors import BadSettings
-from nodewise.cli.agents import agent_package_scaffold, command
+from nodewise.cli import agents
+from nodewise.cli.agents import command
 from nodewise.extender.agent_testing import AgentTester
 
 
@@ -35,7 +36,7 @@ def foo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", ["foo", "my-own-agent2"])
 def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
     output = create_agent(name, tmp_path / "made")
-    assert f"src/{agent_package_scaffold.agent_package_name(name)}/agent.py" in output
+    assert f"src/{agents.agent_package_name(name)}/agent.py" in output
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -52,9 +53,7 @@ def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
 def test_all_files_of_the_template_are_in_the_wheel() -> None:
     wheel = WheelBuilder(str(Path(__file__).parents[3]))
     packed = {Path(file.path) for file in wheel.recurse_included_files()}
-    there = {
-        path for path in agent_package_scaffold.TEMPLATE.rglob("*") if path.suffix in {".py", ".toml", ".md"}
-    }
+    there = {path for path in agents.TEMPLATE.rglob("*") if path.suffix in {".py", ".toml", ".md"}}
     assert len(there) == 7
     assert there - packed == set()
 
@@ -100,12 +99,12 @@ def test_every_node_passes_and_scores_one(foo: Any) -> None:
 )
 def test_bad_names_are_refused(name: str, why: str) -> None:
     with pytest.raises(BadSettings, match=why):
-        agent_package_scaffold.check_new_agent_name(name)
+        agents.check_new_agent_name(name)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("mine")
     for folder in (tmp_path, tmp_path / "kept", tmp_path / "kept/below"):
         with pytest.raises(BadSettings, match="--folder"):
-            agent_package_scaffold.write_agent_package("foo", folder)
+            agents.write_agent_package("foo", folder)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

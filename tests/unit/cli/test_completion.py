@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.base.errors import Unavailable
-from nodewise.cli import completion, main, name_completion
+from nodewise.cli import completion, main
 from nodewise.cli.main import command, run
 
 PODS = {"web": ["shop-1", "shop-2"], "default": ["one"]}
@@ -51,7 +51,7 @@ def test_the_script_of_each_shell(shell: str) -> None:
 def test_names_are_completed(
     words: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(name_completion, "connect", lambda *_: FakeApi())
+    monkeypatch.setattr(completion, "connect", lambda *_: FakeApi())
     assert offered(words, monkeypatch, capsys) == [f"plain,{name}" for name in names]
 
 
@@ -59,7 +59,7 @@ def test_a_cluster_that_does_not_answer_gives_no_names(monkeypatch: pytest.Monke
     def connect(*_: object) -> FakeApi:
         raise Unavailable("no answer")
 
-    monkeypatch.setattr(name_completion, "connect", connect)
+    monkeypatch.setattr(completion, "connect", connect)
     assert plugin(["explain", ""], monkeypatch) == [":4"]
 
 
@@ -67,15 +67,15 @@ def test_the_shell_does_not_wait_for_a_cluster_that_hangs() -> None:
     """The event loop cannot end while a thread of it waits, as for the name of a host that no server resolves."""
     program = """
 import asyncio, threading
-from nodewise.cli import completion, name_completion
+from nodewise.cli import completion
 
 class Hangs:
     namespace = "default"
     async def get(self, *_, **__):
         await asyncio.to_thread(threading.Event().wait)
 
-name_completion._LIMIT_S = 0.05
-name_completion.connect = lambda *_: Hangs()
+completion._LIMIT_S = 0.05
+completion.connect = lambda *_: Hangs()
 completion.run_for_kubectl()
 """
     command = [sys.executable, "-c", program, "explain", ""]
@@ -124,7 +124,7 @@ def plugin(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_kubectl_completes_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_completion, "connect", lambda *_: FakeApi())
+    monkeypatch.setattr(completion, "connect", lambda *_: FakeApi())
     assert plugin(["explain", "-n", "web", "shop-"], monkeypatch) == ["shop-1", "shop-2", ":4"]
     assert plugin(["expl"], monkeypatch)[0].startswith("explain\t")
 

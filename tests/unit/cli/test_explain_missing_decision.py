@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.pod_policies import SelectingPolicy
-from nodewise.cli.explain.pod_state import PodReadResult, PodState
-from nodewise.cli.explain.replica_queries import ReplicaResponse
+from nodewise.cli.explain import explanation
+from nodewise.cli.explain.explanation import ReplicaResponse
+from nodewise.cli.explain.pod_state import PodReadResult, PodState, SelectingPolicy
 from nodewise.engine.decision_endpoint import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"
@@ -115,7 +114,7 @@ CASES = [
 
 @pytest.mark.parametrize(("lookup", "responses", "expected"), CASES)
 def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expected: list[str]) -> None:
-    causes = missing_decision.find_missing_decision_causes(lookup, responses)
+    causes = explanation.find_missing_decision_causes(lookup, responses)
     assert len(causes) == len(expected)
     assert all(words in cause for words, cause in zip(expected, causes, strict=True))
 
@@ -133,11 +132,11 @@ def test_causes(lookup: PodReadResult, responses: list[ReplicaResponse], expecte
     ],
 )
 def test_pods_that_no_replica_decides(lookup: PodReadResult, never: bool) -> None:
-    assert missing_decision.is_never_decided(lookup) == never
+    assert explanation.is_never_decided(lookup) == never
 
 
 def test_a_pod_that_was_created_before_the_policy_is_created_again() -> None:
-    assert missing_decision.selection_problem(selected(NEWER, asks=())) == (
+    assert explanation.selection_problem(selected(NEWER, asks=())) == (
         "cluster placement policy wide selects it, and it does not request telemetry/scheduling, so kube-scheduler "
         "does not ask nodewise about it, unless its entry has no managedResources; it is newer than the pod: create "
         "the pod again"
@@ -146,5 +145,5 @@ def test_a_pod_that_was_created_before_the_policy_is_created_again() -> None:
 
 def test_policies_of_the_last_decision_need_no_request() -> None:
     lookup = selected(COOL, NEWER, asks=())
-    assert "wide selects it" in missing_decision.selection_problem(lookup, {COOL.policy})
-    assert missing_decision.selection_problem(lookup, {COOL.policy, NEWER.policy}) == ""
+    assert "wide selects it" in explanation.selection_problem(lookup, {COOL.policy})
+    assert explanation.selection_problem(lookup, {COOL.policy, NEWER.policy}) == ""

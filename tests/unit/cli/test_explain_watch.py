@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Verdict
-from nodewise.cli.explain.explanation import PodExplanation, comparable_answer
-from nodewise.cli.explain.pod_policies import SelectingPolicy
-from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.visible_state import VisibleState
+from nodewise.cli.explain.explanation import PodExplanation, VisibleState, comparable_answer
+from nodewise.cli.explain.pod_state import PodReadResult, SelectingPolicy
 from nodewise.engine.decision_codec import StaticDetails, StaticReason
 from tests.unit.cli.test_explain_output import WAITS, create_explanation
 from tests.unit.engine.decision_notation import AT, of

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodewise import agents
 from nodewise.base.clock import SystemClock
-from nodewise.cli import extender_wiring
+from nodewise.cli import extender as extender_wiring
 from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
 from nodewise.kube.leader_election_rules import EXTENDER_LEASE

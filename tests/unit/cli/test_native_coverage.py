@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.base import cooperative_scheduling
-from nodewise.cli import decide_inputs, native_coverage
+from nodewise.cli import decide_inputs
 from nodewise.cli.decide_inputs import InputSelection
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -54,7 +54,7 @@ def printed(
     inputs = asyncio.run(decide_inputs.read_objects(selection, api))
     cluster = ClusterState(NodeIndex(inputs.node_names), inputs.objects, MetricsSnapshot(), 0.0, inputs.nodes)
     state = cooperative_scheduling.run_without_pauses(KIND.state(options, 5.0).build(cluster))
-    native_coverage.print_uncovered_pods(inputs.pods.values(), state, inputs.objects)
+    decide_inputs.print_uncovered_pods(inputs.pods.values(), state, inputs.objects)
     return capsys.readouterr().err.splitlines()
 
 

@@ -12,7 +12,7 @@ from nodewise.base import quantity
 from nodewise.base.clock import format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Unavailable
 from nodewise.cli.main import command
-from nodewise.cli.policy_backtest import plots
+from nodewise.cli.policy_backtest import html_page
 from nodewise.engine import recording_file
 from nodewise.engine.recording_file import Header, Record, RecordingWriter, RequestEntry
 from nodewise.metrics.prometheus import prometheus_connection
@@ -164,7 +164,7 @@ def test_the_page_loads_nothing_and_escapes_texts(run, tmp_path: Path) -> None:
 def test_the_plot_of_a_query_with_characters_of_formulas() -> None:
     query = 'label_replace(t, "node", "$1", "i", "(.+)$")'
     comparison = Comparison("", "above", quantity.NANO, query=query)
-    assert "<svg" in plots.threshold_curve(ThresholdCurve(comparison, [0.0, 1.0, 2.0], [1.0, 0.5, 0.0]))
+    assert "<svg" in html_page.threshold_curve(ThresholdCurve(comparison, [0.0, 1.0, 2.0], [1.0, 0.5, 0.0]))
 
 
 def test_a_page_that_cannot_be_written_does_not_lose_the_report(run) -> None:

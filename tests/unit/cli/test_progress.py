@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from nodewise.cli import progress
-from nodewise.cli.progress import Progress
+from nodewise.cli import terminal_output
+from nodewise.cli.terminal_output import Progress
 
 
 def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +27,7 @@ def test_a_terminal_is_told_of_what_takes_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(progress, "LATE_S", 0.0)
+    monkeypatch.setattr(terminal_output, "LATE_S", 0.0)
     with Progress() as running:
         running.say("reading 12,000 pods")
         running._timer.join()
@@ -40,7 +40,7 @@ def test_what_is_asked_may_be_called_anything(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(progress, "LATE_S", 0.0)
+    monkeypatch.setattr(terminal_output, "LATE_S", 0.0)
     with Progress() as running:
         running.say("asking https://[fe80::1]/[/x]\x1b[2J")
         running._timer.join()

@@ -9,11 +9,10 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise.cli import agents, explain, policy, tables, terminal_output
-from nodewise.cli.configure import report
+from nodewise.cli.configure import host
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.engine.decision_endpoint import DecisionPage
 from nodewise.install import file_diff
 from nodewise_cpu.store import configmap
@@ -45,7 +44,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
         PodReadResult(None), HERE, failed_response(text)
     ),
     "why a pod's state is not known": lambda text: print_messages(PodReadResult(None, error=text), HERE),
-    "configure": report.print_message,
+    "configure": host.print_message,
     "what changes in a file": lambda text: click.echo(
         file_diff.unified_diff("x", b"", text.encode()), nl=False
     ),

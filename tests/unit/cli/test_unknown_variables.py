@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from nodewise.cli import doctor, extender
 from nodewise.cli.main import command
-from nodewise.cli.unknown_variables import find_unknown_variables
+from nodewise.cli.options_from_settings import find_unknown_variables
 
 OF_SERVICES = {
     "NODEWISE_SERVICE_HOST": "10.96.0.40",

@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.cli import watching
+from nodewise.cli import terminal_output
 
 PERIOD_S = 2.0
 
@@ -29,7 +29,7 @@ def shown_answers(*script: str | Exception) -> list[str]:
 
     async def watch() -> None:
         clock = AutomaticClock()
-        await watching.show_changes(
+        await terminal_output.show_changes(
             compute, lambda answer: answer.partition(":")[0], shown.append, PERIOD_S, clock
         )
 

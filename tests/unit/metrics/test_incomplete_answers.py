@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nodewise.base.clock import SystemClock
-from nodewise.cli import policy_text
+from nodewise.cli import policy_new
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
@@ -174,10 +174,10 @@ def test_complete_history_has_no_note() -> None:
 def test_proposed_policy_warns_about_an_incomplete_response() -> None:
     series = Series("fan", "prometheus", 1.0, {"a": Sample(7 * 10**9, 1.0)}, incomplete=STORE)
     distribution = distribution_of({"a": 7 * 10**9}, ["b"])
-    lines = list(policy_text.distribution_lines(distribution, series))
+    lines = list(policy_new.distribution_lines(distribution, series))
     assert f"Warning: the response is incomplete, so values may be missing: {STORE}" in lines
     complete = msgspec.structs.replace(series, incomplete="")
-    assert list(policy_text.distribution_lines(distribution, complete)) == [lines[0], *lines[2:]]
+    assert list(policy_new.distribution_lines(distribution, complete)) == [lines[0], *lines[2:]]
 
 
 def test_annotator_reports_incomplete_responses(server: PrometheusDouble) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.base import clock, quantity
-from nodewise.cli import policy_yaml
+from nodewise.cli import policy_new
 from nodewise.kube import yaml_json_documents
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import taspolicy_conversion
@@ -288,10 +288,10 @@ TEXTS = st.text(max_size=12) | st.sampled_from(
     ).map(lambda value: {"value": value})
 )
 def test_yaml_of_any_document_is_read_back(document: Any) -> None:
-    text = policy_yaml.format_policy(document, ["a comment\n- with: lines"])
+    text = policy_new.format_policy(document, ["a comment\n- with: lines"])
     assert yaml.safe_load(text) == document
     [(_, data)] = yaml_json_documents.split_documents(text.encode(), "test")
-    [(_, again)] = yaml_json_documents.split_documents(policy_yaml.format_policy(document).encode(), "test")
+    [(_, again)] = yaml_json_documents.split_documents(policy_new.format_policy(document).encode(), "test")
     assert data == again
 
 
@@ -302,4 +302,4 @@ def test_the_example_of_the_migration_guide() -> None:
     )
     [(_, data)] = yaml_json_documents.split_documents(tas_policy.encode(), "page")
     made = taspolicy_conversion.convert(msgspec.json.decode(data, type=PolicyObject), "pass")
-    assert "---\n".join(policy_yaml.format_policy(*converted) for converted in made.policies) == expected
+    assert "---\n".join(policy_new.format_policy(*converted) for converted in made.policies) == expected

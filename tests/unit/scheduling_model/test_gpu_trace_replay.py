@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.base.errors import BadInput
-from nodewise.cli.simulate import trace as command
+from nodewise.cli import simulate as command
 from nodewise.scheduling_model import gpu_trace_files, gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_files import TraceNode, TracePod
 

@@ -21,13 +21,13 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run_cpu_command(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import exit_codes, main, older_program_flags
+    from nodewise.cli import main, older_program_flags, terminal_output
     from nodewise_cpu import cli
 
     try:
         translated = older_program_flags.translate_cmk_command_line(words)
     except BadSettings as error:
-        sys.exit(main.print_error(error, exit_codes.USAGE))
+        sys.exit(main.print_error(error, terminal_output.USAGE))
     main.run(translated, cli.command, "cmk")
 
 

@@ -1,7 +1,8 @@
-"""`nodewise configure` on a control-plane host: plans the changes of its files and applies them."""
+"""`nodewise configure` on a host with kubeadm: plans and applies changes, and prints both."""
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,9 +11,8 @@ import click
 import msgspec
 
 import nodewise
-from nodewise.base.errors import BadInput, NodewiseError, Problem
-from nodewise.cli import exit_codes
-from nodewise.cli.configure import report
+from nodewise.base.errors import BadInput, NodewiseError, Problem, visible
+from nodewise.cli import terminal_output
 from nodewise.cli.configure.options import (
     DEFAULT_TEMPLATE,
     NEWEST,
@@ -24,6 +24,7 @@ from nodewise.install import (
     atomic_host_files,
     backups,
     control_plane_file_plan,
+    file_diff,
     file_transaction,
     host_mount_detection,
     host_path_checks,
@@ -32,10 +33,157 @@ from nodewise.install import (
     scheduler_configuration,
     scheduler_static_pod,
 )
+from nodewise.install.atomic_host_files import FileChange
 from nodewise.install.backups import Backup
 from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
 from nodewise.install.other_control_plane_hosts import OtherHostRun
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
+
+
+def print_message(text: str) -> None:
+    """Print a line to standard error. Standard output is for diffs and JSON."""
+    click.echo(visible(text), err=True)
+
+
+def print_problems(error: BadInput) -> int:
+    """Print all problems of files, one line each. An error without a list is raised again."""
+    first, *more = str(error).splitlines()
+    if not more:
+        raise error
+    for line in [f"nodewise: {first}", *more]:
+        print_message(line)
+    return terminal_output.FAILED
+
+
+def print_plan(request: HostRequest, plan: ChangePlan) -> None:
+    """Print the paths, the version, and the warnings of a plan."""
+    print_message(f'Manifest file is located at: "{request.manifest}"')
+    if plan.version is not None:
+        print_message(f'Scheduler config file is located at: "{request.template or "the built-in template"}"')
+        print_message(
+            f'Scheduler config destination will be: "{control_plane_file_plan.scheduler_config_path(request)}"'
+        )
+        print_message(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
+    for text in plan.warnings:
+        print_message(f"warning: {text}")
+    for text in plan.notes:
+        print_message(text)
+
+
+def print_file_diffs(options: ConfigureOptions, request: HostRequest, plan: ChangePlan) -> None:
+    """Print the change of each file. Keys and certificates are not shown."""
+    colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
+    for change in plan.changes:
+        kind = _describe_file_kind(request, change)
+        if kind == "Certs" and change.is_unchanged:
+            continue
+        print_message(_HEADINGS.get(kind, 'Changes of "{}":').format(change.path))
+        if change.is_unchanged:
+            print_message("no changes")
+        elif kind == "Certs":
+            print_message("removed" if change.after is None else "written; not shown")
+        elif options.output == "text":
+            sys.stderr.flush()
+            click.echo(
+                file_diff.unified_diff(change.path, change.before, change.after, colour=colour),
+                nl=False,
+                color=True,
+            )
+    for line in plan.summary:
+        print_message(f"  {line}")
+
+
+_HEADINGS: Final = {
+    "Scheduler config": 'Scheduler config changes compared to "{}":',
+    "Deployment": 'Deployment at "{}" changes:',
+    "Manifest": 'Manifest changes at "{}":',
+}
+
+
+def _describe_file_kind(request: HostRequest, change: FileChange) -> str:
+    if change.path == request.manifest:
+        return "Manifest"
+    if change.path in request.deployments:
+        return "Deployment"
+    return (
+        "Certs"
+        if os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
+        else "Scheduler config"
+    )
+
+
+def print_written_files(request: HostRequest, plan: ChangePlan, backup: Backup | None) -> None:
+    """Print the files that were written or removed, and the backup folder."""
+    if backup is not None and plan.effective_changes:
+        print_message(f'Backups written to folder "{backup.path}"')
+    _print_certificates_result(
+        request,
+        [change for change in plan.effective_changes if _describe_file_kind(request, change) == "Certs"],
+    )
+    for change in plan.changes:
+        kind = _describe_file_kind(request, change)
+        if kind == "Certs":
+            continue
+        if change.is_unchanged:
+            print_message(f"No changes needed, {kind.lower().removeprefix('scheduler ')} not written.")
+        elif change.after is None:
+            print_message(f'{kind} "{change.path}" removed')
+        elif kind == "Deployment":
+            print_message(f'Deployment at "{change.path}" modified')
+        else:
+            print_message(f'{kind} written to "{change.path}"')
+    for line in plan.summary:
+        print_message(f"  {line}")
+
+
+def _print_certificates_result(request: HostRequest, certificates: Sequence[FileChange]) -> None:
+    """Print one line for all certificates and keys."""
+    if any(change.after is not None for change in certificates):
+        print_message(f'Certs written to folder "{request.cert_dir}"')
+    elif certificates:
+        print_message(f'Certs removed from folder "{os.path.dirname(certificates[0].path)}"')
+
+
+def print_next_step(options: ConfigureOptions) -> None:
+    print_message(
+        "The kubelet restarts kube-scheduler now. Check that it runs again before you continue with the next host:"
+    )
+    print_message(
+        "  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide"
+    )
+    if options.uninstall or options.restore is not None:
+        print_message("Do the same on the other hosts of the control plane.")
+    else:
+        print_message(
+            "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
+        )
+
+
+def print_json_summary(
+    options: ConfigureOptions, plan: ChangePlan, backup: Backup | None, *, written: bool
+) -> None:
+    """Print a summary as JSON to standard output, if requested."""
+    if options.output != "json":
+        return
+    result = {
+        "changed": bool(plan.effective_changes),
+        "written": written and bool(plan.effective_changes),
+        "files": list(map(_file_summary, plan.changes)),
+        "pod": list(plan.summary),
+        "warnings": list(plan.warnings),
+        "backup": backup.path if backup else None,
+        "kubernetesVersion": str(plan.version) if plan.version else None,
+        "apiVersion": plan.version.api_version if plan.version else None,
+    }
+    click.echo(msgspec.json.encode(result))
+
+
+def _file_summary(change: FileChange) -> dict[str, Any]:
+    is_secret = os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
+    what = "none" if change.is_unchanged else "remove" if change.after is None else "write"
+    text = "" if is_secret else file_diff.unified_diff(change.path, change.before, change.after)
+    return {"path": change.path, "change": what, "diff": text}
+
 
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
 """The image of nodewise sets this variable."""
@@ -47,7 +195,7 @@ def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str
     try:
         return _run_on_host(options, roles, weights)
     except BadInput as error:
-        return report.print_problems(error)
+        return print_problems(error)
     except OSError as error:
         raise NodewiseError(
             "file check error", [Problem(str(error.filename), _error_reason(error), "")]
@@ -60,7 +208,7 @@ def _error_reason(error: OSError) -> str:
 
 def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
     check_contradictory_options(options)
-    report.print_message(f"nodewise {nodewise.__version__}")
+    print_message(f"nodewise {nodewise.__version__}")
     request = _build_configure_request(options, roles, weights)
     if options.print_plan:
         return _print_other_hosts(options, request)
@@ -76,18 +224,18 @@ def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights:
 
 def _show_changes(options: ConfigureOptions, request: HostRequest) -> int:
     plan = _plan_changes(options, request, _new_backup(request))
-    report.print_plan(request, plan)
-    report.print_file_diffs(options, request, plan)
-    report.print_json_summary(options, plan, None, written=False)
-    report.print_message("Done.")
-    return exit_codes.NO if options.check and plan.effective_changes else exit_codes.DONE
+    print_plan(request, plan)
+    print_file_diffs(options, request, plan)
+    print_json_summary(options, plan, None, written=False)
+    print_message("Done.")
+    return terminal_output.NO if options.check and plan.effective_changes else terminal_output.DONE
 
 
 def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     """Print a script, or a JSON document, that repeats the run on the other hosts."""
     plan = _plan_changes(options, request, _new_backup(request))
     for text in plan.warnings:
-        report.print_message(f"warning: {text}")
+        print_message(f"warning: {text}")
     written = {
         change.path: change.after
         for change in plan.changes
@@ -108,23 +256,23 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
         else other_control_plane_hosts.render_repeat_script(run_elsewhere),
         nl=is_json,
     )
-    return exit_codes.DONE
+    return terminal_output.DONE
 
 
 def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
     backup = None if options.restore is not None else _new_backup(request)
     plan = _plan_changes(options, request, backup)
-    report.print_plan(request, plan)
+    print_plan(request, plan)
     changes = plan.effective_changes
     file_transaction.commit_changes(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # a folder that is not empty stays
-    report.print_written_files(request, plan, backup)
-    report.print_json_summary(options, plan, backup if changes else None, written=True)
+    print_written_files(request, plan, backup)
+    print_json_summary(options, plan, backup if changes else None, written=True)
     if any(change.path == request.manifest for change in changes):
-        report.print_next_step(options)
-    report.print_message("Done.")
-    return exit_codes.DONE
+        print_next_step(options)
+    print_message("Done.")
+    return terminal_output.DONE
 
 
 def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> ChangePlan:
@@ -144,7 +292,7 @@ def _backup_to_restore(options: ConfigureOptions, request: HostRequest) -> str:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
         )
-    report.print_message(f'Restoring from "{folder}"')
+    print_message(f'Restoring from "{folder}"')
     return folder
 
 
@@ -165,7 +313,7 @@ def _recover_interrupted_run(request: HostRequest) -> None:
         for recovered in file_transaction.restore_interrupted_runs(
             request.backup_dir, control_plane_file_plan.list_managed_files(request)
         ):
-            report.print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
+            print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
     folders = [
         request.config_dir,
         request.cert_dir,

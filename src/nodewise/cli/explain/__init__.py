@@ -11,22 +11,14 @@ import msgspec
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import exit_codes, options_from_settings, terminal_output, watching
-from nodewise.cli.explain import (
-    explanation,
-    missing_decision,
-    pod_state,
-    rendering,
-    replica_queries,
-    visible_state,
-)
-from nodewise.cli.explain.explanation import PodExplanation
+from nodewise.cli import options_from_settings, terminal_output
+from nodewise.cli.completion import NamespaceName, PodName
+from nodewise.cli.explain import explanation, pod_state, rendering
+from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.replica_queries import ReplicaResponse
-from nodewise.cli.name_completion import NamespaceName, PodName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
-from nodewise.cli.progress import Progress
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.cli.terminal_output import Progress
 from nodewise.engine import scheduling_attempt_explanation
 from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
@@ -143,7 +135,7 @@ def run(command_line: CommandLine) -> None:
         or (visible is not None and bool(visible.events))
     )
     if not is_explained:
-        click.get_current_context().exit(exit_codes.NO)
+        click.get_current_context().exit(terminal_output.NO)
 
 
 def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
@@ -198,7 +190,9 @@ def parse_pod_argument(text: str, namespace: str) -> tuple[str, str]:
     return before or namespace, name
 
 
-async def _explain(request: ExplainRequest, show: watching.Show[PodExplanation] | None) -> PodExplanation:
+async def _explain(
+    request: ExplainRequest, show: terminal_output.Show[PodExplanation] | None
+) -> PodExplanation:
     """The explanation. With `show`, pass it each time that it changes, and do not return."""
     api = _open_api_client(request)
 
@@ -209,7 +203,7 @@ async def _explain(request: ExplainRequest, show: watching.Show[PodExplanation] 
     try:
         if show is None:
             return await explain()
-        return await watching.show_changes(
+        return await terminal_output.show_changes(
             explain, explanation.comparable_answer, show, _WATCH_PERIOD_S, clock.SystemClock()
         )
     finally:
@@ -232,12 +226,12 @@ async def _query_and_explain(
     request: ExplainRequest, api: HttpApi | None, progress: Progress
 ) -> PodExplanation:
     namespace = request.namespace or (api.namespace if api else "default")
-    query = replica_queries.build_query(namespace, request.pod)
+    query = explanation.build_query(namespace, request.pod)
     if api is not None and not request.servers:
         return await _explain_through_api_server(request, api, namespace, query, progress)
     progress.say(f"asking {len(request.servers)} replicas about pod {namespace}/{request.pod}")
     responses, lookup = await asyncio.gather(
-        replica_queries.query_servers(request.servers, query, request.timeout_s),
+        explanation.query_servers(request.servers, query, request.timeout_s),
         _read_pod_state(api, namespace, request, request.nodewise_namespace),
     )
     if lookup.native is None:
@@ -259,7 +253,7 @@ async def _explain_through_api_server(
     if extenders:
         progress.say(f"asking replicas about pod {namespace}/{request.pod}")
         try:
-            responses = await replica_queries.query_replicas(api, extenders, query, request.timeout_s)
+            responses = await explanation.query_replicas(api, extenders, query, request.timeout_s)
         except Refused as error:
             refusal = error
         else:
@@ -271,7 +265,7 @@ async def _explain_through_api_server(
         raise Refused("explain", [Problem("the pod", lookup.error, ""), *refusal.problems])
     uid = lookup.state.uid if lookup.state else ""
     hidden = _describe_refusal(refusal)
-    visible = await visible_state.read_visible_state(
+    visible = await explanation.read_visible_state(
         api, namespace, request.pod, uid, request.timeout_s, hidden
     )
     return explained._replace(visible=visible)
@@ -294,7 +288,7 @@ def _replicas_to_ask(running: list[Replica] | NodewiseError, lookup: PodReadResu
     try:
         return [] if lookup.native is not None else _select_extenders(running)
     except NodewiseError:
-        if missing_decision.is_never_decided(lookup):
+        if explanation.is_never_decided(lookup):
             return []
         raise
 

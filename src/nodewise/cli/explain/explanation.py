@@ -1,19 +1,27 @@
-"""The explanation of a pod: its state, the responses of replicas and its last scheduling attempt."""
+"""Builds the explanation of a pod: from a decision, from the reason why there is none, or from what its user may see.
 
+A user without rights in nodewise's namespace sees events of the pod and the status of policies.
+"""
+
+import asyncio
 import re
-from collections.abc import Sequence
+import ssl
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import httpx2
+import msgspec
 
 from nodewise.agent import is_unresolvable
 from nodewise.base import clock, quantity
-from nodewise.cli.explain import missing_decision
-from nodewise.cli.explain.native_labels import NativeState
-from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.explain.replica_queries import ReplicaResponse
-from nodewise.cli.explain.visible_state import VisibleState
-from nodewise.engine import decision_document
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable
+from nodewise.cli import terminal_output
+from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, NativeState, PodReadResult, PodState
+from nodewise.engine import decision_document, decision_endpoint
 from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.engine.decision import Decision
+from nodewise.engine.decision_endpoint import DecisionPage
 from nodewise.engine.scheduling_attempt_explanation import (
     Explanation,
     MeasuredRule,
@@ -21,6 +29,362 @@ from nodewise.engine.scheduling_attempt_explanation import (
     RejectionGroup,
     ScorePart,
 )
+from nodewise.kube import replicas
+from nodewise.kube.api_server_interface import Api
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.replicas import Replica
+from nodewise.kube.resource_kinds import Resource
+from nodewise.policies.agent import SCHEDULING_RESOURCE
+from nodewise.policies.policy_selection import POLICY_LABEL
+
+_PATH: Final = "/decisions"
+_MAX_DECISIONS: Final = "30"
+"""Decisions requested from each replica: a few attempts of three calls."""
+
+
+class ReplicaResponse(NamedTuple):
+    """A replica's page with its decisions, or the error."""
+
+    replica: str
+    """The pod, `Pod/nodewise/nodewise-7d9f`, or the URL of --server."""
+    page: DecisionPage | None
+    decisions: Sequence[Decision] = ()
+    error: str = ""
+
+
+def build_query(namespace: str, pod: str) -> Mapping[str, str]:
+    """The query for the newest decisions about a pod."""
+    return {"namespace": namespace, "pod": pod, "limit": _MAX_DECISIONS, "form": "arrays"}
+
+
+async def query_replicas(
+    api: HttpApi, endpoints: Sequence[Replica], query: Mapping[str, str], timeout_s: float
+) -> list[ReplicaResponse]:
+    """The decisions of each replica, by port-forward. `Refused` without the right to forward ports."""
+    answers = await replicas.ask(api, endpoints, _PATH, query, timeout_s)
+    return [
+        _decode_response(str(answer.replica), answer.body)
+        if answer.body is not None
+        else ReplicaResponse(str(answer.replica), None, (), answer.error)
+        for answer in answers
+    ]
+
+
+async def query_servers(
+    urls: Sequence[str], query: Mapping[str, str], timeout_s: float
+) -> list[ReplicaResponse]:
+    """The decisions of replicas whose admin ports this machine can reach."""
+    # reading the system's CAs takes longer than a replica's response, and admin ports have no TLS
+    no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    async with httpx2.AsyncClient(verify=no_tls, timeout=timeout_s, trust_env=False) as client:
+        return list(await asyncio.gather(*(_query_server(client, url, query) for url in urls)))
+
+
+async def _query_server(client: httpx2.AsyncClient, url: str, query: Mapping[str, str]) -> ReplicaResponse:
+    try:
+        return _decode_response(url, await _request_decisions(client, url, query))
+    except NodewiseError as error:
+        return ReplicaResponse(url, None, (), str(error))
+
+
+async def _request_decisions(client: httpx2.AsyncClient, url: str, query: Mapping[str, str]) -> bytes:
+    try:
+        response = await client.get(f"{url.rstrip('/')}{_PATH}?{urlencode(query)}")
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise Unavailable("no answer", [Problem("", str(error) or type(error).__name__, "")]) from error
+    if not response.is_success:
+        remedy = (
+            "the admin port has /decisions, --health-port"
+            if response.status_code == httpx2.codes.NOT_FOUND
+            else ""
+        )
+        raise Refused(f"HTTP status {response.status_code}", remedy=remedy)
+    return response.content
+
+
+def _decode_response(replica: str, body: bytes) -> ReplicaResponse:
+    try:
+        return ReplicaResponse(replica, *decision_endpoint.decode_page(body))
+    except BadInput as error:
+        return ReplicaResponse(replica, None, (), str(error))
+
+
+_MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
+
+
+def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
+    """The possible causes, one sentence each, the most likely one first."""
+    causes = [
+        *(_causes_in_pod_state(lookup.state, lookup) if lookup.state else _causes_without_pod_state(lookup)),
+        *_causes_in_replicas(lookup.state, responses),
+    ]
+    return causes or ["kube-scheduler has not asked about it yet"]
+
+
+def has_no_policy(lookup: PodReadResult) -> bool:
+    """Whether no policy selects the pod now and its label names none. False if that is unknown."""
+    state = lookup.state
+    is_known = state is not None and not lookup.policies_error
+    return is_known and state is not None and state.policy is None and not lookup.policies
+
+
+def is_never_decided(lookup: PodReadResult) -> bool:
+    """Whether no replica decides about the pod: it does not exist, native mode places it, or it has no policy and
+    requests no resource.
+    """
+    state = lookup.state
+    return (
+        lookup.gone
+        or lookup.native is not None
+        or (has_no_policy(lookup) and state is not None and not state.asks and not state.misspelt)
+    )
+
+
+def policy_label_problem(lookup: PodReadResult) -> str:
+    """Why the pod's policy has no effect, with or without a decision; empty if it may have one."""
+    state = lookup.state
+    if state is None:
+        return ""
+    if lookup.missing_policy:
+        return f"its label {POLICY_LABEL} names a policy that does not exist: {lookup.missing_policy}"
+    if state.misspelt:
+        return (
+            f"it has the label {state.misspelt} and no label {POLICY_LABEL}, so no TASPolicy applies: rename the label "
+            "in the pod's template"
+        )
+    if state.policy is not None and SCHEDULING_RESOURCE not in state.asks:
+        return (
+            f"it names TASPolicy {state.policy} and does not request {SCHEDULING_RESOURCE}, so kube-scheduler does not "
+            f"ask nodewise about it, unless its entry has no managedResources: add the limit {SCHEDULING_RESOURCE}: 1 "
+            "to a container of the pod's template"
+        )
+    return ""
+
+
+def selection_problem(lookup: PodReadResult, considered: Collection[str] = ()) -> str:
+    """Why policies that select the pod have no effect; empty if they may have one.
+
+    `considered` are the policies in the pod's last decision: for them, kube-scheduler has asked nodewise.
+    """
+    state = lookup.state
+    ignored = [
+        policy for policy in lookup.policies if policy.policy not in considered and not policy.not_enforced
+    ]
+    if state is None or not ignored or SCHEDULING_RESOURCE in state.asks:
+        return ""
+    names = ", ".join(policy.policy for policy in ignored)
+    verb, pronoun = ("select", "they are") if len(ignored) > 1 else ("selects", "it is")
+    if all(_is_newer(policy.created, state.created) for policy in ignored):
+        remedy = f"{pronoun} newer than the pod: create the pod again"
+    else:
+        remedy = (
+            "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create "
+            "the pod again"
+        )
+    return (
+        f"{names} {verb} it, and it does not request {SCHEDULING_RESOURCE}, so kube-scheduler does not ask nodewise "
+        f"about it, unless its entry has no managedResources; {remedy}"
+    )
+
+
+def _is_newer(created: str, other: str) -> bool:
+    """Whether one object was created after another one. Times are in whole seconds."""
+    return bool(created and other) and clock.parse_rfc3339(created) > clock.parse_rfc3339(other)
+
+
+def not_enforced_policies(lookup: PodReadResult) -> list[str]:
+    """The policies that select the pod and have no effect, one sentence each."""
+    return [
+        f"{policy.policy} selects it and is not enforced: {policy.not_enforced}"
+        for policy in lookup.policies
+        if policy.not_enforced
+    ]
+
+
+def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
+    if lookup.gone:
+        yield f"there is no such pod now: {lookup.missing}"
+        return
+    yield (
+        f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
+        f"{_MANAGED_RESOURCES}; with --kubeconfig, nodewise explain also examines the pod"
+    )
+
+
+def _causes_in_pod_state(state: PodState, lookup: PodReadResult) -> Iterator[str]:
+    if state.gates:
+        gates = ", ".join(state.gates)
+        yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
+    problems = list(filter(None, (policy_label_problem(lookup), selection_problem(lookup))))
+    yield from problems
+    yield from not_enforced_policies(lookup)
+    if not problems and has_no_policy(lookup):
+        yield (
+            "this pod references no policy: no policy of its namespace and no ClusterPlacementPolicy selects it, and "
+            f"it has no label {POLICY_LABEL}, so policies have no effect on it"
+        )
+    if not problems and not state.asks:
+        yield (
+            "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
+            f"entry's managedResources, such as {_MANAGED_RESOURCES}"
+        )
+    if state.scheduler != DEFAULT_SCHEDULER:
+        yield f"its scheduler is {state.scheduler}: is nodewise an extender in that one's configuration?"
+    if state.message and not state.gates:
+        yield (
+            f"kube-scheduler reports: {state.message}; it asks extenders only about nodes that its own rules leave"
+        )
+    elif not state.node and not state.gates:
+        yield "no scheduler has reported on it yet"
+
+
+def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaResponse]) -> Iterator[str]:
+    """Causes in the replicas: no decisions at all, no response, or decisions that were dropped."""
+    pages = [response.page for response in responses if response.page]
+    if pages and not any(page.kept for page in pages):
+        yield (
+            "nodewise has decided nothing at all since it started: is it in the extenders of kube-scheduler's "
+            "configuration?"
+        )
+    created = clock.parse_rfc3339(state.created) if state and state.created else None
+    for response in responses:
+        yield from _cause_in_replica(response, created)
+
+
+def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Iterator[str]:
+    """Whether a replica may have dropped the decision about a pod of this creation time."""
+    url, page = response.replica, response.page
+    if page is None:
+        yield f"{url} did not respond: its decisions are unknown"
+    elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
+        yield (
+            f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
+            "(--decisions-bytes) or lost when it restarted"
+        )
+
+
+_EVENTS: Final = Resource("", "v1", "events", "Event")
+"""The API of `kubectl describe`: the ClusterRole `view` has the right to read these."""
+_REPORTERS: Final = "nodewise.io/"
+_MOST_LISTED: Final = "200"
+MOST_SHOWN: Final = 5
+
+
+class PodEvent(NamedTuple):
+    """An event that nodewise wrote about the pod."""
+
+    reason: str
+    message: str
+    times: int
+    last: str
+    """RFC 3339."""
+
+
+class VisibleState(NamedTuple):
+    """What is visible, and what is not."""
+
+    events: tuple[PodEvent, ...]
+    """The newest first."""
+    events_error: str
+    """Why events cannot be read; empty if they can."""
+    hidden: str
+    """Why the decisions of replicas cannot be read."""
+
+
+class _Series(msgspec.Struct, frozen=True, rename="camel"):
+    count: int = 0
+    last_observed_time: str | None = None
+
+
+class _Event(msgspec.Struct, frozen=True, rename="camel"):
+    reason: str = ""
+    message: str = ""
+    reporting_component: str = ""
+    event_time: str | None = None
+    last_timestamp: str | None = None
+    series: _Series | None = None
+
+
+class _Events(msgspec.Struct, frozen=True):
+    items: tuple[_Event, ...] | None = None
+
+
+async def read_visible_state(
+    api: Api, namespace: str, pod: str, uid: str, timeout_s: float, hidden: str
+) -> VisibleState:
+    """The events of nodewise about the pod with this uid, or with this name if the uid is empty."""
+    fields = {"involvedObject.name": pod, "involvedObject.kind": "Pod"} | (
+        {"involvedObject.uid": uid} if uid else {}
+    )
+    selector = ",".join(f"{name}={value}" for name, value in fields.items())
+    try:
+        query = {"fieldSelector": selector, "limit": _MOST_LISTED}
+        body = await api.get(_EVENTS.path(namespace), query, timeout_s=timeout_s)
+        listed = msgspec.json.decode(body, type=_Events).items or ()
+    except (NodewiseError, *UNREADABLE) as error:
+        return VisibleState((), str(error), hidden)
+    events = [_pod_event(event) for event in listed if event.reporting_component.startswith(_REPORTERS)]
+    return VisibleState(tuple(sorted(events, key=lambda event: event.last, reverse=True)), "", hidden)
+
+
+def _pod_event(event: _Event) -> PodEvent:
+    series = event.series or _Series()
+    last = series.last_observed_time or event.event_time or event.last_timestamp or ""
+    return PodEvent(event.reason, event.message, max(series.count, 1), last)
+
+
+def print_visible_state(pod: str, lookup: PodReadResult, visible: VisibleState, now: float) -> None:
+    """Print what is known without the decisions of replicas, and which rights would show more."""
+    for line in _lines(pod, lookup, visible, now):
+        terminal_output.print_line(line)
+
+
+def _lines(pod: str, lookup: PodReadResult, visible: VisibleState, now: float) -> Iterator[str]:
+    state = lookup.state
+    if lookup.native is None:
+        yield _placement(pod, lookup)
+        if state and state.message:
+            yield f"kube-scheduler: {state.message}"
+    for event in visible.events[:MOST_SHOWN]:
+        yield f"nodewise, {_times(event, now)}: {event.reason}: {event.message}"
+    yield from _policy_lines(lookup)
+    if not visible.events and not (state and state.node) and lookup.native is None:
+        yield "nodewise has written no event about it"
+        if not lookup.gone:
+            yield from (f"  {cause}" for cause in find_missing_decision_causes(lookup, ()))
+    yield from _hidden_lines(lookup, visible)
+
+
+def _policy_lines(lookup: PodReadResult) -> Iterator[str]:
+    for policy in lookup.policies:
+        yield f"{policy.policy} selects it" + (f", and {policy.not_enforced}" if policy.not_enforced else "")
+        yield from (f"  {line}" for line in policy.status)
+
+
+def _placement(pod: str, lookup: PodReadResult) -> str:
+    if lookup.state is None:
+        return lookup.missing if lookup.gone else pod
+    return f"{pod} is on {lookup.state.node}" if lookup.state.node else f"{pod} waits"
+
+
+def _times(event: PodEvent, now: float) -> str:
+    times = f", {event.times} times" if event.times > 1 else ""
+    try:
+        age_s = max(now - clock.parse_rfc3339(event.last), 0.0)
+    except ValueError:
+        return f"at an unknown time{times}"
+    return f"{clock.format_duration(round(age_s))} ago{times}"
+
+
+def _hidden_lines(lookup: PodReadResult, visible: VisibleState) -> Iterator[str]:
+    hidden: Sequence[tuple[str, str]] = (
+        ("the measured values, scores and suggestions of replicas", visible.hidden),
+        ("policies that may select it, too", lookup.policies_error),
+        ("events", visible.events_error),
+    )
+    yield "Not visible to you:"
+    yield from (f"  {what}: {why}" for what, why in hidden if why)
+
 
 _NUMBER: Final = re.compile(r"(?<![\w.-])-?\d(?:[\w.]|,(?=\d)|(?<=e)[+-](?=\d))*")
 """A number in a text, with its unit: `40s`, `1,200`, `-0.5`, `3G`. The digits of names such as `card0` are none."""
@@ -65,9 +429,7 @@ def policy_warning(pod_explanation: PodExplanation) -> str:
         if explanation
         else ()
     )
-    return (
-        "" if is_considered else missing_decision.policy_label_problem(lookup)
-    ) or missing_decision.selection_problem(lookup, considered)
+    return ("" if is_considered else policy_label_problem(lookup)) or selection_problem(lookup, considered)
 
 
 def comparable_answer(pod_explanation: PodExplanation) -> object:
@@ -129,7 +491,7 @@ def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
         "warning": policy_warning(pod_explanation) or None,
         "why_none": None
         if pod_explanation.explanation or lookup.native  # no replica decides about a pod of native mode
-        else missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses),
+        else find_missing_decision_causes(lookup, pod_explanation.responses),
         **({"selected_by": selected_by} if selected_by else {}),
         **({"visible": _visible_document(pod_explanation.visible)} if pod_explanation.visible else {}),
         **({"native": _native_document(lookup.native)} if lookup.native else {}),

@@ -1,19 +1,253 @@
-"""Prints an explanation as text, as a wide table or as JSON. It computes nothing."""
+"""Prints an explanation of a pod as text or JSON: verdicts, policies, native mode, scores, and what is missing."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import click
 
 from nodewise.base import clock, quantity
-from nodewise.cli import agent_value_format, tables, terminal_output
-from nodewise.cli.explain import counterfactual_rendering, missing_decision, native_rendering, visible_state
+from nodewise.cli import tables, terminal_output
 from nodewise.cli.explain import explanation as explanations
+from nodewise.cli.explain import explanation as missing_decision
+from nodewise.cli.explain import explanation as visible_state
 from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.native_labels import NativeState
+from nodewise.cli.explain.pod_state import LabelledNode, NativeState, RequiredLabel
 from nodewise.engine import decision_document
+from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
-from nodewise.engine.scheduling_attempt_explanation import Explanation, MeasuredRule, NodeExplanation
+from nodewise.engine.scheduling_attempt_explanation import (
+    Explanation,
+    MeasuredRule,
+    NodeExplanation,
+    ScorePart,
+)
+from nodewise.policies.native_mode_pods import GATE
+
+
+def format_agent_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
+    """`safe cpu mean_share=0.62 risk=0.0003; safe memory missing=no statistics; congestion factor=50`."""
+    return "; ".join(line for agent, values in by_agent.items() for line in _flatten_to_lines(agent, values))
+
+
+def _flatten_to_lines(path: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each innermost mapping: the keys that lead there, then its values. None is left out."""
+    own = [
+        f"{key}={_format_agent_value(value)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if own:
+        yield f"{path} {' '.join(own)}"
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten_to_lines(f"{path} {key}", value)
+
+
+def _format_agent_value(value: Any) -> str:
+    """A number with four significant digits."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_format_agent_value, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_score_parts(score_parts: Iterable[ScorePart]) -> str:
+    """`safe-overload 9, congestion 5 x2`: weights where they are not 1."""
+    return ", ".join(
+        f"{part.label} {part.points}" + (f" x{part.weight:.4g}" if part.weight != 1 else "")
+        for part in score_parts
+    )
+
+
+_MAX_LISTED: Final = 3
+_TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})
+"""They tell the rules of a TASPolicy, whose fields have other names, from those of other kinds."""
+
+
+def policy_lines(explanation: Explanation) -> Iterator[str]:
+    """What each policy rejects, and whether only all of them together leave no node."""
+    total = len(explanation.findings)
+    yield from (_format_policy(policy, total) for policy in explanation.policies)
+    yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
+    is_one_enough = any(policy.rejected == total for policy in explanation.policies)
+    passes_none = not any(not node.reasons for node in explanation.findings)
+    if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
+        yield "no policy alone rejects every node"
+
+
+def _format_policy(policy: PolicyRemoval, total: int) -> str:
+    """How many of `total` nodes a policy rejects, or why it rejects none."""
+    if policy.not_enforced:
+        return f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
+    if policy.would_reject is not None:
+        count = format_count(len(policy.would_reject), "node")
+        names = ", ".join(policy.would_reject[:_MAX_LISTED]) + (
+            ", …" if len(policy.would_reject) > _MAX_LISTED else ""
+        )
+        return f"{policy.policy} only observes the pod (its mode or guard): would have rejected {count}" + (
+            f": {names}" if names else ""
+        )
+    if total == 1:
+        return f"{policy.policy} {'rejects' if policy.rejected else 'does not reject'} it"
+    many = "all" if policy.rejected == total else f"{policy.rejected:,}" if policy.rejected else "none"
+    return f"{policy.policy} rejects {many} of the {total:,} nodes"
+
+
+def change_lines(explanation: Explanation) -> Iterator[str]:
+    """What would have let more nodes pass, and remedies, without duplicates."""
+    lines = (
+        *_needed_change_lines(explanation),
+        *_removable_policy_lines(explanation),
+        *_remedy_lines(explanation),
+    )
+    yield from dict.fromkeys(lines)
+
+
+def _needed_change_lines(explanation: Explanation) -> Iterator[str]:
+    for change in explanation.changes:
+        rule = change.rule
+        target = quantity.nano_to_text(rule.target or 0)
+        where = f" in {rule.policy}" if explanation.is_rejected_by_several_policies and rule.policy else ""
+        if change.relaxed:
+            first, *rest = change.relaxed
+            more = "".join(
+                f", {relaxed.more:,} at {quantity.nano_to_text(relaxed.target)}" for relaxed in rest
+            )
+            yield (
+                f"{rule.metric} {rule.operator}{where}: {_format_passing(first.more)} at "
+                f"{quantity.nano_to_text(first.target)} instead of {target}{more}"
+            )
+        elif change.alone:
+            yield f"without the rule {rule.metric} {rule.operator} {target}{where}: {_format_passing(change.alone)}"
+        if change.unmeasured:
+            setting = "when_missing: pass" if rule.operator in _TASPOLICY_OPERATORS else "whenMissing: Allow"
+            yield f"{rule.metric}: {_format_passing(change.unmeasured)} with {setting} in the rule{where}"
+
+
+def _removable_policy_lines(explanation: Explanation) -> Iterator[str]:
+    """What would pass without one of several policies. Without the only one, all that it rejects would."""
+    for policy in explanation.policies if explanation.is_rejected_by_several_policies else ():
+        if policy.more:
+            yield f"without {policy.policy}: {_format_passing(policy.more)}"
+
+
+def _format_passing(more: int) -> str:
+    return f"{format_count(more, 'more node')} {'passes' if more == 1 else 'pass'}"
+
+
+def _remedy_lines(explanation: Explanation) -> Iterator[str]:
+    for group in explanation.groups:
+        if remedy := group.reason.remedy():
+            yield f"{remedy} ({format_count(len(group.nodes), 'node')})"
+    if explanation.held:
+        yield "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
+    if explanation.stuck:
+        yield f"{format_count(explanation.stuck, 'node')} would need more than one of these changes"
+
+
+def format_count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+_STALE_S: Final = 300.0
+"""An evaluation that is older is reported, like the alert NodewiseNoEvaluation."""
+
+
+def print_native_state(pod: str, state: NativeState, now: float, *, node: str, every_node: bool) -> None:
+    """Print the requirements of the pod, the labels of nodes, and what is wrong."""
+    for line in _lines(pod, state, now, node):
+        terminal_output.print_line(line)
+    if not state.nodes or not state.requirements:
+        return
+    shown = state.nodes if every_node else _select_nodes(state.nodes)
+    head = ("NODE", "VERDICT", *(_name(label) for label in state.requirements), "LABELS CHANGED")
+    terminal_output.print_line("")
+    tables.print_table(head, (_row(labelled, now) for labelled in shown))
+    if len(shown) < len(state.nodes):
+        terminal_output.print_line(f"{len(state.nodes) - len(shown):,} more nodes: --nodes shows all")
+    if any(not labelled.passes for labelled in state.nodes):
+        terminal_output.print_line("")
+        terminal_output.print_line(
+            "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them."
+        )
+
+
+def _select_nodes(nodes: tuple[LabelledNode, ...]) -> list[LabelledNode]:
+    """The nodes that are listed if there are many."""
+    passing = [labelled for labelled in nodes if labelled.passes]
+    return tables.select_nodes_to_list(passing, [labelled for labelled in nodes if not labelled.passes])
+
+
+def _lines(pod: str, state: NativeState, now: float, node: str) -> Iterator[str]:
+    where = f"is on {node}" if node else "waits"
+    total, passing = len(state.nodes), sum(labelled.passes for labelled in state.nodes)
+    count = ""
+    if state.requirements and total:
+        count = f": {passing:,} of {total:,} nodes have the labels that it requires"
+    yield f"{pod} {where}, placed by native mode{count}"
+    yield from _controller_lines(state, now)
+    for label in state.requirements:
+        yield from _requirement_lines(label, total)
+    if state.gated:
+        inactive = ", ".join(_name(label) for label in state.requirements if not label.active)
+        why = (
+            f"not all nodes have the label of {inactive} yet"
+            if inactive
+            else "nodewise controller removes it soon"
+        )
+        yield f"Warning: it has the scheduling gate {GATE}: {why}"
+    yield from (f"Warning: {text}" for text in state.not_covering)
+    if state.nodes_error:
+        yield f"the labels of nodes are not known: {state.nodes_error}"
+
+
+def _controller_lines(state: NativeState, now: float) -> Iterator[str]:
+    controller = state.controller
+    if controller is None:
+        return
+    if not controller.leader:
+        since = f" since {controller.renewed}" if controller.renewed else ""
+        yield (
+            f"Warning: no nodewise controller leads{since}: labels keep their last values, and gates stay, unless"
+            " nodewise extender runs with --native-mode; kubectl -n nodewise logs deploy/nodewise-controller shows why"
+        )
+    elif controller.evaluated:
+        age_s = max(now - clock.parse_rfc3339(controller.evaluated), 0.0)
+        warning = "Warning: " if age_s > _STALE_S else ""
+        yield f"{warning}{controller.leader} evaluated the policies {_ago(age_s)}"
+
+
+def _requirement_lines(label: RequiredLabel, total: int) -> Iterator[str]:
+    """What the pod requires, and what is wrong with the policy."""
+    yield _requirement_line(label, total)
+    if label.problem:
+        yield f"Warning: {_name(label)}: {label.problem}"
+
+
+def _requirement_line(label: RequiredLabel, total: int) -> str:
+    verb, result = ("prefers", "not preferred") if label.preferred else ("requires", "rejected")
+    nodes = "with the label ok" if label.needs_ok else "without the label violating"
+    count = "" if label.rejected is None else f": {label.rejected:,} of {total:,} nodes are {result}"
+    gone = (
+        ""
+        if label.policy
+        else ", which does not exist any more or is not the pod's own: create the pod again to remove the requirement"
+    )
+    return f"it {verb} nodes {nodes} of {_name(label)}{count}{gone}"
+
+
+def _name(label: RequiredLabel) -> str:
+    return label.policy or f"policy {label.label.rpartition('/')[2]}"
+
+
+def _row(labelled: LabelledNode, now: float) -> list[str]:
+    changed = _ago(max(now - clock.parse_rfc3339(labelled.written), 0.0)) if labelled.written else "-"
+    values = [value or "-" for value in labelled.labels]
+    return [labelled.node, "passes" if labelled.passes else "rejected", *values, changed]
+
+
+def _ago(seconds: float) -> str:
+    return f"{clock.format_duration(round(seconds))} ago"
+
 
 _CLOSEST: Final = 3
 _DETAILS: Final = "DETAILS"
@@ -40,7 +274,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
             [
                 node.node,
                 _format_score(node),
-                agent_value_format.format_score_parts(node.parts) or "-",
+                format_score_parts(node.parts) or "-",
                 _format_values(node),
                 _format_details(node) or "-",
                 _format_reasons(node),
@@ -62,7 +296,7 @@ def _print_without_attempt(pod_explanation: PodExplanation) -> None:
             terminal_output.print_line("")
         visible_state.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
     elif lookup.native is None:
-        replicas = counterfactual_rendering.format_count(len(pod_explanation.responses), "replica")
+        replicas = format_count(len(pod_explanation.responses), "replica")
         none_decided = f"{replicas} asked, none has a decision"
         causes = missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses)
         if lookup.gone:
@@ -76,9 +310,7 @@ def _print_native_state(pod_explanation: PodExplanation, native: NativeState, *,
     node, message = (state.node, state.message) if state else ("", "")
     if message and pod_explanation.explanation is None:  # otherwise printed with the result
         terminal_output.print_line(f"kube-scheduler: {message}")
-    native_rendering.print_native_state(
-        pod_explanation.pod, native, pod_explanation.now, node=node, every_node=every_node
-    )
+    print_native_state(pod_explanation.pod, native, pod_explanation.now, node=node, every_node=every_node)
     if pod_explanation.explanation is not None:
         terminal_output.print_line("")
 
@@ -131,7 +363,7 @@ def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     ago = format_age(max(pod_explanation.now - judged.at, 0.0))
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {ago} ago{known}"
     yield from _explanation_remark_lines(pod_explanation, judged)
-    yield from counterfactual_rendering.policy_lines(pod_explanation.explanation)
+    yield from policy_lines(pod_explanation.explanation)
     yield ""
 
 
@@ -161,7 +393,7 @@ def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision)
     preempted = pod_explanation.explanation.attempt.preempted if pod_explanation.explanation else None
     if preempted is not None:
         left, total = int(preempted.feasible().sum()), len(preempted.names)
-        nodes = counterfactual_rendering.format_count(total, "node")
+        nodes = format_count(total, "node")
         yield f"of {nodes} where pods could be evicted for it, {left} would pass then"
 
 
@@ -250,8 +482,8 @@ def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
     further_texts = filter(
         None,
         (
-            agent_value_format.format_score_parts(node.parts),
-            agent_value_format.format_agent_values(node.numbers),
+            format_score_parts(node.parts),
+            format_agent_values(node.numbers),
         ),
     )
     rules += [[text, "-", "-", "-"] for text in further_texts]
@@ -314,7 +546,7 @@ def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.attempt.bound is not None:
         yield ""
         yield _format_bind(explanation.attempt.bound)
-    lines = list(counterfactual_rendering.change_lines(explanation))
+    lines = list(change_lines(explanation))
     if lines:
         yield ""
         yield "What would have changed it:"

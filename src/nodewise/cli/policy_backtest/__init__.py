@@ -21,8 +21,9 @@ from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, decide_inputs, options_from_settings
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
-from nodewise.cli.policy_backtest import history_reading, text_report
+from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest import report as reports
+from nodewise.cli.policy_backtest import report as text_report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.policy_backtest.report import BacktestReport
 from nodewise.cli.setting_declarations import CommandOptions

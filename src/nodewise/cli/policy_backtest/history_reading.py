@@ -1,9 +1,11 @@
-"""Reads the history of metrics block by block, evaluates policies with it, and notes what the history lacks."""
+"""Reads the history of nodes, metrics and pods for a backtest, from Prometheus, files and recordings."""
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -13,11 +15,12 @@ from rich.progress import Progress
 
 from nodewise.agent import NodeIndex, ObjectKey
 from nodewise.base import clock, cooperative_scheduling
-from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Problem, Unavailable
 from nodewise.cli.decide_inputs import ObjectsAndMetrics
-from nodewise.cli.policy_backtest import recorded_pods
 from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.policy_backtest.report import BacktestReport
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import RequestEntry
 from nodewise.metrics import node_attributes
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus import history as prometheus_history
@@ -35,6 +38,70 @@ from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_summary import StartedPod
 from nodewise.policy_tools.policy_backtest import Backtest, Variant
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    kind: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class _FilterBody(msgspec.Struct, frozen=True, rename="pascal"):
+    pod: _Pod = _Pod()
+
+
+_decode = msgspec.json.Decoder(_FilterBody).decode
+
+
+def read(path: str) -> list[PodStart]:
+    """The pods of the filter requests, oldest first. A pod started at its last request; its node is not known.
+
+    `BadInput` if the file is no recording, or has no pod.
+    """
+    pods: dict[str, PodStart] = {}
+    try:
+        with Path(path).open("rb") as file:
+            for entry, blobs in recording_file.read(file):
+                if isinstance(entry, RequestEntry) and entry.path.endswith("/filter") and blobs:
+                    pod = _decode_pod(blobs[0], entry.at)
+                    if pod is not None:
+                        pods[pod[0]] = pod[1]
+    except OSError as error:
+        raise BadInput("recording", [Problem(path, error.strerror or str(error), "a file")]) from error
+    if not pods:
+        problem = Problem(
+            path, "no filter request with a pod", "a recording of an extender that kube-scheduler called"
+        )
+        raise BadInput("recording", [problem])
+    return sorted(pods.values(), key=lambda pod: pod.started_at)
+
+
+def _decode_pod(body: bytes, at: float) -> tuple[str, PodStart] | None:
+    """The pod of a request, with what identifies it; None if the request could not be decoded."""
+    try:
+        metadata = _decode(body).pod.metadata
+    except UNREADABLE:
+        return None
+    labels = {exported_label(key): text for key, text in (metadata.labels or {}).items()}
+    owner = next((owner.kind for owner in metadata.owner_references or ()), "")
+    key = metadata.uid or f"{metadata.namespace}/{metadata.name}"
+    return key, PodStart(metadata.namespace, metadata.name, at, "", labels, owner)
+
+
+def exported_label(key: str) -> str:
+    """The name that kube-state-metrics gives a label (kube-state-metrics v2, `sanitizeLabelName`)."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", key)
+
 
 _WHAT: Final = "policy backtest"
 _SAMPLE_STEPS: Final = 200
@@ -332,7 +399,7 @@ async def _read_pods(
     """The pods that each policy selects among those that started, of the policies whose pods are known. None if no
     history of pods can be read.
     """
-    pods = recorded_pods.read(setup.recording) if setup.recording else await _read_started_pods(setup, grid)
+    pods = read(setup.recording) if setup.recording else await _read_started_pods(setup, grid)
     if not pods:
         return None
     policies = [policy for policy in timeline.policies.values() if policy.avoid]
@@ -378,7 +445,7 @@ def _without_unknown_labels(
     """
     exported = {name for pod in pods for name in pod.labels}
     required = {key for policy in policies for key in _label_keys(policy, ("In", "Exists"))}
-    unknown = {key for key in required if recorded_pods.exported_label(key) not in exported}
+    unknown = {key for key in required if exported_label(key) not in exported}
     if not unknown:
         return list(policies)
     note = (
@@ -412,9 +479,7 @@ def _selected(
     index = SelectionIndex([policy], namespaces)
     started = []
     for pod in pods:
-        labels = {
-            key: pod.labels[name] for key in keys if (name := recorded_pods.exported_label(key)) in pod.labels
-        }
+        labels = {key: pod.labels[name] for key in keys if (name := exported_label(key)) in pod.labels}
         # kube-state-metrics exports neither the API group of owners nor node affinity
         is_of_daemon_set = pod.owner_kind == "DaemonSet"
         fields = (

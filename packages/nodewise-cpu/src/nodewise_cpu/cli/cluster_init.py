@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.cli import exit_codes, tables, terminal_output
+from nodewise.cli import tables, terminal_output
 from nodewise_cpu.cli import common_options, node_setup_options
 from nodewise_cpu.cli.webhook import is_any_parameter_set, parse_boolean_word
 from nodewise_cpu.cluster import (
@@ -96,7 +96,7 @@ def run(options: ClusterInitOptions) -> None:
     print_report(report, options.output)
     if plan.shared and plan.agent is None:
         terminal_output.print_message(_NO_AGENT)
-    click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
+    click.get_current_context().exit(terminal_output.DONE if report.is_whole else terminal_output.FAILED)
 
 
 def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]:

@@ -19,8 +19,8 @@ import click
 
 from nodewise.base.errors import BadSettings, Conflict, Problem, Refused, Unavailable, shown
 from nodewise.cli import options_from_settings as cli_options
-from nodewise.cli.click_parameter_types import Duration
-from nodewise.cli.unknown_variables import warn_of_unknown_variables
+from nodewise.cli.options_from_settings import warn_of_unknown_variables
+from nodewise.cli.setting_declarations import Duration
 from nodewise.kube.kubeconfig import ACCOUNT
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resource_kinds import PODS

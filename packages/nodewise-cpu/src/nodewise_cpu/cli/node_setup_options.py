@@ -10,9 +10,9 @@ import click
 
 from nodewise.base.clock import format_duration
 from nodewise.cli import terminal_output
-from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.options_from_settings import output_option
-from nodewise.cli.progress import Progress
+from nodewise.cli.setting_declarations import Duration
+from nodewise.cli.terminal_output import Progress
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cluster import node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions

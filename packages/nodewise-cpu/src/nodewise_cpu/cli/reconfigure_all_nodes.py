@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import exit_codes, tables
+from nodewise.cli import tables, terminal_output
 from nodewise_cpu.cli import common_options, node_setup_options
 from nodewise_cpu.cluster import node_setup
 from nodewise_cpu.cluster.object_writer import Deadline
@@ -57,7 +57,7 @@ def run(options: ReconfigureSetupOptions) -> None:
         tables.print_table(
             ["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes]
         )
-    click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
+    click.get_current_context().exit(terminal_output.DONE if report.is_whole else terminal_output.FAILED)
 
 
 command = common_options.create_click_command(

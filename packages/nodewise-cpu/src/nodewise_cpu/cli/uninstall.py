@@ -13,8 +13,8 @@ import click
 from nodewise.base.clock import format_duration
 from nodewise.base.errors import NodewiseError
 from nodewise.cli import tables, terminal_output
-from nodewise.cli.click_parameter_types import Duration
 from nodewise.cli.options_from_settings import output_option
+from nodewise.cli.setting_declarations import Duration
 from nodewise_cpu import procfs
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cli import common_options

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import NodewiseError
-from nodewise.cli import exit_codes, tables
+from nodewise.cli import tables, terminal_output
 from nodewise_cpu import procfs
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import StoreOptions
@@ -72,7 +72,7 @@ def run(options: ValidateOptions) -> None:
         tables.print_table(
             *tables.drop_empty_columns("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows)
         )
-    click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
+    click.get_current_context().exit(terminal_output.DONE if is_well else terminal_output.NO)
 
 
 def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationCheck:

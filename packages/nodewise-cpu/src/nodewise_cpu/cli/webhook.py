@@ -12,7 +12,7 @@ import click
 
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.cli import options_from_settings as cli_options
-from nodewise.cli.click_parameter_types import Duration
+from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.admin_port import admin_routes, admin_server

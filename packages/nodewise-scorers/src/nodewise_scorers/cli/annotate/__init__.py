@@ -7,12 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import click
 
 from nodewise.base.option import Option
-from nodewise.cli import (
-    agent_selection,
-    exit_codes,
-    options_from_settings,
-    terminal_output,
-)
+from nodewise.cli import agent_selection, options_from_settings, terminal_output
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
@@ -92,7 +87,7 @@ def _print_result(result: AnnotationResult, output: str) -> int:
         click.echo(report.format_patch_summary(plan, written))
     if written is not None and written.error:
         terminal_output.print_message(written.error)
-    return exit_codes.DONE if result.is_complete else exit_codes.FAILED
+    return terminal_output.DONE if result.is_complete else terminal_output.FAILED
 
 
 command = options_from_settings.create_click_command(

@@ -12,7 +12,7 @@ from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option, SettingsByGroup
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import SourceDependencies
-from nodewise.cli.progress import Progress
+from nodewise.cli.terminal_output import Progress
 from nodewise.kube import object_listing, pod_requests
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 import httpx2
@@ -20,22 +22,206 @@ import msgspec
 from rich.console import Console
 
 import nodewise
-from nodewise.base.errors import NodewiseError, Unavailable
-from nodewise.cli.demo import extender_process
-from nodewise.cli.demo.cluster import (
-    NAMESPACE,
-    RESOURCE,
-    DemoCluster,
-    create_example_pod,
-    create_unselected_pod,
-    demo_cluster,
-    example,
-)
-from nodewise.cli.demo.extender_process import ExtenderProcess
+from nodewise.base.errors import NodewiseError, Problem, Unavailable
+from nodewise.engine.pod_requeueing import ANNOTATION
+from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.options import KubeOptions
+from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import KIND as TELEMETRY
+from nodewise.policies.options import TelemetryOptions
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from nodewise.scheduling_model.in_memory_api_http_server import ApiServer
 from nodewise.scheduling_model.simulated_cluster import Cluster
+
+NAMESPACE: Final = "health-metric-demo"
+RESOURCE: Final = "telemetry/scheduling"
+"""The resource by which kube-scheduler sends pods to the extender."""
+METRIC: Final = "health_metric"
+_METRICS: Final = "/apis/custom.metrics.k8s.io"
+_VERSION: Final = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
+
+_POLICY_KINDS: Final = tuple(
+    watched.resource for watched in TELEMETRY.watched(TelemetryOptions()) if watched.resource != NAMESPACES
+)
+
+Object = dict[str, Any]
+
+
+def example() -> Path:
+    """The folder `examples/health-metric`: beside the package, or in the checkout."""
+    package = Path(nodewise.__file__).parent
+    inside = package / "examples/health-metric"
+    return inside if inside.exists() else package.parents[1] / "examples/health-metric"
+
+
+def objects(group: str, kind: str) -> list[Object]:
+    """The example's objects of a kind."""
+    return [json.loads(entry.data) for entry in object_files.read([example()]).entries(group, kind)]
+
+
+def create_example_pod(name: str) -> Object:
+    """A pod like those of the example, with another name, as the API server stores it."""
+    pod = _with_resource(objects("", PODS.kind)[0])
+    return pod | {"metadata": pod["metadata"] | {"name": name}}
+
+
+def create_unselected_pod(name: str) -> Object:
+    """A pod with the resources of the example's pods that no policy selects."""
+    pod = objects("", PODS.kind)[0]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return pod | {"metadata": metadata, "spec": {"containers": pod["spec"]["containers"]}}
+
+
+def _with_resource(pod: Object) -> Object:
+    """A selected pod as `deploy/extender-pods.yaml` changes it when it is created."""
+    container, *others = pod["spec"]["containers"]
+    marked = {
+        part: {**container["resources"].get(part, {}), RESOURCE: "1"} for part in ("requests", "limits")
+    }
+    return pod | {"spec": pod["spec"] | {"containers": [container | {"resources": marked}, *others]}}
+
+
+class DemoCluster:
+    """The cluster of the demo, changed through its API server; nodewise's updates are read from there."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self._server = server
+        self.kubeconfig = server.kubeconfig(folder)
+        self.nodes = objects("", NODES.kind)
+        self.pods = [_with_resource(pod) for pod in objects("", PODS.kind)]
+        self.names: list[str] = [node["metadata"]["name"] for node in self.nodes]
+        [cluster_policy] = objects("nodewise.io", "ClusterPlacementPolicy")
+        [(self.label, self.label_value)] = cluster_policy["spec"]["nodeLabels"][0]["labels"].items()
+        self.values: Mapping[str, int] = {}
+        for node in self.nodes:
+            server.call(lambda api, node=node: api.put(NODES, node))  # type: ignore[misc]
+        for kind in _POLICY_KINDS:
+            for policy in objects(kind.group, kind.kind):
+                server.call(lambda api, kind=kind, policy=policy: api.put(kind, policy))  # type: ignore[misc]
+        values = objects("custom.metrics.k8s.io", "MetricValue")
+        self.measure({value["describedObject"]["name"]: int(value["value"]) for value in values})
+
+    def measure(self, values: Mapping[str, int]) -> None:
+        """Set the values of the nodes' metric."""
+        self.values = values
+        items = [{"describedObject": {"kind": "Node", "name": n}, "value": str(v)} for n, v in values.items()]
+        group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
+        answers = {
+            _METRICS: msgspec.json.encode(group),
+            f"{_METRICS}/v1beta2/nodes/%2A/{METRIC}": msgspec.json.encode({"items": items}),
+        }
+        self._server.call(lambda api: api.raw.update(answers))
+
+    def put_unschedulable_pod(self, pod: Object, message: str) -> Object:
+        """Store a pod with the status of an unschedulable one. Returns it as stored."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        waiting = pod | {"status": {"phase": "Pending", "conditions": [condition]}}
+        return self._server.call(lambda api: api.put(PODS, waiting))
+
+    def remove_pod(self, name: str) -> None:
+        self._server.call(lambda api: api.remove(PODS, name, NAMESPACE))
+
+    def _nodes_by_name(self) -> dict[str, Object]:
+        objects_by_key = self._server.call(lambda api: api.objects(NODES))
+        return {name: node for (_, name), node in objects_by_key.items()}
+
+    def node_with_requeue_annotation(self) -> str | None:
+        """The node with nodewise's requeueing annotation, if there is one."""
+        for name, node in self._nodes_by_name().items():
+            if ANNOTATION in node["metadata"].get("annotations", {}):
+                return name
+        return None
+
+    def labels(self) -> dict[str, str]:
+        """Values of the label of the cluster policy by node."""
+        values = {
+            name: node["metadata"].get("labels", {}).get(self.label)
+            for name, node in self._nodes_by_name().items()
+        }
+        return {name: value for name, value in values.items() if value}
+
+    def count_label_changes(self) -> int:
+        """Number of label changes of all nodes so far."""
+        changes = self._server.call(lambda api: api.changes(NODES))
+        return sum(bool(old and new and _labels(old) != _labels(new)) for old, new in changes)
+
+
+def _labels(node: Object) -> Object:
+    labels: Object = node["metadata"].get("labels") or {}
+    return labels
+
+
+@contextlib.contextmanager
+def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
+    """Run the cluster of the demo until the block ends."""
+    with in_memory_api_http_server.serving(FakeApi(*_POLICY_KINDS)) as server:
+        yield DemoCluster(server, folder)
+
+
+class ExtenderProcess:
+    """A running `nodewise extender` with its URLs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.url, self.health_url = self._read_listen_addresses()
+
+    def _read_listen_addresses(self) -> tuple[str, str]:
+        """Read the addresses from the event `started` in the log."""
+        for _ in _poll_until_deadline(30.0):
+            for line in self._log.read_bytes().splitlines():
+                if b'"started"' in line:
+                    event = json.loads(line)
+                    return event["address"], event["health"]
+            if self._process.poll() is not None:
+                break
+        raise Unavailable("the extender", [Problem("log", self._log.read_text()[-500:], "the event started")])
+
+    def wait_ready(self, within_s: float = 60.0) -> float:
+        """Wait until the extender is ready; return the waiting time in seconds."""
+        began = time.monotonic()
+        for _ in _poll_until_deadline(within_s):
+            with contextlib.suppress(httpx2.TransportError):
+                if httpx2.get(f"{self.health_url}/readyz").is_success:
+                    return time.monotonic() - began
+        raise Unavailable("the extender", [Problem("/readyz", f"not ready after {within_s:g} s", "ready")])
+
+    def kill(self) -> None:
+        """Kill the process, as in a crash."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
+    """Run `nodewise extender` with these arguments on free loopback ports until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as out, _start_process(arguments, out) as process:
+            try:
+                yield ExtenderProcess(process, log)
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def _start_process(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
+    program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "nodewise"]
+    command = [*program, "extender", *plain, *arguments]
+    ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
+    return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
+
+
+def _poll_until_deadline(within_s: float) -> Iterator[None]:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.01)
+
 
 _SCALE: Final = 5000
 _CALLS: Final = 200
@@ -78,7 +264,7 @@ def command() -> None:
 def run_demo_extender(stage: DemoCluster, port: str = "0") -> Iterator[ExtenderProcess]:
     """Run an extender with the API server of the demo; it is ready."""
     arguments = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
-    with extender_process.extender(arguments) as served:
+    with extender(arguments) as served:
         served.wait_ready()
         yield served
 
@@ -224,7 +410,7 @@ def show_latency(folder: Path) -> None:
         "".join(f"{name},health_metric,{n % 2}\n" for n, name in enumerate(names))
     )
     body = json.dumps({"Pod": create_example_pod("probe"), "NodeNames": names}).encode()
-    with extender_process.extender([f"--objects-from={many}"]) as served:
+    with extender([f"--objects-from={many}"]) as served:
         served.wait_ready()
         filter_ms, prioritize_ms = (_median_ms(f"{served.url}/scheduler/{verb}", body) for verb in _VERBS)
     print_demo_text(

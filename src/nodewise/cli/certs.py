@@ -4,18 +4,21 @@ import asyncio
 import secrets
 import shutil
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import click
+import msgspec
+import yaml
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
+from nodewise.base.option import Option
 from nodewise.cli import terminal_output
-from nodewise.cli.certs import output
-from nodewise.cli.certs.options import CertsOptions, check_options
 from nodewise.cli.options_from_settings import CommandLine, click_parameters, create_click_command
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import (
     certificate_folder,
     certificate_manifests,
@@ -24,6 +27,7 @@ from nodewise.install import (
 )
 from nodewise.install.certificate_renewal import (
     CertificateSpec,
+    CertificateSummary,
     ConnectionCertificates,
     PeerCertificates,
     RenewalPlan,
@@ -31,9 +35,241 @@ from nodewise.install.certificate_renewal import (
 from nodewise.install.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
+from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.tls import x509_certificates
+from nodewise.tls.x509_certificates import format_rfc3339_time
+
+_SIGNER: Final = "Signer of the cluster for kube-scheduler's certificate"
+_CONTENTS: Final = "Content of certificates"
+_RENEWAL: Final = "Renewal"
+_CLUSTER: Final = "Cluster"
+
+
+class CertsOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise certs`."""
+
+    apply: bool = False
+    """Write the Secrets to the cluster, and renew what is due."""
+
+    host_dir: Annotated[str, Option("--host", metavar="DIR")] = ""
+    """Folder of this host to write files to: tls.crt, tls.key, client.crt, client.key, ca.crt."""
+
+    check: bool = False
+    """Print what is due, and change nothing. Exit code 3 if something is due."""
+
+    restarted: bool = False
+    """Use the new certificates: kube-scheduler was restarted after the announcement of the new authority."""
+
+    renew: bool = False
+    """Begin a renewal although none is due."""
+
+    replace: bool = False
+    """Replace Secrets and files that this command did not write."""
+
+    systemd: bool = False
+    """Print a systemd service and a timer that run --host once a day."""
+
+    cert_manager: bool = False
+    """Print objects for cert-manager."""
+
+    output: Annotated[Literal["yaml", "json", "text"] | None, Option("-o --output")] = None
+    """Output format. [default: yaml for objects, text for the rest]"""
+
+    signer_name: Annotated[
+        str,
+        Option(
+            metavar="SIGNER",
+            section=_SIGNER,
+            help="Signer of the cluster for kube-scheduler's certificate only, such as "
+            f"{certificate_secrets.API_CLIENT}. The request needs an approval.",
+        ),
+    ] = ""
+
+    signer_ca: Annotated[
+        str,
+        Option(
+            metavar="FILE",
+            section=_SIGNER,
+            help=f"CA of --signer-name; not required for {certificate_secrets.API_CLIENT}.",
+        ),
+    ] = ""
+
+    timeout_s: Annotated[float, msgspec.Meta(gt=0), Option(section=_SIGNER)] = 300.0
+    """Timeout for the signer."""
+
+    namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE", section=_CONTENTS)] = "nodewise"
+    """Namespace of nodewise."""
+
+    service: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.SERVICE
+    """Name of nodewise's Service."""
+
+    names: Annotated[tuple[str, ...], Option("--name", metavar="NAME", section=_CONTENTS)] = ()
+    """Additional host name or address of nodewise; may be repeated."""
+
+    client_name: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
+    """Name of kube-scheduler in its certificate, as in `nodewise extender --client-name`."""
+
+    secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = "nodewise-tls"  # noqa: S105 - a name
+    """Name of nodewise's Secret."""
+
+    client_secret: Annotated[str, Option(metavar="NAME", section=_CONTENTS)] = certificate_renewal.CLIENT
+    """Name of kube-scheduler's Secret."""
+
+    lifetime_s: Annotated[float, msgspec.Meta(gt=0), Option(section=_CONTENTS, default_text="365d")] = (
+        365 * 86400.0
+    )
+    """Lifetime of a certificate."""
+
+    renew_before_s: Annotated[float | None, Option(section=_RENEWAL)] = None
+    """Time before the end of a certificate at which it is renewed. [default: a third of its lifetime]"""
+
+    switch_after_s: Annotated[float | None, Option(section=_RENEWAL)] = None
+    """Time after the announcement of a new authority at which its certificates are used without --restarted. [default:
+    half of --renew-before]"""
+
+    settle_s: Annotated[float, Option(section=_RENEWAL)] = 180.0
+    """Time until an announcement has reached all pods; --restarted is refused before."""
+
+    kubeconfig: Annotated[
+        str, Option(metavar="FILE", section=_CLUSTER, environment="NODEWISE_KUBECONFIG")
+    ] = ""
+    """Kubeconfig file; default: as in kubectl."""
+
+    context: Annotated[str, Option(metavar="NAME", section=_CLUSTER, environment="NODEWISE_CONTEXT")] = ""
+    """Context of the kubeconfig."""
+
+    @property
+    def kube(self) -> KubeOptions:
+        return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
+
+
+def check_options(options: CertsOptions) -> None:
+    """`BadSettings` for options that contradict each other, and for options without effect."""
+    problems = [*_exclusive_option_problems(options), *_no_target_option_problems(options)]
+    if options.signer_name and (options.host_dir or options.cert_manager or options.check):
+        expected = "alone, or with --apply"
+        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", expected))
+    if options.client_secret == options.secret:
+        problems.append(Problem("--client-secret", "the same as --secret", "another name"))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def _exclusive_option_problems(options: CertsOptions) -> list[Problem]:
+    targets = {
+        "--apply": options.apply,
+        "--host": bool(options.host_dir),
+        "--cert-manager": options.cert_manager,
+    }
+    flags = [flag for flag, is_set in targets.items() if is_set]
+    return [Problem(" ".join(flags), "given together", "one of them")] if len(flags) > 1 else []
+
+
+def _no_target_option_problems(options: CertsOptions) -> list[Problem]:
+    """Problems of options that have an effect only if something is written."""
+    problems = []
+    if options.systemd and not options.host_dir:
+        problems.append(Problem("--systemd", "without --host", "the folder that is to be renewed"))
+    if options.apply or options.host_dir:
+        return problems
+    flags = {
+        "--replace": options.replace and not options.signer_name,
+        "--restarted": options.restarted,
+        "--renew": options.renew,
+    }
+    expected = "together with --apply or --host"
+    return problems + [Problem(flag, "given", expected) for flag, is_set in flags.items() if is_set]
+
+
+def print_kubernetes_objects(made: list[dict[str, Any]], output: str | None) -> None:
+    if output == "json":
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}))
+    else:
+        click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
+
+
+def print_approval_command(request: SigningRequest, timeout_s: float) -> None:
+    terminal_output.print_message(
+        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {request.name}: "
+        f"kubectl certificate approve {request.name}"
+    )
+
+
+def print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
+    """Print the next step with its time and exit with the code of --check."""
+    if options.output == "json":
+        click.echo(msgspec.json.encode(_renewal_plan_document(plan)))
+    else:
+        for line in _renewal_plan_lines(plan):
+            click.echo(line)
+    raise click.exceptions.Exit(terminal_output.NO if plan.is_due else terminal_output.DONE)
+
+
+def _renewal_plan_document(plan: RenewalPlan) -> dict[str, Any]:
+    def summary_document(certificate: CertificateSummary | None) -> dict[str, Any] | None:
+        signer = {"signer": certificate.signer} if certificate and certificate.signer else {}
+        return (
+            {"names": list(certificate.names), "ends": format_rfc3339_time(certificate.not_after), **signer}
+            if certificate
+            else None
+        )
+
+    return {
+        "due": plan.is_due,
+        "next": plan.step if plan.is_due else "announce",
+        "at": format_rfc3339_time(plan.at),
+        "reasons": list(plan.reasons),
+        "server": summary_document(plan.server),
+        "client": summary_document(plan.client),
+    }
+
+
+def _renewal_plan_lines(plan: RenewalPlan) -> list[str]:
+    texts: dict[str, Callable[[], str]] = {
+        "make": lambda: "due: the first certificates",
+        "announce": lambda: f"due since {format_rfc3339_time(plan.at)}: a renewal",
+        "wait": lambda: (
+            f"due before {format_rfc3339_time(plan.at)}: a restart of kube-scheduler, then --restarted"
+        ),
+        "switch": lambda: f"due since {format_rfc3339_time(plan.at)}: the switch to the new certificates",
+        "clock": lambda: "due now: the clock of this machine",
+        "sign": lambda: (
+            f"due since {format_rfc3339_time(plan.at)}: kube-scheduler's certificate, by --signer-name"
+        ),
+        "nothing": lambda: f"nothing is due before {format_rfc3339_time(plan.at)}",
+    }
+    return [texts[plan.step](), *(f"  {reason}" for reason in plan.reasons)]
+
+
+def print_renewal_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, where: str) -> None:
+    """Print the step that was applied, and the required actions."""
+    if options.output == "json":
+        click.echo(msgspec.json.encode({"done": done.step, "where": where, **_renewal_plan_document(after)}))
+        return
+    messages = {
+        "make": f"made: {where}",
+        "announce": f"announced a new authority beside the old one: {where}",
+        "wait": f"waiting until {format_rfc3339_time(after.at)}, or for --restarted: {where}",
+        "switch": f"switched to the certificates of the new authority: {where}",
+        "sign": f"nothing to do here, but kube-scheduler's certificate is due, by --signer-name: {where}",
+        "nothing": f"nothing is due before {format_rfc3339_time(after.at)}: {where}",
+    }
+    click.echo(messages[done.step])
+    for reason in done.reasons if done.step in {"announce", "make"} else ():
+        click.echo(f"  {reason}")
+    if done.step == "make":
+        terminal_output.print_message(
+            "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
+            "call fails until then. nodewise needs no restart"
+        )
+    if after.step == "wait":
+        terminal_output.print_message(
+            f"restart all replicas of kube-scheduler before {format_rfc3339_time(after.at)}: it reads its caFile once, "
+            "and would refuse the new certificate. Then run this command with --restarted. nodewise needs no restart"
+        )
+
 
 _MAX_ATTEMPTS: Final = 5
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
@@ -68,7 +304,7 @@ def run(command_line: CommandLine) -> None:
     spec = _certificate_spec(options)
     check_options(options)
     if options.cert_manager:
-        output.print_kubernetes_objects(
+        print_kubernetes_objects(
             certificate_manifests.build_cert_manager_objects(
                 spec, options.namespace, _secret_location(options).names
             ),
@@ -90,7 +326,7 @@ def run(command_line: CommandLine) -> None:
         made = certificate_renewal.apply_renewal_step(
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
-        output.print_kubernetes_objects(
+        print_kubernetes_objects(
             certificate_manifests.build_secrets(made, options.namespace, _secret_location(options).names),
             options.output,
         )
@@ -137,7 +373,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         certificate_folder.check_folder(folder)
         if options.check:
-            output.print_next_step_and_exit(
+            print_next_step_and_exit(
                 options,
                 certificate_renewal.plan_renewal(
                     certificate_folder.read_certificates(folder).certificates, spec, now
@@ -155,7 +391,7 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
                 certificate_folder.write_certificates(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    output.print_renewal_result(
+    print_renewal_result(
         options,
         plan,
         certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now),
@@ -169,14 +405,14 @@ async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
     try:
         if options.check:
             existing = await certificate_secrets.read_secrets(api, location)
-            output.print_next_step_and_exit(
+            print_next_step_and_exit(
                 options, certificate_renewal.plan_renewal(existing.certificates, spec, now)
             )
         plan, after = await _apply_renewal_step_to_secrets(api, options, spec, now)
     finally:
         await api.close()
     where = ", ".join(f"Secret {location.namespace}/{name}" for name in location.names)
-    output.print_renewal_result(
+    print_renewal_result(
         options, plan, certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now), where
     )
 
@@ -223,7 +459,7 @@ async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec)
             click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
             client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
-            output.print_kubernetes_objects(
+            print_kubernetes_objects(
                 [certificate_manifests.build_secret(location.names[1], location.namespace, client)],
                 options.output,
             )
@@ -258,7 +494,7 @@ async def _request_certificate(
         request,
         options.timeout_s,
         SystemClock(),
-        lambda: output.print_approval_command(request, options.timeout_s),
+        lambda: print_approval_command(request, options.timeout_s),
     )
     if reason := x509_certificates.issued_certificate_problem(cert, made.key):
         problem = Problem("certificate", reason, "a client's certificate")

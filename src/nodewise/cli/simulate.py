@@ -1,0 +1,507 @@
+"""`nodewise simulate`: replays recordings, and places GPU traces and bursty pods."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
+
+import click
+import msgspec
+from click.core import ParameterSource
+from msgspec import Meta
+from rich.console import Console
+from rich.progress import Progress
+
+import nodewise
+from nodewise.agent import AgentKind, ObjectKey, Watched
+from nodewise.agents.gpu.options import Placement
+from nodewise.base import clock, distributions
+from nodewise.base.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base.option import Argument, Option
+from nodewise.cli import (
+    agent_selection,
+    object_and_metric_sources,
+    options_from_settings,
+    plots,
+    tables,
+    terminal_output,
+)
+from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions, list_settings
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import Header, Record
+from nodewise.engine.score_weights import ChainOptions
+from nodewise.kube import object_files
+from nodewise.observe import logs
+from nodewise.scheduling_model import gpu_trace_files, gpu_trace_replay
+from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
+from nodewise.scheduling_model.recording_replay import Player, ReplayAgents, Tally
+from nodewise.scheduling_model.response_differences import Difference, NodeResult
+
+_MAX_NAMED_NODES: Final = 3
+"""Maximum number of nodes that are named for the same change."""
+
+
+class Replayed(NamedTuple):
+    """Result of a replay for the report."""
+
+    header: Header
+    changed: Sequence[str]
+    """Descriptions of the settings that differ from the recorded ones."""
+    tally: Tally
+    unrecorded: Sequence[str]
+    """Metrics that policies name and that are not in the recording."""
+    differences: Sequence[Difference]
+    """The first differences, up to the limit."""
+
+
+def _replay_completeness_notes(replayed: Replayed) -> list[str]:
+    """Notes about the completeness of the replay."""
+    tally, by = replayed.tally, replayed.header.nodewise
+    lost = tally.lost
+    notes = {
+        f"recorded by nodewise {by}, replayed by {nodewise.__version__}": by != nodewise.__version__,
+        "the recording is incomplete; it ends at its last flush": tally.is_cut_off,
+        "the recording ended at its size limit": tally.end == "full",
+        f"{lost.requests} requests arrived faster than they could be recorded": lost.requests,
+        f"{lost.snapshots} snapshots arrived faster than they could be recorded: responses of agents with memory may"
+        " differ for this reason": lost.snapshots,
+        f"{tally.unanswered} requests were not replayed: their snapshot or path is unknown": tally.unanswered,
+    }
+    messages = [text for text, is_so in notes.items() if is_so]
+    messages += [f"an agent failed: {error}" for error in tally.failed]
+    return messages + [
+        f"metric {name} is not in the recording: it counts as never fetched" for name in replayed.unrecorded
+    ]
+
+
+def _print_json(replayed: Replayed) -> None:
+    tally = replayed.tally
+    document = {
+        "recording": replayed.header,
+        "changed": replayed.changed,
+        "notes": _replay_completeness_notes(replayed),
+        "worlds": tally.cluster_states,
+        "requests": tally.requests,
+        "same": tally.same,
+        "different": tally.different,
+        "unanswered": tally.unanswered,
+        "lost": {"requests": tally.lost.requests, "worlds": tally.lost.snapshots},
+        "end": tally.end,
+        "pods": tally.pods,
+        "differences": [_difference_document(difference) for difference in replayed.differences],
+    }
+    click.echo(msgspec.json.encode(document))
+
+
+def _difference_document(difference: Difference) -> dict[str, Any]:
+    nodes = [change._asdict() for change in difference.nodes]
+    return {**msgspec.structs.asdict(difference), "nodes": nodes}
+
+
+def _print_text(replayed: Replayed) -> None:
+    header, tally = replayed.header, replayed.tally
+    names = ", ".join(agent.name for agent in header.agents)
+    click.echo(
+        f"recorded {clock.format_rfc3339(header.at)} by nodewise {header.nodewise}, agents {names}:"
+        f" {tally.cluster_states} snapshots, {tally.requests} requests"
+    )
+    for setting in replayed.changed:
+        terminal_output.print_line(f"changed: {setting}")
+    for note in _replay_completeness_notes(replayed):
+        terminal_output.print_line(f"note: {note}")
+    if not tally.compared:
+        click.echo("no response was compared")
+        return
+    if not tally.different:
+        quantity = f"{tally.same} of {tally.requests}" if tally.unanswered else f"all {tally.same}"
+        click.echo(
+            f"{quantity} responses are equal, byte for byte"
+            + ("; the others were not compared" if tally.unanswered else "")
+        )
+        return
+    click.echo(f"{tally.same} responses are equal, {tally.different} differ\n")
+    rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]
+    tables.print_table(["POD", "RESPONSES", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
+    for difference in replayed.differences:
+        click.echo()
+        for line in _difference_lines(difference):
+            terminal_output.print_line(line)
+    if len(replayed.differences) < tally.different:
+        click.echo(f"\n{tally.different - len(replayed.differences)} more: --limit")
+
+
+def _difference_lines(difference: Difference) -> Iterator[str]:
+    """Describe a difference; nodes with the same change share a line."""
+    at, pod = clock.format_rfc3339(difference.at), difference.pod or "an unreadable pod"
+    yield f"{at} {difference.path} {pod}, snapshot {difference.snapshot}"
+    if difference.text:
+        yield f"  {difference.text}"
+    alike: dict[tuple[NodeResult, NodeResult], list[str]] = {}
+    for node, before, after in difference.nodes:
+        alike.setdefault((before, after), []).append(node)
+    for (before, after), nodes in alike.items():
+        more = f" and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
+        change = f"{_format_node_result(before)} -> {_format_node_result(after)}"
+        yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {change}"
+
+
+def _format_node_result(result: NodeResult) -> str:
+    if result is None:
+        return "not named"
+    return f"score {result}" if isinstance(result, int) else result
+
+
+FORMATS: Final = {"text": _print_text, "json": _print_json}
+
+
+_PUBLISHED_PCT: Final = (50, 80, 90, 100, 130)
+"""Shares of requested GPUs, in per cent, for which results are published."""
+
+
+class TraceOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate trace`."""
+
+    form: Annotated[Literal["openb"], Argument()]
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Output format."""
+
+    nodes_file: Annotated[str, Option("--nodes", metavar="FILE")]
+    """CSV: sn,cpu_milli,memory_mib,gpu,model"""
+
+    pods_file: Annotated[str, Option("--pods", metavar="FILE")]
+    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]"""
+
+    placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
+    """Value of --gpu-placement; may be repeated."""
+
+    arrivals: Annotated[float, Meta(ge=0.01, le=10)] = 1.3
+    """Stop when this share of all GPUs has been requested."""
+
+    seed: Annotated[int, Meta(ge=0)] = 42
+    """Seed of the first run."""
+
+    seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Runs of each placement, with consecutive seeds."""
+
+    published: Annotated[str | None, Option(metavar="FILE")] = None
+    """JSON file with published results, for comparison."""
+
+    svg: Annotated[str | None, Option(metavar="FILE")] = None
+    """Plot the allocated share; needs matplotlib."""
+
+
+def run(command_line: CommandLine) -> None:
+    """Place a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
+
+    Pods are drawn from the list with replacement and stay on their nodes, until the requested GPUs reach the given
+    share of all GPUs. The trace openb (1,213 nodes, 6,212 GPUs) is published by Alibaba, comparable results by Weng et
+    al., USENIX ATC 2023.
+
+    \b
+    With -o json, by each whole per cent of all GPUs that was requested:
+      allocated_gpu_pct   allocated GPUs, per cent
+      fragmented_gpu_pct  free GPUs that these pods cannot use, per cent
+      failed_pods         pods that fit nowhere
+      seconds             duration
+    With several placements or seeds: `runs`, and the `mean` of each placement.
+
+    \b
+    Examples:
+      nodewise simulate trace openb --nodes openb_node_list_gpu_node.csv \\
+        --pods openb_pod_list_default.csv --placement pack --seeds 10
+
+    \b
+    Exit codes:
+      0  placed
+      1  a file cannot be read
+      2  the command line or a setting is invalid
+    """
+    own = command_line.settings(TraceOptions)
+    if own.svg is not None:
+        plots.check_matplotlib_installed()
+    known = _read_published_means(own.published, Path(own.pods_file).stem) if own.published else {}
+    runs = _execute_trace_runs(
+        own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file))
+    )
+    means: dict[str, Any] = {
+        name: gpu_trace_replay.mean([run for run in runs if run.placement == name]) for name in own.placements
+    }
+    if own.svg is not None:
+        plots.plot_gpu_allocation_curves(
+            {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
+        )
+    click.echo(
+        _encode_trace_runs_json(runs, means) if own.output == "json" else _format_trace_table(means, known)
+    )
+
+
+def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
+    """Execute all runs; on a terminal, with a progress bar."""
+    placements = list(dict.fromkeys(own.placements))
+    hidden = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        total = len(placements) * own.seeds * round(own.arrivals * 100)
+        bar = progress.add_task("placing", total=total)
+        return [
+            gpu_trace_replay.run(pods, placement, seed, own.arrivals, lambda _: progress.advance(bar))
+            for placement in placements
+            for seed in range(own.seed, own.seed + own.seeds)
+        ]
+
+
+def _encode_trace_runs_json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
+    """A single run, or several runs with their means."""
+    document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
+    return msgspec.json.encode(document).decode()
+
+
+def _format_trace_table(
+    means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]
+) -> str:
+    """A table of allocated shares, by placement and requested share."""
+    rows = {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}
+    rows |= {f"published: {name}": curve for name, curve in known.items()}
+    longest = max(max(run_means["allocated_gpu_pct"]) for run_means in means.values())
+    shares = [
+        pct
+        for pct in sorted({*_PUBLISHED_PCT, longest})
+        if pct == longest or any(pct in curve for curve in rows.values())
+    ]
+    width = max(map(len, rows))
+    lines = [f"{'% allocated at':{width}}" + "".join(f"{pct:>8} %" for pct in shares)]
+    for name, curve in rows.items():
+        cells = "".join(f"{curve[pct]:10.2f}" if pct in curve else " " * 10 for pct in shares)
+        lines.append(f"{name:{width}}{cells}")
+    return "\n".join(lines)
+
+
+def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
+    """Published means by policy and requested per cent, for this list of pods."""
+    wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {
+            str(policy): {int(pct): float(figures["mean"]) for pct, figures in by_pct.items()}
+            for policy, by_pct in document.get(pods, {}).items()
+        }
+    except OSError as error:
+        raise BadSettings("--published", [Problem(path, error.strerror or str(error), "a file")]) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
+
+
+trace_command = options_from_settings.create_click_command(
+    "trace",
+    run,
+    options_from_settings.click_parameters(TraceOptions),
+    short_help="Place a published GPU trace with the gpu agent.",
+)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@click.group()
+def command() -> None:
+    """Replay recordings, and place GPU traces and bursty pods.
+
+    \b
+    Examples:
+      nodewise simulate replay recording.gz
+      nodewise simulate bursts --agents none --agents safe
+    """
+
+
+class ReplayOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate replay`."""
+
+    file: Annotated[str, Argument()]
+
+    policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
+    """Policies that replace recorded ones."""
+
+    limit: Annotated[int, Meta(ge=0)] = 20
+    """Maximum number of differences to show."""
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Output format."""
+
+
+def replay(command_line: CommandLine) -> None:
+    """Answer the requests of a recording again, and show the responses that differ.
+
+    FILE was written by `nodewise extender --record FILE`; an incomplete file is read up to its last flush. Objects,
+    metrics, times and settings are the recorded ones, except for the settings on this command line. With --policy, its
+    policies replace those of the same name and namespace, or are added; a metric that is not in the recording counts
+    as never fetched.
+
+    \b
+    Examples:
+      nodewise simulate replay recording.gz
+      nodewise simulate replay recording.gz --policy stricter.yaml
+
+    \b
+    Exit codes:
+      0  all responses are equal to the recorded ones
+      1  the recording cannot be read, or has no response that can be compared
+      2  the command line or a setting is invalid
+      3  a response differs
+    """
+    logs.configure("error")
+    own = command_line.settings(ReplayOptions)
+    result = _replay_recording(Path(own.file), own.policies, _values_of_given_flags(command_line), own.limit)
+    FORMATS[own.output](result)
+    if not result.tally.compared:
+        problem = Problem(own.file, _what_is_missing(result), "at least one request with its snapshot")
+        raise BadInput("recording", [problem])
+    if result.tally.different:
+        click.get_current_context().exit(terminal_output.NO)
+
+
+def _what_is_missing(replayed: Replayed) -> str:
+    """Why a recording has no response that can be compared."""
+    tally = replayed.tally
+    if tally.requests:
+        return f"{tally.requests} requests, none of them with its snapshot and a path that the agents answer"
+    before = f"{tally.cluster_states} snapshots" if tally.cluster_states else "no snapshot"
+    return f"{before} and no request" + (
+        " before the place where the file is cut off" if tally.is_cut_off else ""
+    )
+
+
+def _values_of_given_flags(command_line: CommandLine) -> dict[str, Any]:
+    """Values of the flags on the command line, by field."""
+    source = click.get_current_context().get_parameter_source
+    return {
+        field: value
+        for field, value in command_line.values.items()
+        if source(field) is ParameterSource.COMMANDLINE
+    }
+
+
+def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
+    try:
+        with path.open("rb") as file:
+            records = recording_file.read(file)
+            header = cast("Header", next(records).entry)
+            kinds = agent_selection.load_agents_by_name(
+                (agent.name for agent in header.agents), RecordedOptions
+            )
+            agent_options, own, changed = _replay_settings(header, kinds, chosen)
+            objects = _read_replacing_objects(
+                policy, object_and_metric_sources.watched_objects(kinds, agent_options)
+            )
+            chain = ChainOptions(weights=own.weights)
+            player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
+            differences = _play_all_records(
+                player, _with_progress_bar(records, file, path.stat().st_size), limit
+            )
+    except OSError as error:
+        raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
+    return Replayed(header, changed, player.tally, player.unrecorded(), differences)
+
+
+class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
+    """Settings besides those of agents that affect responses."""
+
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
+    """Interval of metric fetches; the maximum age of metrics follows from it."""
+
+
+def _replay_settings(
+    header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
+) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
+    """The options of each agent, the general options, and descriptions of those that differ from the recorded ones."""
+    recorded = {agent.name: agent.options for agent in header.agents}
+    agent_options = {
+        kind.name: _build_replay_settings(kind.options, recorded[kind.name], chosen) for kind in kinds
+    }
+    general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
+    own = _build_replay_settings(RecordedOptions, general, chosen)
+    changed = _describe_changed_settings(RecordedOptions, general, own)
+    for kind in kinds:
+        changed += _describe_changed_settings(kind.options, recorded[kind.name], agent_options[kind.name])
+    return agent_options, own, changed
+
+
+def _build_replay_settings(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
+    """Recorded settings, overridden by the chosen ones; a setting that is newer than the recording has its default."""
+    defaults = {setting.field: setting.default for setting in list_settings(group)}
+    return options_from_settings.build_group(group, {**defaults, **recorded, **chosen})
+
+
+def _describe_changed_settings(
+    group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct
+) -> list[str]:
+    after = msgspec.json.decode(msgspec.json.encode(built))
+    return [
+        f"{setting.flag}: {recorded[setting.field]} -> {after[setting.field]}"
+        for setting in list_settings(group)
+        if setting.field in recorded and recorded[setting.field] != after[setting.field]
+    ]
+
+
+def _read_replacing_objects(
+    paths: Sequence[str], watched: Sequence[Watched]
+) -> dict[str, dict[ObjectKey, Any]]:
+    """Objects that replace recorded ones, by the name in `Watched`. BadInput if the files contain none."""
+    if not paths:
+        return {}
+    read = object_files.read(paths)
+    objects: dict[str, dict[ObjectKey, Any]] = {}
+    for watch in watched:
+        items: list[Any] = read.of(watch.resource, cast("type[Any]", watch.type))
+        objects[watch.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
+    if not any(objects.values()):
+        wanted = " or ".join(sorted({watch.resource.kind for watch in watched}))
+        raise BadInput("--policy", [Problem(" ".join(paths), "no objects that the agents read", wanted)])
+    return objects
+
+
+def _play_all_records(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
+    """Replay all records; return the first `limit` differences."""
+    differences: list[Difference] = []
+    for record in records:
+        difference = player.replay_record(record)
+        if difference is not None and len(differences) < limit:
+            differences.append(difference)
+    return differences
+
+
+def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
+    """Yield the records; on a terminal, with a progress bar of the file."""
+    hidden = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        bar = progress.add_task("replaying", total=size_bytes)
+        for record in records:
+            yield record
+            progress.update(bar, completed=file.tell())
+
+
+def _replay_parameters() -> list[click.Parameter]:
+    """Settings default to the recorded values, so environment variables and configuration files do not apply."""
+    recorded = options_from_settings.click_parameters(
+        RecordedOptions, kinds=agent_selection.agents_without_conflicts(RecordedOptions), has_file=False
+    )
+    for option in recorded:
+        assert isinstance(option, click.Option)
+        option.envvar = None
+        option.help = f"{(option.help or '').partition(' [default: ')[0]} [default: as recorded]"
+    return recorded
+
+
+command.add_command(trace_command)
+for entry in distributions.own_entry_points(distributions.COMMANDS):
+    if entry.name.startswith("simulate "):
+        command.add_command(entry.load())
+command.add_command(
+    options_from_settings.create_click_command(
+        "replay",
+        replay,
+        [*options_from_settings.click_parameters(ReplayOptions), *_replay_parameters()],
+        short_help="Answer a recording's requests again.",
+    )
+)
