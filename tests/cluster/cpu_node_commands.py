@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cpu_tests.conformance import case_cpu_topologies
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise_cpu import cmk_names, pool_allocations
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from nodewise_cpu.pool_allocations import Allocations

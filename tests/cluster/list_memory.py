@@ -26,9 +26,8 @@ from nodewise.base.clock import SystemClock
 from nodewise.kube import struct_type_merge
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.object_decoder import ObjectDecoder
-from nodewise.kube.options import KubeOptions
-from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.reflector import ObjectDecoder, Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 

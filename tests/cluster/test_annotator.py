@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model import in_memory_api_http_server

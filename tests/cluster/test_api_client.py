@@ -22,7 +22,7 @@ from nodewise.kube import list_watch
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api, Expired
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -6,7 +6,7 @@ import pytest
 
 from cpu_tests.unit.api_client_suite import CONFIG_MAPS, ApiClientSuite, item
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise_cpu.cluster import api_server
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from tests.cluster import child_processes

@@ -17,7 +17,7 @@ from cpu_tests.unit.api_client_suite import CONFIG_MAPS, ApiClientSuite
 from cpu_tests.unit.store.store_suite import StoreSuite
 from nodewise.base.errors import BadSettings, Refused, Unavailable
 from nodewise.base.safe_yaml_loader import MOST_FROM_ALIASES
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from nodewise_cpu.store.configmap import ConfigMapStore

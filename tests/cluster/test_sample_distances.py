@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from nodewise.base.clock import ManualClock, format_rfc3339
-from nodewise.metrics.prometheus.client import PrometheusClient
+from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import read_only_commands

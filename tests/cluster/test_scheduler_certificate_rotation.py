@@ -14,7 +14,7 @@ import pytest
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects

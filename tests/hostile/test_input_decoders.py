@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from nodewise.agent import ClusterState
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.base.errors import BadInput, NodewiseError
-from nodewise.metrics import metric_value_list
+from nodewise.metrics import custom_metrics_api
 from nodewise.metrics.custom_metrics_api import choose_version
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import queries, query_responses
-from nodewise.metrics.series import Sample, Series, merge_newer
-from nodewise.metrics.series_arrays import build_column
+from nodewise.metrics.prometheus import query_responses, source
+from nodewise.metrics.series import Sample, Series, build_column, merge_newer
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.state import TelemetryStateBuilder
@@ -74,19 +73,19 @@ def state_of_policies(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     listed = {(policy.metadata.namespace, policy.metadata.name): policy for policy in objects}
     metric_requests = state.metric_requests({"taspolicies": listed})
     entries = [
-        ("a", metric_value_list.Sample(values_[0] * 10**9, None)),
-        ("b", metric_value_list.Sample(values_[1] * 10**9, None)),
+        ("a", custom_metrics_api.Sample(values_[0] * 10**9, None)),
+        ("b", custom_metrics_api.Sample(values_[1] * 10**9, None)),
     ]
     known = MetricsSnapshot(
         {
-            metric_request.key: metric_value_list.build_series(
+            metric_request.key: custom_metrics_api.build_series(
                 MetricRequest(metric_request.key), "s", 0.0, entries
             )
             for metric_request in metric_requests
         }
     )
     assert all(
-        queries.range_query(metric_request, metric_request.max_age_s) for metric_request in metric_requests
+        source.range_query(metric_request, metric_request.max_age_s) for metric_request in metric_requests
     )
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
@@ -145,11 +144,11 @@ items = st.fixed_dictionaries(
 )
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
-        values = metric_value_list.build_series(
+        values = custom_metrics_api.build_series(
             MetricRequest("m"),
             "s",
             0.0,
-            metric_value_list.node_samples(metric_value_list.decode_items(encoded(answer))),
+            custom_metrics_api.node_samples(custom_metrics_api.decode_items(encoded(answer))),
         )
     except BadInput as error:
         assert error.problems
@@ -216,7 +215,7 @@ def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
 )
 def test_no_answer_is_anything_but_bad_input(body: bytes) -> None:
     for read in (
-        lambda: list(metric_value_list.decode_items(body)),
+        lambda: list(custom_metrics_api.decode_items(body)),
         lambda: query_responses.decode_response(body),
         lambda: choose_version(body),
     ):

@@ -13,8 +13,7 @@ from nodewise.agent import AgentKind
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.cli import object_and_metric_sources
 from nodewise.engine.agent_chain import AgentChain
-from nodewise.kube.object_decoder import ObjectDecoder
-from nodewise.kube.reflector import ReflectorTarget
+from nodewise.kube.reflector import ObjectDecoder, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_pods

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.reflector import ObjectDecoder
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_objects
 from nodewise.policies.options import TelemetryOptions

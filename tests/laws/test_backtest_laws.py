@@ -14,7 +14,7 @@ from nodewise.base import cooperative_scheduling, quantity
 from nodewise.kube import object_files
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import node_matching, range_matrix, series_labels
+from nodewise.metrics.prometheus import node_matching, range_matrix
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
 from nodewise.metrics.prometheus.range_matrix import DifferingEntries, NodeMatrix, TimeGrid
 from nodewise.metrics.series import ValueState
@@ -185,7 +185,7 @@ _AT = 1_700_000_000.0
 def test_nodes_have_the_values_of_the_running_program(series: list[SeriesValue], aggregate: str) -> None:
     run = cooperative_scheduling.run_without_pauses
     attributes = NodeAttributes({}, {name: name for name in NODES.known})
-    labels = series_labels.series_labels()
+    labels = node_matching.series_labels()
     grouped = run(node_matching.group_by_node(series, labels, attributes))
     program = run(node_matching.reduce(grouped, aggregate, labels))
     entries = [{"metric": item.labels, "values": [[_AT, item.value]]} for item in series]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server import responses, tls_handshake
+from nodewise.server import application, server_tls_context
 from nodewise.server.application import Application, Response, Route
 from nodewise.server.server import HttpServer
 from tests.unit.server.raw_http_client import PATIENCE_S, PLAIN
@@ -18,22 +18,22 @@ HELLO = client_hello("h2", "http/1.1")
 
 @given(st.binary(max_size=300))
 def test_offered_protocols_never_raises_for_any_bytes(data):
-    tls_handshake.offered_alpn_protocols(data)
-    tls_handshake.offered_alpn_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
-    tls_handshake.offered_alpn_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
+    server_tls_context.offered_alpn_protocols(data)
+    server_tls_context.offered_alpn_protocols(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
+    server_tls_context.offered_alpn_protocols(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
 def test_offered_protocols_never_raises_for_a_changed_byte(place, value):
-    tls_handshake.offered_alpn_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
+    server_tls_context.offered_alpn_protocols(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
 
 
-@given(st.lists(st.binary(max_size=3 * responses.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
+@given(st.lists(st.binary(max_size=3 * application.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
 @settings(max_examples=30)
 def test_pieces_of_a_body_are_the_body(parts):
-    pieces = list(responses.split_body(parts))
+    pieces = list(application.split_body(parts))
     assert b"".join(pieces) == b"".join(parts)
-    assert all(len(piece) < 2 * responses.PIECE_BYTES for piece in pieces)
+    assert all(len(piece) < 2 * application.PIECE_BYTES for piece in pieces)
 
 
 HEAD = b"POST /echo HTTP/1.1\r\nContent-Type: application/json\r\n"

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.kube.rate_limit import Backoff, TokenBucket
+from nodewise.kube.api_server_interface import Backoff, TokenBucket
 
 CHANCES = st.floats(0, 1, exclude_max=True)
 BACKOFFS = st.builds(

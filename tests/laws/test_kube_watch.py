@@ -16,8 +16,7 @@ from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import list_watch, struct_type_merge
 from nodewise.kube.http_client import LineSplitter
 from nodewise.kube.list_watch import WatchState
-from nodewise.kube.object_decoder import ObjectDecoder
-from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.reflector import ObjectDecoder, Reflector, ReflectorTarget
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi

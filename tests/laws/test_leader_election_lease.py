@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
-from nodewise.kube.elector import Elector
-from nodewise.kube.leader_election_rules import LeaseLock
+from nodewise.kube.leader_election import Elector, LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube import virtual_time

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.base.errors import BadInput
-from nodewise.metrics import metric_value_list
+from nodewise.metrics import custom_metrics_api
 
 NAMES = st.sampled_from(["a", "b", 'q"', '},{"describedObject":{', "[{", "}]", "é", ""])
 SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | NAMES
@@ -54,7 +54,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> str:
     """The text form of the items, or "bad" if the body is not a list."""
     try:
-        items = list(metric_value_list.decode_items(body))
+        items = list(custom_metrics_api.decode_items(body))
     except BadInput:
         return "bad"
     return repr([item if isinstance(item, tuple) else msgspec.to_builtins(item) for item in items])
@@ -67,7 +67,7 @@ def read(body: bytes) -> str:
 @example(b'{"items":[{"describedObject":{"name":"a"}},{"describedObject":{"name":"b"}}}]}')
 @example(b'{"items":[{"describedObject":{"name":"a"},"x":[{},{"describedObject":0}]}]}')
 def test_an_item_is_the_same_however_the_list_is_read(body: bytes) -> None:
-    with mock.patch.object(metric_value_list, "_split_items", return_value=()):
+    with mock.patch.object(custom_metrics_api, "_split_items", return_value=()):
         whole = read(body)
     assert read(body) == whole
 
@@ -77,6 +77,6 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
         {"describedObject": {"kind": "Node", "name": f"n-{number}"}, "value": "1"} for number in range(3)
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
-    assert [bytes(item) for item in metric_value_list._split_items(body)] == [
+    assert [bytes(item) for item in custom_metrics_api._split_items(body)] == [
         json.dumps(item, separators=(",", ":")).encode() for item in listed
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.cli import policy_new
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.policies import node_labels
@@ -119,7 +119,7 @@ def converted(tas_policy: PolicyObject, when_missing: Any) -> Objects:
     assume(not conversion.problems)
     text = "---\n".join(policy_new.format_policy(*made) for made in conversion.policies)
     objects: dict[str, dict[ObjectKey, Any]] = {}
-    for _, document in yaml_json_documents.split_documents(text.encode(), "test"):
+    for _, document in object_files.split_documents(text.encode(), "test"):
         kind = msgspec.json.decode(document)["kind"]
         assert policy_lint.lint(document, kind) == []
         made = msgspec.json.decode(document, type=PolicyObject)

@@ -13,9 +13,9 @@ from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.metrics_source import MetricRequest, merge_requests
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
-from nodewise.metrics.prometheus import node_matching, queries, query_responses
+from nodewise.metrics.prometheus import node_matching, query_responses, source
+from nodewise.metrics.prometheus.node_matching import SeriesLabels
 from nodewise.metrics.prometheus.query_responses import SeriesValue
-from nodewise.metrics.prometheus.series_labels import SeriesLabels
 from nodewise.metrics.series import Sample
 
 NANO = 10**9
@@ -125,9 +125,9 @@ def test_any_body_is_an_answer_or_bad_input(body: bytes) -> None:
 @given(st.text(alphabet="ab{}[]=~!\"'`\\, \n", max_size=20))
 def test_a_selector_stays_one_however_it_is_written(text: str) -> None:
     """Only selectors become ranges, because brackets occur only inside quotes."""
-    if queries.is_selector(text):
-        assert queries.is_selector(text.rstrip())
-        assert queries.range_query(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"
+    if source.is_selector(text):
+        assert source.is_selector(text.rstrip())
+        assert source.range_query(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodewise.base.errors import BadInput
-from nodewise.kube import struct_type_merge, yaml_json_documents
+from nodewise.kube import object_files, struct_type_merge
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -36,7 +36,7 @@ Quoting.add_representer(
 @example([{"": "N"}, {"y": "1e3"}])
 def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any]]) -> None:
     text = yaml.dump_all(written, Dumper=Quoting, allow_unicode=True, explicit_start=True)
-    parsed = [json.loads(data) for _, data in yaml_json_documents.split_documents(text.encode(), "here")]
+    parsed = [json.loads(data) for _, data in object_files.split_documents(text.encode(), "here")]
     assert parsed == written
 
 
@@ -44,9 +44,7 @@ def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any
 @given(st.lists(OBJECTS, min_size=1, max_size=4), st.sampled_from(["", "\n", " \n\n"]))
 def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], between: str) -> None:
     text = between.join(map(json.dumps, written))
-    assert [
-        json.loads(data) for _, data in yaml_json_documents.split_documents(text.encode(), "here")
-    ] == written
+    assert [json.loads(data) for _, data in object_files.split_documents(text.encode(), "here")] == written
 
 
 @settings(deadline=None)
@@ -57,7 +55,7 @@ def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], bet
 @example(b"a: &a [*a]")
 def test_rubbish_is_bad_input_or_documents(data: bytes) -> None:
     with suppress(BadInput):
-        for number, document in yaml_json_documents.split_documents(data, "here"):
+        for number, document in object_files.split_documents(data, "here"):
             assert number >= 1
             json.loads(document)
 

@@ -6,8 +6,8 @@ import pytest
 
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
-from nodewise.kube.port_forwarding import PodPort
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.replicas import PodPort
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster.namespace_sandboxes import Sandbox
 from tests.node import host_with_kubelet, script_pods

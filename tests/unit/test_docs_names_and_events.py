@@ -18,7 +18,7 @@ from nodewise.agents.gpu import (
     telemetry_policy_gpu_labels,
 )
 from nodewise.engine import agent_memory_storage, pod_events
-from nodewise.kube import event_recorder, leader_election_rules
+from nodewise.kube import event_recorder, leader_election
 from nodewise.kube.event_recorder import Type
 from nodewise.metrics.missing_values import CauseReason
 from nodewise.policies import policy_status
@@ -107,8 +107,8 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         cmk_names.config_map("<node>"),
         patch_writer.FIELD_MANAGER,
         bind_plugin_interface.RESERVATIONS_ANNOTATION,
-        leader_election_rules.CONTROLLER_LEASE,
-        leader_election_rules.EXTENDER_LEASE,
+        leader_election.CONTROLLER_LEASE,
+        leader_election.EXTENDER_LEASE,
         agent_memory_storage.NAME,
         gpu_request_histogram.NAME,
         *LOAD_ANNOTATIONS,

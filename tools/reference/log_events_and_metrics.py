@@ -1,6 +1,6 @@
 """The page of log events and metrics."""
 
-from nodewise.metrics.exported_metric_names import MAX_METRIC_NAMES
+from nodewise.metrics.refresher import MAX_METRIC_NAMES
 from nodewise.observe.logs import EVENTS
 from nodewise.observe.metrics_registry import METRICS, PREFIX
 from tools.reference.markdown_formatting import MADE, table

@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.metrics.series import Values
-from nodewise.metrics.series_arrays import States
+from nodewise.metrics.series import States, Values
 
 MAX_SCORE: Final = 10
 """kube-scheduler's MaxExtenderPriority (k8s.io/kube-scheduler v0.36 extender/v1); it does not clamp."""

@@ -35,7 +35,7 @@ from nodewise.install.certificate_renewal import (
 from nodewise.install.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.tls import x509_certificates

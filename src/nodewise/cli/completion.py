@@ -17,7 +17,7 @@ from nodewise.base.errors import NodewiseError
 from nodewise.cli import main
 from nodewise.cli.setting_declarations import Text
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 

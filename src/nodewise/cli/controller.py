@@ -20,15 +20,15 @@ from nodewise.cli.server_components import (
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.leader_election_rules import CONTROLLER_LEASE
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.leader_election import CONTROLLER_LEASE
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
+from nodewise.server.server import admin_routes, admin_server, restrict_to_loopback
 
 TELEMETRY: Final = agents.load("telemetry")
 

@@ -36,7 +36,7 @@ from nodewise.cli.terminal_output import Progress
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.metric_values_endpoint import MetricValuesPage
 from nodewise.engine.recording_file import AgentHeader
-from nodewise.kube import object_files, object_listing, replicas
+from nodewise.kube import object_files, reflector, replicas
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
@@ -338,7 +338,7 @@ async def _list_objects_of_query(
     selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
     target = ReflectorTarget[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await object_listing.list_objects(api, target, MetricsRegistry(), on_progress)
+        store = await reflector.list_objects(api, target, MetricsRegistry(), on_progress)
     except NotFound:
         return None
     except Refused as error:

@@ -26,7 +26,7 @@ from nodewise.base.errors import NodewiseError, Problem, Unavailable
 from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND as TELEMETRY

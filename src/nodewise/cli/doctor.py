@@ -26,10 +26,10 @@ from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, Severity
 from nodewise.doctor.findings import PAGE, Finding, Report
-from nodewise.kube import client_tls, credentials, kubeconfig
+from nodewise.kube import credentials, kubeconfig
 from nodewise.kube.api_client_creation import Impersonation, connect
 from nodewise.kube.api_server_interface import Api
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -152,7 +152,7 @@ def _connector_as_node(cluster: KubeOptions) -> Callable[[str], Api] | None:
 def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
     chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
-    context = client_tls.context(chosen)
+    context = credentials.context(chosen)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return SchedulerClient(context, credentials.auth(chosen, lambda *_: None, SystemClock()))

@@ -50,15 +50,14 @@ from nodewise.extender.reservation_writer import BindContext
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.leader_election_rules import EXTENDER_LEASE
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.server.application import Application, Route
 from nodewise.server.options import AdminOptions, ServeOptions
-from nodewise.server.server import HttpServer
+from nodewise.server.server import HttpServer, admin_routes, admin_server, restrict_to_loopback
 
 
 class ExtenderComponents(NamedTuple):

@@ -9,7 +9,7 @@ from nodewise.agent.controller_interface import LeaderTask
 from nodewise.base import distributions
 from nodewise.base.option import Option
 from nodewise.engine.score_weights import ChainOptions
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.server.options import AdminOptions, ServeOptions

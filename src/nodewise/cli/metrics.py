@@ -18,7 +18,7 @@ from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.kube import object_listing, replicas
+from nodewise.kube import reflector, replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
@@ -217,7 +217,7 @@ async def _list_objects(api: HttpApi, watched: Watched) -> Mapping[ObjectKey, An
     for namespace in dict.fromkeys(("", api.namespace if watched.resource.namespaced else "")):
         target = ReflectorTarget[Any](watched.resource, watched.type, namespace, {}, watched.keep)
         try:
-            store = await object_listing.list_objects(api, target, MetricsRegistry(), lambda _: None)
+            store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
         except (NotFound, Refused):
             continue
         return store.snapshot()

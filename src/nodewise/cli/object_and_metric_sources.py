@@ -14,10 +14,10 @@ from nodewise.engine import waiting_pods
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.snapshot_cache import ApplyResponse, Stores
 from nodewise.engine.waiting_pods import WaitingPodFields
-from nodewise.kube import object_files, object_listing
+from nodewise.kube import object_files
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects
-from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.reflector import Reflector, ReflectorTarget, list_objects
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import Store, StoreWriter
 from nodewise.kube.struct_type_merge import merge
@@ -92,9 +92,7 @@ class StoreRelister:
 
     async def read(self, name: str) -> Store[Any]:
         """A separate list of one kind (`controllers.Relister`)."""
-        return await object_listing.list_objects(
-            self._api, self._targets[name], self._registry, lambda _: None
-        )
+        return await list_objects(self._api, self._targets[name], self._registry, lambda _: None)
 
     def begin(self) -> None:
         """Fill all stores from new lists."""

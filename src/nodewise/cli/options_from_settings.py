@@ -32,7 +32,7 @@ from nodewise.cli.setting_declarations import (
     list_settings,
     merge_settings,
 )
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe import logs
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
-from nodewise.metrics import value_distribution
+from nodewise.metrics import aggregation
+from nodewise.metrics.aggregation import Direction, ValueDistribution
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
-from nodewise.metrics.value_distribution import Direction, ValueDistribution
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.hysteresis import HoldTimes
@@ -464,7 +464,7 @@ def _distribution(request: MetricRequest, series: Series, nodes: Sequence[str]) 
             "a metric of nodes" if request.aggregate else f"{_AGGREGATIONS}, if nodes have several values"
         )
         raise BadInput("policy new", [Problem(field, actual, expected)])
-    return value_distribution.distribution_of(values, [node for node in nodes if node not in values])
+    return aggregation.distribution_of(values, [node for node in nodes if node not in values])
 
 
 def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> _Threshold:

@@ -36,12 +36,10 @@ from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.snapshot_cache import SnapshotCache
-from nodewise.kube.api_server_liveness import ApiServerLiveness
-from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.leader_election_rules import EVALUATION_ANNOTATION, LeaseLock
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.leader_election import EVALUATION_ANNOTATION, ApiServerLiveness, Elector, LeaseLock
 from nodewise.kube.store import Store
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributesCache

@@ -25,7 +25,7 @@ from nodewise.agent import (
 )
 from nodewise.engine import decision_values_json
 from nodewise.engine.decision import Decision, PodRef, Verb
-from nodewise.metrics.series_arrays import States
+from nodewise.metrics.series import States
 
 _STATES: Final = np.array([state.name.lower() for state in ValueState], object)
 _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
-from nodewise.metrics import node_name_json_rows
-from nodewise.metrics.node_index import Names
-from nodewise.metrics.node_name_json_rows import NameTable, Numbers
+from nodewise.metrics import node_index
+from nodewise.metrics.node_index import Names, NameTable, Numbers
 
 _HOST: Final = b'{"Host":'
 _SCORES: Final = [b'"Score":%d}' % score for score in range(MAX_SCORE + 1)]
@@ -27,7 +26,7 @@ def _encoded_name_table(names: Names) -> NameTable | None:
 
 
 def _quote_names_at_positions(names: Names, positions: Numbers) -> list[bytes]:
-    return [b'"%b"' % name for name in node_name_json_rows.encode_names(names[positions].tolist())]
+    return [b'"%b"' % name for name in node_index.encode_names(names[positions].tolist())]
 
 
 def encode_name_list(names: Names, positions: Numbers) -> bytes:

@@ -14,12 +14,11 @@ import httpx2
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
-from nodewise.kube import client_tls, credentials, kubeconfig, proxy_settings
-from nodewise.kube.connection_renewal import RenewingTransport
+from nodewise.kube import credentials, http_transport, kubeconfig
+from nodewise.kube.api_server_interface import TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
-from nodewise.kube.kubeconfig import KubeconfigContext
-from nodewise.kube.options import KubeOptions
-from nodewise.kube.rate_limit import TokenBucket
+from nodewise.kube.http_transport import RenewingTransport
+from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 KEPT_S: Final = 60.0
@@ -74,8 +73,8 @@ def connect(
     """
     clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
-    client_tls.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
-    tls_credentials = client_tls.TlsCredentials(kubeconfig_context, metrics_registry, clock)
+    credentials.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
+    tls_credentials = credentials.TlsCredentials(kubeconfig_context, metrics_registry, clock)
     socket_options = [*_KEEPALIVE, *([SMALL_RECEIVE_BUFFER] if small_receive_buffer else [])]
     transport = _create_transport(kubeconfig_context, tls_credentials, socket_options)
 
@@ -92,7 +91,7 @@ def connect(
         server=kubeconfig_context.cluster["server"],
         namespace=options.namespace or kubeconfig_context.context.get("namespace") or "default",
         extensions=_httpcore_extensions(kubeconfig_context),
-        hint=lambda: client_tls.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
+        hint=lambda: credentials.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
     )
     bucket = TokenBucket(options.kube_qps, options.kube_burst)
     return HttpApi(http, connection_info, bucket, clock, metrics_registry)
@@ -100,7 +99,7 @@ def connect(
 
 def _create_transport(
     kubeconfig_context: KubeconfigContext,
-    tls_credentials: client_tls.TlsCredentials,
+    tls_credentials: credentials.TlsCredentials,
     socket_options: Sequence[tuple[int, int, int]],
 ) -> RenewingTransport:
     server = kubeconfig_context.cluster["server"]
@@ -109,7 +108,7 @@ def _create_transport(
         raise _kubeconfig_settings_error(
             kubeconfig_context, "cluster: server", shown(server), "https://host:port"
         )
-    proxy = kubeconfig_context.cluster.get("proxy-url") or proxy_settings.proxy_url(server, os.environ)
+    proxy = kubeconfig_context.cluster.get("proxy-url") or http_transport.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
     def make() -> httpx2.AsyncHTTPTransport:

@@ -15,17 +15,17 @@ import msgspec
 from nodewise.base.clock import Clock
 from nodewise.base.cooperative_scheduling import Pacer
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
-from nodewise.kube import connection_renewal, error_responses
+from nodewise.kube import api_server_interface, http_transport
 from nodewise.kube.api_server_interface import (
     DEADLINE_S,
     NONE,
     WATCH_DEADLINE_S,
+    ApiCall,
     BeforeBody,
     Params,
     Patch,
+    TokenBucket,
 )
-from nodewise.kube.error_responses import ApiCall
-from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class HttpApi:
                         break
                     for line in splitter.feed(piece):
                         yield line
-                    if connection_renewal.is_on_retired_connection(response):
+                    if http_transport.is_on_retired_connection(response):
                         return  # as if the server had ended the watch; the caller continues from the last event
                 if rest := splitter.rest():
                     yield rest
@@ -294,11 +294,11 @@ class HttpApi:
             self._on_response()
         if response.is_success:
             return
-        status = error_responses.parse_status_body(await _read_body(response))
+        status = api_server_interface.parse_status_body(await _read_body(response))
         retry_after = response.headers.get("retry-after", "")
         call = _api_call(verb, request)
         hint = self._connection_info.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
-        raise error_responses.error_from_status(call, response.status_code, status, retry_after, hint)
+        raise api_server_interface.error_from_status(call, response.status_code, status, retry_after, hint)
 
     @contextmanager
     def _translate_errors(self, verb: str, request: httpx2.Request) -> Iterator[None]:
@@ -329,7 +329,7 @@ async def _deadline(
         async with asyncio.timeout(timeout_s if left_s is None else left_s):
             yield
     except TimeoutError as error:
-        connection_renewal.drop_idle_connections(request)
+        http_transport.drop_idle_connections(request)
         problem = Problem("", f"no answer within {timeout_s:g} s", "")
         raise Unavailable(str(_api_call(verb, request)), [problem], timeout_s=timeout_s) from error
 

@@ -17,9 +17,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.base.errors import UNREADABLE, Problem, Unavailable
-from nodewise.kube import error_responses
-from nodewise.kube.api_server_interface import Expired
-from nodewise.kube.error_responses import ApiCall
+from nodewise.kube import api_server_interface
+from nodewise.kube.api_server_interface import ApiCall, Expired
 from nodewise.kube.store import Key
 
 FIRST_LIMIT: Final = 100
@@ -110,7 +109,7 @@ class _WatchLine(msgspec.Struct, frozen=True):
 _LIST: Final = msgspec.json.Decoder(_ListResponse)
 _HEAD: Final = msgspec.json.Decoder(_ObjectHeader)
 _LINE: Final = msgspec.json.Decoder(_WatchLine)
-_STATUS: Final = msgspec.json.Decoder(error_responses.ErrorStatus)
+_STATUS: Final = msgspec.json.Decoder(api_server_interface.ErrorStatus)
 _KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
     "ADDED": "put",
     "MODIFIED": "put",
@@ -171,7 +170,7 @@ def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, Wa
         kind = _KINDS.get(event.type)
         if kind is None:
             status = _STATUS.decode(event.object)
-            raise error_responses.error_from_status(
+            raise api_server_interface.error_from_status(
                 ApiCall("watch", f"event {event.type}"), status.code, status
             )
         meta = _HEAD.decode(event.object).metadata

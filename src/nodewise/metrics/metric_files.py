@@ -16,9 +16,9 @@ from nodewise.kube import object_files
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics import metric_value_list, missing_values, node_attributes, resource_metrics_api
+from nodewise.metrics import custom_metrics_api, missing_values, node_attributes, resource_metrics_api
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.metric_value_list import MetricValue, NodeSample
+from nodewise.metrics.custom_metrics_api import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes, NodeLookup
@@ -97,12 +97,12 @@ def read_snapshot(
         *_read_metric_value_lists(objects),
         *(item for table in tables for item in _parse_csv_values(table)),
     ):
-        by_metric.setdefault(item.metric_name, []).extend(metric_value_list.node_samples([item]))
+        by_metric.setdefault(item.metric_name, []).extend(custom_metrics_api.node_samples([item]))
     for metric, usage in _node_usage_by_metric(objects, known).items():
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
-            request.key: metric_value_list.build_series(request, SOURCE, 0.0, entries)
+            request.key: custom_metrics_api.build_series(request, SOURCE, 0.0, entries)
             for metric, entries in by_metric.items()
             if entries
             for request in _requests_of_metric(metric, entries)
@@ -191,4 +191,4 @@ def _parse_csv_values(table: Path) -> Iterator[MetricValue]:
             problem = Problem(f"{table}, line {number}", ",".join(row), "node,metric,value[,timestamp]")
             raise BadInput(_WHAT, [problem])
         node, metric, value, *stamp = (field.strip() for field in row)
-        yield metric_value_list.make_metric_value(node, metric, value, stamp[0] if stamp else None)
+        yield custom_metrics_api.make_metric_value(node, metric, value, stamp[0] if stamp else None)

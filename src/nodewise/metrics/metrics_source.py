@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodewise.base.errors import Problem, Unavailable
-from nodewise.metrics import sample_distance
+from nodewise.metrics import series
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
 
@@ -101,8 +101,8 @@ def with_lookback(request: MetricRequest, before: Series | None, default_max_age
     """
     distance_s = before.sample_distance_s if before is not None else None
     looks_back = not request.empty_is_healthy and not (before is not None and before.is_distance_measured)
-    max_age_s = sample_distance.derived_max_age_s(request.max_age_s or default_max_age_s, distance_s)
-    return request._replace(max_age_s=max_age_s, lookback_s=sample_distance.LOOKBACK_S if looks_back else 0.0)
+    max_age_s = series.derived_max_age_s(request.max_age_s or default_max_age_s, distance_s)
+    return request._replace(max_age_s=max_age_s, lookback_s=series.LOOKBACK_S if looks_back else 0.0)
 
 
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:

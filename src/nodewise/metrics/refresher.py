@@ -1,7 +1,10 @@
-"""Fetches the requested metrics periodically. Each metric has its own call, timeout and outcome."""
+"""Fetches the requested metrics periodically. Each metric has its own call, timeout and outcome.
+
+Of the names of metrics, which tenants choose, only a limited number labels series of `/metrics`.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -9,7 +12,6 @@ import msgspec
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
-from nodewise.metrics.exported_metric_names import select_exported_names
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests, with_lookback
 from nodewise.metrics.missing_values import CauseReason
@@ -17,6 +19,32 @@ from nodewise.metrics.series import Series, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+MAX_METRIC_NAMES: Final = 500
+"""Names that policies of all namespaces request. Names that an agent requests itself are exported in addition."""
+
+
+def select_exported_names(
+    requests: Iterable[MetricRequest], exported: frozenset[str], most: int = MAX_METRIC_NAMES
+) -> frozenset[str]:
+    """The names to export: an equal share for each namespace, in which the names that are `exported` already come
+    first. What a namespace does not use of its share is for the others.
+    """
+    of_agents: set[str] = set()
+    by_namespace: dict[str, set[str]] = {}
+    for request in requests:
+        if not request.namespaces:
+            of_agents.add(request.name)
+        for namespace in request.namespaces:
+            by_namespace.setdefault(namespace, set()).add(request.name)
+    ranks: dict[str, int] = {}
+    """By name: its place within the namespace where it is first."""
+    for names in by_namespace.values():
+        for rank, name in enumerate(sorted(names - of_agents, key=lambda name: (name not in exported, name))):
+            ranks[name] = min(rank, ranks.get(name, rank))
+    chosen = sorted(ranks, key=lambda name: (ranks[name], name not in exported, name))[:most]
+    return frozenset(chosen) | of_agents
+
 
 _METRICS_BY_NAME: Final = (
     "metric_nodes",

@@ -15,7 +15,7 @@ from nodewise.base import clock, cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.metrics import missing_values
-from nodewise.metrics.metric_value_list import NodeSample, SeriesBuilder, parse_timestamp, parse_value
+from nodewise.metrics.custom_metrics_api import NodeSample, SeriesBuilder, parse_timestamp, parse_value
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series

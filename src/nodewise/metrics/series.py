@@ -1,9 +1,11 @@
-"""The series of one metric from one source: a value for each node, with time and window."""
+"""The series of one metric from one source: a value for each node, with time and window; the same as arrays by node
+number; and the distance of its samples, from which the maximum age of its values follows.
+"""
 
 from bisect import bisect_left
-from collections.abc import Generator, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from enum import IntEnum
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from math import isnan
 from sys import intern
 from typing import Any, Final, NamedTuple
@@ -13,9 +15,84 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.metrics import sample_distance
-from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.node_name_json_rows import Numbers
+from nodewise.metrics.node_index import NodeIndex, Numbers
+
+LOOKBACK_S: Final = 600.0
+"""How far back a source looks for samples while the distance is not known. Samples that are further apart have none,
+unless the maximum age of a rule is longer."""
+MAX_DERIVED_S: Final = 600.0
+"""The longest maximum age that follows from a distance."""
+COUNTED: Final = 3
+"""The samples of a series whose distances count."""
+_DISTANCES: Final = 2.5
+"""The maximum age, in distances."""
+_NEAR: Final = 1.5
+"""A maximum age of less than this many distances is too short: between two samples, or after one failed scrape, most
+nodes have no value."""
+_FINE_S: Final = 10.0
+"""Below, distances are whole seconds."""
+_SHARE: Final = 0.9
+"""The share of nodes whose samples are at most the distance apart."""
+
+
+def derived_max_age_s(default_s: float, distance_s: float | None) -> float:
+    """The maximum age of values for a rule without its own; `default_s` is that of the settings."""
+    derived_s = 0.0 if distance_s is None else min(sufficient_max_age_s(distance_s), MAX_DERIVED_S)
+    return max(default_s, derived_s)
+
+
+def sufficient_max_age_s(distance_s: float) -> float:
+    """The maximum age with which a failed scrape leaves no node without a value."""
+    return _DISTANCES * distance_s
+
+
+def is_near(max_age_s: float, distance_s: float | None) -> bool:
+    """Whether the distance of samples is near or above a maximum age, so that values are missing between samples."""
+    return distance_s is not None and max_age_s < _NEAR * distance_s
+
+
+def newest_distance_s(newest_times: Sequence[float]) -> float | None:
+    """The distance of the newest samples of a series, given the times of its last samples (`COUNTED`), in any order.
+
+    The smaller one of two distances counts: the other one may have a failed scrape in it.
+    """
+    times = sorted(newest_times)
+    distances = [later - earlier for earlier, later in pairwise(times) if later > earlier]
+    return min(distances, default=None)
+
+
+def typical_distance_s(distances: Iterable[float]) -> float | None:
+    """The distance of a metric in seconds, from those of its nodes; None for none.
+
+    It is rounded to 5 s, or to 1 s below 10 s, so that the jitter of scrapes changes neither verdicts nor messages.
+    """
+    known = np.fromiter(distances, float)
+    if not len(known):
+        return None
+    distance_s = float(np.quantile(known, _SHARE, method="higher"))
+    step_s = 1.0 if distance_s < _FINE_S else 5.0
+    return max(round(distance_s / step_s) * step_s, 1.0)
+
+
+def is_distance_known(known_count: int, node_count: int) -> bool:
+    """Whether a response shows the distance: those of at least half of its nodes are known."""
+    return bool(known_count) and 2 * known_count >= node_count
+
+
+def successive_distance_s(
+    observed_s: float | None, last_observed_s: float | None, distance_s: float | None
+) -> float | None:
+    """The distance after one more response of a source with one sample per node.
+
+    `observed_s` is the distance between the newest samples and those before, `last_observed_s` the one of the last
+    response with new samples, and `distance_s` the known one.
+    """
+    if observed_s is None:
+        return distance_s
+    if last_observed_s is None:
+        return observed_s if distance_s is None else distance_s
+    return min(observed_s, last_observed_s)
+
 
 Values = NDArray[np.int64] | NDArray[np.object_]
 Floats = NDArray[np.float64]
@@ -230,12 +307,10 @@ def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series
 
 def _with_sample_distance(new: Series, old: Series, steps_s: Floats) -> Series:
     """The series with the distance of its samples. `steps_s` are the times between the samples of both series."""
-    observed_s = sample_distance.typical_distance_s(steps_s[(steps_s > 0) & np.isfinite(steps_s)].tolist())
+    observed_s = typical_distance_s(steps_s[(steps_s > 0) & np.isfinite(steps_s)].tolist())
     distance_s = new.sample_distance_s
     if not new.is_distance_measured:
-        distance_s = sample_distance.successive_distance_s(
-            observed_s, old.last_observed_s, old.sample_distance_s
-        )
+        distance_s = successive_distance_s(observed_s, old.last_observed_s, old.sample_distance_s)
     last_observed_s = old.last_observed_s if observed_s is None else observed_s
     return msgspec.structs.replace(new, sample_distance_s=distance_s, last_observed_s=last_observed_s)
 
@@ -275,3 +350,114 @@ def _without_repetition(values: Floats) -> Floats:
     if (values == first).all() or np.isnan(values).all():
         return np.broadcast_to(first, values.shape)
     return values
+
+
+States = NDArray[np.uint8]
+
+
+class DifferingColumn(NamedTuple):
+    """The values of nodes whose series differ, as arrays."""
+
+    numbers: Numbers
+    """The numbers of the nodes."""
+    lowest: NDArray[np.int64]
+    highest: NDArray[np.int64]
+    """Nano-units."""
+    times: NDArray[np.float64]
+    """Seconds since 1970 of the oldest value; NaN where the age is unknown."""
+
+
+class Column(NamedTuple):
+    """Arrays by node number, one entry longer than the index (see `metrics.node_index`)."""
+
+    values: Values
+    """Nano-units; int64 where every value fits, else Python integers, so comparisons are always exact."""
+    times: NDArray[np.float64]
+    """Seconds since 1970; NaN where the age is unknown. Only of nodes with a value; one number in memory if all of them
+    were measured at the same time."""
+    initial_states: States
+    """`ValueState` regardless of age: FRESH, MISSING or INVALID."""
+    answered_at: float = -np.inf
+    """Time of the source's response, seconds since 1970; NaN if unknown, -inf for never."""
+    differing: DifferingColumn | None = None
+    """Of nodes that are INVALID; None if there are none."""
+    is_incomplete: bool = False
+    """Whether MISSING nodes may have a value: the source responded with a part of the series."""
+    sample_distance_s: float | None = None
+    """How far apart the samples of a node are; None if it is not known."""
+
+    def states(self, now: float, max_age_s: float) -> States:
+        """The state of each value at `now`: one older than `max_age_s` is STALE. A value of an unknown time counts as
+        measured when the source responded, so that it does not stay fresh while the source fails; without either time,
+        it is fresh.
+        """
+        old = now - np.where(np.isnan(self.times), self.answered_at, self.times) > max_age_s
+        return np.where(
+            old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states
+        )
+
+    def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
+        """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
+        is_measured = self.initial_states[numbers] == ValueState.FRESH
+        if self.times.strides == (0,):
+            age_s = max(now - float(self.times[0]), 0.0)
+            if is_measured.all():
+                return np.broadcast_to(age_s, len(is_measured))
+            return np.where(is_measured, age_s, np.nan)
+        ages: NDArray[np.float64] = np.where(is_measured, np.maximum(now - self.times[numbers], 0.0), np.nan)
+        return ages
+
+
+def empty_column(index: NodeIndex) -> Column:
+    """The column of a metric without values: every node is MISSING."""
+    size = len(index) + 1
+    return Column(
+        np.zeros(size, np.int64),
+        np.full(size, -np.inf),
+        np.full(size, np.uint8(ValueState.MISSING), np.uint8),
+    )
+
+
+def build_column(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
+    """The column of a series; yields between parts. Samples of nodes that are not in the index are ignored.
+
+    If a value does not fit into int64, all values are Python integers.
+    """
+    column = empty_column(index)._replace(answered_at=series.fetched_at or np.nan)
+    samples = yield from pack_samples(series.samples)
+    numbers = samples.names.numbers(index)
+    yield
+    if samples.nano_values.dtype == object:
+        column = column._replace(values=column.values.astype(object))
+    column.values[numbers] = samples.nano_values
+    # a time in the future would keep a value fresh until the source returns another one
+    measured = np.minimum(samples.times, series.fetched_at) if series.fetched_at else samples.times
+    # usually, a source measures all nodes at the same time
+    if measured.size and samples.times.strides == (0,):
+        column = column._replace(times=np.broadcast_to(measured[0], len(column.times)))
+    else:
+        column.times[numbers] = measured
+    column.initial_states[numbers] = ValueState.FRESH
+    # clear the entry of the unknown node
+    column.values[-1], column.initial_states[-1] = 0, ValueState.MISSING
+    bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
+    column.initial_states[bad] = ValueState.INVALID
+    yield
+    return column._replace(
+        differing=_differing_column(series, index),
+        is_incomplete=bool(series.incomplete),
+        sample_distance_s=series.sample_distance_s,
+    )
+
+
+def _differing_column(series: Series, index: NodeIndex) -> DifferingColumn | None:
+    nodes = [node for node in series.differing if node in index and node not in series.samples]
+    if not nodes:
+        return None
+    values = [series.differing[node] for node in nodes]
+    return DifferingColumn(
+        index.numbers(nodes),
+        np.array([value.lowest for value in values], np.int64),
+        np.array([value.highest for value in values], np.int64),
+        np.array([np.nan if value.oldest is None else value.oldest for value in values], float),
+    )

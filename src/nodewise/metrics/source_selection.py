@@ -2,26 +2,238 @@
 
 The source that returned a metric is queried first the next time, so that a source that lacks the metric or hangs does
 not delay it. Every `SEARCH_PERIOD_S` the sources before it are queried again, and the first that has the metric takes
-over.
+over. For a name that no source has, the most similar existing one is suggested.
+
+After `MAX_TIMEOUTS` timeouts in a row a metric is not requested from that source for a pause, which doubles with each
+further timeout. A timeout counts only if the source answered another request since the previous one: an outage of
+the source opens no breaker, so that all metrics are fetched again when it ends.
 """
 
 import asyncio
-from collections.abc import Sequence
+import heapq
+from collections import Counter
+from collections.abc import Generator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.base.clock import Clock
-from nodewise.base.errors import BadInput, NodewiseError, Unavailable, shown
+from nodewise.base import cooperative_scheduling
+from nodewise.base.clock import Clock, format_rfc3339
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable, closest_names, shown
 from nodewise.metrics import missing_values
 from nodewise.metrics.fair_concurrency_limit import AGENTS, FairConcurrencyLimit, Slot
-from nodewise.metrics.metric_name_suggestions import MetricNameSuggestions
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
+from nodewise.metrics.metrics_source import (
+    MetricCatalog,
+    MetricNotFound,
+    MetricRequest,
+    MetricsSource,
+    NoValues,
+    SeriesCatalog,
+)
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series
-from nodewise.metrics.timeout_breakers import MAX_TIMEOUTS, Pause, TimeoutBreakers
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+NAMES_S: Final = 60.0
+"""The time for which the names of a source are kept."""
+MAX_NAMES: Final = 20_000
+"""Names of a source that are considered."""
+MAX_COMPARED: Final = 100
+"""Names that are compared thoroughly with a misspelt one."""
+MAX_SUGGESTED: Final = 3
+"""Names that are considered as a suggestion."""
+MAX_LENGTH: Final = 80
+"""Characters of the misspelt name that are compared."""
+MAX_OF_NAMESPACE: Final = 5
+MAX_OF_ALL: Final = 20
+"""Misspelt names that are compared within `NAMES_S`. Each takes 0.1 s with 20,000 names, in small parts."""
+_STRIDE: Final = 50
+"""Number of names in one part of the work, which takes about 0.1 ms."""
+
+
+class _Names:
+    """The names of one source."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.requested_s = float("-inf")
+        self.names: Sequence[str] = ()
+
+
+class MetricNameSuggestions:
+    """The suggestions for all metrics that sources do not have."""
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._names: dict[str, _Names] = {}
+        """By name of the source."""
+        self._causes: dict[str, Cause] = {}
+        """By `MetricRequest.key`, with a suggestion if there is one."""
+        self._compared: Counter[str] = Counter()
+        """By namespace, the number of misspelt names that were compared since `_since_s`."""
+        self._since_s = float("-inf")
+
+    async def suggest(self, cause: Cause, request: MetricRequest, source: MetricsSource) -> Cause:
+        """The cause, with the most similar name that the source has."""
+        if cause.reason != "MetricUnknown" or not isinstance(source, MetricCatalog):
+            return cause
+        if request.key not in self._causes:
+            names = await self._names_of(source)
+            if not names or not self._has_budget(request.namespaces or frozenset([AGENTS])):
+                return cause  # a later call may have a suggestion
+            similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
+            existing = await self._existing_metrics(source, closest_metrics(request.metric, similar))
+            if existing is None:
+                return cause
+            self._causes[request.key] = missing_values.suggest(cause, existing[0]) if existing else cause
+        return self._causes[request.key]
+
+    def forget(self, keys: frozenset[str]) -> None:
+        """Drop metrics that have values or are no longer requested, by `MetricRequest.key`."""
+        for key in keys & self._causes.keys():
+            del self._causes[key]
+
+    def _has_budget(self, namespaces: frozenset[str]) -> bool:
+        """Whether one of these namespaces may compare one more name, which is counted."""
+        if self._clock.monotonic() - self._since_s >= NAMES_S:
+            self._since_s = self._clock.monotonic()
+            self._compared.clear()
+        name = min(namespaces, key=lambda name: (self._compared[name], name))
+        if self._compared[name] >= MAX_OF_NAMESPACE or self._compared.total() >= MAX_OF_ALL:
+            return False
+        self._compared[name] += 1
+        return True
+
+    async def _existing_metrics(self, source: MetricsSource, names: Sequence[str]) -> Sequence[str] | None:
+        """Those of these names that have series; None if the source does not respond."""
+        if not names or not isinstance(source, SeriesCatalog):
+            return names
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await source.existing_metrics(names)
+        except (NodewiseError, TimeoutError):
+            return None
+
+    async def _names_of(self, source: MetricsSource) -> Sequence[str]:
+        """The names that a source has; none if it does not respond."""
+        assert isinstance(source, MetricCatalog)
+        known = self._names.setdefault(source.name, _Names())
+        async with known.lock:
+            if self._clock.monotonic() - known.requested_s >= NAMES_S:
+                known.requested_s = self._clock.monotonic()
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        known.names = (await source.metric_names())[:MAX_NAMES]
+                except (NodewiseError, TimeoutError):
+                    known.names = ()
+        return known.names
+
+
+def closest_metrics(metric: str, names: Sequence[str]) -> list[str]:
+    """Up to `MAX_SUGGESTED` of these names, the most similar first. A name may lack the prefix of the node exporter."""
+    others = [name for name in names if name != metric]
+    prefixed = [name for name in (f"node_{metric}",) if name in others]
+    return list(dict.fromkeys([*prefixed, *closest_names(metric, others, MAX_SUGGESTED)]))[:MAX_SUGGESTED]
+
+
+def select_similar_names(metric: str, names: Sequence[str]) -> Generator[None, None, list[str]]:
+    """The names to compare: those that share most pairs of letters and have about the same length. Yields between
+    parts.
+    """
+    pairs = {metric[at : at + 2] for at in range(min(len(metric), MAX_LENGTH) - 1)}
+    ranked: list[tuple[int, str]] = []
+    for number, name in enumerate(names, 1):
+        shared = sum(pair in name for pair in pairs)
+        if shared:
+            ranked.append((abs(len(name) - len(metric)) - 2 * shared, name))
+        if not number % _STRIDE:
+            yield
+    return [name for _, name in heapq.nsmallest(MAX_COMPARED, ranked)]
+
+
+MAX_TIMEOUTS: Final = 3
+"""Timeouts in a row after which a breaker opens."""
+FIRST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 300.0
+
+
+class Pause(NamedTuple):
+    """Why a metric is not requested."""
+
+    timeouts: int
+    """In a row."""
+    timeout_s: float
+    """The timeout of the last call."""
+    until_s: float
+    """On the monotonic clock."""
+    until: str
+    """RFC 3339."""
+
+
+class _Breaker:
+    """The timeouts of one metric at one source, in a row."""
+
+    def __init__(self, started_s: float) -> None:
+        self.last_started_s = started_s
+        """Start of the last call that timed out, on the monotonic clock."""
+        self.timeouts = 0
+        self.pause: Pause | None = None
+
+
+class TimeoutBreakers:
+    """The breakers of all metrics, by `MetricRequest.key` and name of the source."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._breakers: dict[str, dict[str, _Breaker]] = {}
+        self._answered_s: dict[str, float] = {}
+        """Time of the last answer of each source, on the monotonic clock."""
+
+    @property
+    def open(self) -> int:
+        """The number of open breakers."""
+        return sum(
+            breaker.pause is not None
+            for by_source in self._breakers.values()
+            for breaker in by_source.values()
+        )
+
+    def pause(self, key: str, source: str) -> Pause | None:
+        """The pause in which the metric must not be requested now; None if it may."""
+        breaker = self._breakers.get(key, {}).get(source)
+        pause = breaker.pause if breaker else None
+        return pause if pause and self._clock.monotonic() < pause.until_s else None
+
+    def record_timeout(self, key: str, source: str, started_s: float, timeout_s: float) -> Pause | None:
+        """Count a timeout of a call that began at `started_s`. The pause that follows; None if the metric may be
+        requested again.
+        """
+        breaker = self._breakers.setdefault(key, {}).setdefault(source, _Breaker(started_s))
+        since_s, breaker.last_started_s = breaker.last_started_s, started_s
+        if self._answered_s.get(source, float("-inf")) < since_s:
+            return None
+        breaker.timeouts += 1
+        if breaker.timeouts < MAX_TIMEOUTS:
+            return None
+        # the exponent is limited: a float has no power of two with an exponent above 1,023
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(breaker.timeouts - MAX_TIMEOUTS, 10), MAX_PAUSE_S)
+        until = format_rfc3339(self._clock.now() + pause_s)
+        breaker.pause = Pause(breaker.timeouts, timeout_s, self._clock.monotonic() + pause_s, until)
+        return breaker.pause
+
+    def record_answer(self, key: str, source: str) -> bool:
+        """Close the breaker. Whether it was open."""
+        self._answered_s[source] = self._clock.monotonic()
+        breaker = self._breakers.get(key, {}).pop(source, None)
+        return breaker is not None and breaker.pause is not None
+
+    def forget(self, gone: frozenset[str]) -> None:
+        """Drop metrics that are no longer requested."""
+        for key in gone & self._breakers.keys():
+            del self._breakers[key]
+
 
 SEARCH_PERIOD_S: Final = 60.0
 """Period after which the sources before the current one are queried again."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from nodewise.base.option import Option
-from nodewise.metrics import sample_distance
+from nodewise.metrics import series
 from nodewise.metrics.refresher import default_max_age_s
 from nodewise.policies.placement_policy import Comparison
 
@@ -72,7 +72,7 @@ class MaxAges(NamedTuple):
             return rule.max_age_s
         if not self.follows_samples:
             return self.default_s
-        return sample_distance.derived_max_age_s(self.default_s, distance_s)
+        return series.derived_max_age_s(self.default_s, distance_s)
 
 
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:

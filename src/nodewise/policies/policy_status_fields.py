@@ -9,7 +9,7 @@ import msgspec
 
 from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.metrics import sample_distance
+from nodewise.metrics import series
 from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
 from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.hysteresis import NodeStateGroup
@@ -139,7 +139,7 @@ def sparse_samples_text(sparse: Iterable[tuple[str, float, float]], field: str =
     texts = (
         f"samples of {metric} are {clock.format_duration(distance_s)} apart, and a value counts for"
         f" {clock.format_duration(max_age_s)}: set {field} to at least"
-        f" {clock.format_duration(sample_distance.sufficient_max_age_s(distance_s))}, or scrape the metric more often"
+        f" {clock.format_duration(series.sufficient_max_age_s(distance_s))}, or scrape the metric more often"
         for metric, distance_s, max_age_s in sparse
     )
     text = "; ".join(texts)

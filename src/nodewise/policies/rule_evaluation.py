@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, ClusterState, Evidence, Joined, Names, NodeIndex, Reason
 from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.series import Values, ValueState
-from nodewise.metrics.series_arrays import Column, States
+from nodewise.metrics.series import Column, States, Values, ValueState
 from nodewise.policies import policy_rejection_reasons, rule_operators
 from nodewise.policies.options import MaxAges
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey

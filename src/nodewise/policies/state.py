@@ -4,11 +4,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
-from nodewise.metrics import missing_values, nodes_without_values, sample_distance, series_arrays
-from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause
-from nodewise.metrics.nodes_without_values import NodesWithoutValues
-from nodewise.metrics.series import Series
-from nodewise.metrics.series_arrays import Column
+from nodewise.metrics import missing_values
+from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
+from nodewise.metrics.series import Column, Series, build_column, empty_column, is_near
 from nodewise.policies import (
     node_labels,
     placement_policy_parser,
@@ -62,19 +60,19 @@ class MetricColumns:
         if series is None:
             self._columns.pop(metric, None)
         elif known is None or known.series is not series or known.nodes is not nodes:
-            column = yield from series_arrays.build_column(series, nodes)
+            column = yield from build_column(series, nodes)
             is_empty = not (series.samples or series.invalid or series.incomplete)
             is_healthy = metric_request.empty_is_healthy and is_empty
             cause = None if is_healthy else missing_values.cause_of_series(series, nodes, column)
             cause_on_some_nodes = missing_values.cause_on_some_nodes(series, nodes)
             yield
-            without = nodes_without_values.nodes_without_values(
+            without = missing_values.nodes_without_values(
                 series, nodes, column, empty_is_healthy=metric_request.empty_is_healthy
             )
             if known is not None and known.without_values == without:
                 text = known.without_values_text
             else:
-                text = yield from nodes_without_values.describe(metric_request.name, without)
+                text = yield from missing_values.describe(metric_request.name, without)
             self._columns[metric] = MetricColumn(
                 series, nodes, column, cause, cause_on_some_nodes, without, text
             )
@@ -91,7 +89,7 @@ class MetricColumns:
     def column(self, metric: str, cluster_state: ClusterState) -> Column:
         """The values of the metric with this key; of none, an empty column."""
         known = self._columns.get(metric)
-        return known.column if known else series_arrays.empty_column(cluster_state.nodes)
+        return known.column if known else empty_column(cluster_state.nodes)
 
 
 POLICIES = "taspolicies"
@@ -441,7 +439,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for rule in policy.usable_comparisons():
             evaluation = self._rules.evaluated.get(rule)
             distance_s = evaluation.inputs.column.sample_distance_s if evaluation is not None else None
-            if distance_s is None or not sample_distance.is_near(self._rules.max_age_s(rule), distance_s):
+            if distance_s is None or not is_near(self._rules.max_age_s(rule), distance_s):
                 continue
             sparse = SparseSamples(rule.metric_request().name, distance_s, self._rules.max_age_s(rule))
             by_metric[sparse.metric] = min(by_metric.get(sparse.metric, sparse), sparse)

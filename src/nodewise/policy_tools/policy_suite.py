@@ -21,12 +21,11 @@ from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import shown
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects, Kind
-from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import node_matching, series_labels, series_owners
+from nodewise.metrics.prometheus import node_matching
 from nodewise.metrics.prometheus.query_responses import NAN, SeriesValue
-from nodewise.metrics.series import Series, pack_samples
+from nodewise.metrics.series import COUNTED, Series, derived_max_age_s, newest_distance_s, pack_samples
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools.policy_timeline import Response
@@ -252,7 +251,7 @@ class Suite(NamedTuple):
         return FileObjects(entries)
 
 
-LABELS: Final = series_labels.series_labels()
+LABELS: Final = node_matching.series_labels()
 """The labels that name the node of a series."""
 _LOOKBACK_S: Final = 300.0
 """Prometheus ends a series that has had no sample for this time."""
@@ -277,7 +276,7 @@ class InputSeriesSource:
         values = list(self._values(own, request, at_s))
         grouped = run(node_matching.group_by_node(values, LABELS, self._nodes))
         distance_s = run(node_matching.sample_distance_s(grouped))
-        max_age_s = sample_distance.derived_max_age_s(request.max_age_s, distance_s)
+        max_age_s = derived_max_age_s(request.max_age_s, distance_s)
         grouped = run(node_matching.without_old_series(grouped, max_age_s))
         if not grouped.by_node and not request.empty_is_healthy:
             return "no series of the test has a value"
@@ -285,7 +284,9 @@ class InputSeriesSource:
         if run(node_matching.depends_on_ended_series(grouped, request.aggregate)):
             active = [series for series in own if self._is_active(series, at_s)]
             current_series = (SeriesValue(series.labels, "", None) for series in active)
-            current = frozenset(series_owners.identity(item, LABELS.replica) for item in current_series)
+            current = frozenset(
+                node_matching.series_identity(item, LABELS.replica) for item in current_series
+            )
         node_values = run(node_matching.reduce(grouped, request.aggregate, LABELS, current))
         samples = run(pack_samples(node_values.samples))
         invalid, differing = node_values.invalid, node_values.differing
@@ -313,8 +314,8 @@ class InputSeriesSource:
                 continue
             lookback_s = max(request.max_age_s, request.lookback_s)
             samples = list(self._samples(series, last, at_s - lookback_s))
-            times = [at for at, _ in samples[: sample_distance.COUNTED]]
-            distance_s = sample_distance.newest_distance_s(times)
+            times = [at for at, _ in samples[:COUNTED]]
+            distance_s = newest_distance_s(times)
             number = next((sample for sample in samples if sample[1] != NAN), None)
             if number is not None:
                 has_ended = number is not samples[0]

@@ -15,7 +15,7 @@ import yaml
 from nodewise.agent import ObjectKey
 from nodewise.base import clock, safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError, Problem, did_you_mean, shown
-from nodewise.kube import object_files, yaml_json_documents
+from nodewise.kube import object_files
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLocation
 from nodewise.policies.placement_policy import Comparison
 from nodewise.policies.policy_objects import RESOURCES
@@ -52,7 +52,7 @@ class SuiteFieldParser:
 
     def line(self, field: str) -> int:
         """The line of a field, or of its closest existing parent."""
-        return yaml_json_documents.line_of_field(self.root, field)
+        return object_files.line_of_field(self.root, field)
 
     def add_problem(self, field: str, actual: str, expected: str, line_and_column: str = "") -> None:
         at = line_and_column or str(self.line(field))
@@ -96,7 +96,7 @@ class SuiteFieldParser:
 
     def parse_written_text(self, path: str, expected: str) -> str:
         """A text as it is written, also where YAML reads a number: `0x5` is not 5."""
-        node = yaml_json_documents.node_of_field(self.root, path)
+        node = object_files.node_of_field(self.root, path)
         text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
         return self.parse_text(path, text or None, expected)
 
@@ -153,7 +153,7 @@ class SuiteFieldParser:
 
 def _place_of_character(root: yaml.Node, path: str, position: int) -> str:
     """Line and column, from 1, of a character of a text; only the line of a text with escapes or several lines."""
-    node = yaml_json_documents.node_of_field(root, path)
+    node = object_files.node_of_field(root, path)
     if not isinstance(node, yaml.ScalarNode):
         return ""
     start, end = node.start_mark, node.end_mark
@@ -187,7 +187,7 @@ def read_suite(path: str) -> Suite:
     text = _read_text(path)
     try:
         documents = safe_yaml_loader.compose_all(text, path)
-        values = [msgspec.json.decode(data) for _, data in yaml_json_documents.split_documents(text, path)]
+        values = [msgspec.json.decode(data) for _, data in object_files.split_documents(text, path)]
     except BadInput as error:
         # of several suites, the field has to name the file
         problems = (problem._replace(field=f"{path}, {problem.field}") for problem in error.problems)

@@ -19,16 +19,19 @@ import msgspec
 
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError
-from nodewise.kube import error_responses
+from nodewise.kube import api_server_interface
 from nodewise.kube.api_server_interface import (
     DEADLINE_S,
     NONE,
     WATCH_DEADLINE_S,
+    ApiCall,
     BeforeBody,
+    ErrorStatus,
     Params,
     Patch,
+    StatusCause,
+    StatusDetails,
 )
-from nodewise.kube.error_responses import ApiCall, ErrorStatus, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.scheduling_model import change_history, server_side_apply
 from nodewise.scheduling_model.change_history import ChangeHistory
@@ -163,7 +166,7 @@ class FakeApi:
                 causes = tuple(StatusCause(field, f"owned by {owner}") for field, owner in conflicts.items())
                 text = f"Apply failed with {len(conflicts)} conflicts"
                 status = ErrorStatus(kind="Status", message=text, code=409, details=StatusDetails(causes))
-                raise error_responses.error_from_status(ApiCall("patch", path), 409, status)
+                raise api_server_interface.error_from_status(ApiCall("patch", path), 409, status)
         elif kind == "merge":
             item = _merge_patch(before, patch)
         else:
@@ -274,7 +277,7 @@ class FakeApi:
         ]
         if "uid" in other and verb == "patch":
             cause = StatusCause("metadata.uid", "field is immutable")
-            raise error_responses.error_from_status(
+            raise api_server_interface.error_from_status(
                 ApiCall(verb, path), 422, ErrorStatus(kind="Status", details=StatusDetails((cause,)))
             )
         if other:
@@ -331,6 +334,6 @@ def _decode_request_body(verb: str, path: str, body: object) -> Object:
 
 
 def _api_error(verb: str, path: str, code: int, message: str) -> NodewiseError:
-    return error_responses.error_from_status(
+    return api_server_interface.error_from_status(
         ApiCall(verb, path), code, ErrorStatus(kind="Status", message=message, code=code)
     )

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from nodewise.kube import error_responses
-from nodewise.kube.error_responses import ApiCall, ErrorStatus
+from nodewise.kube import api_server_interface
+from nodewise.kube.api_server_interface import ApiCall, ErrorStatus
 from nodewise.kube.resource_kinds import Resource
 
 _NOT_FOUND = 404
@@ -56,5 +56,5 @@ class ServedKinds:
             known = any(version == api_version for api_version, _ in self._by_path)
             text = "the server could not find the requested resource" if known else "404 page not found"
             status = ErrorStatus(kind="Status", message=text, code=_NOT_FOUND)
-            raise error_responses.error_from_status(ApiCall(verb, path), _NOT_FOUND, status)
+            raise api_server_interface.error_from_status(ApiCall(verb, path), _NOT_FOUND, status)
         return RequestPath(resource, namespace, rest[1], rest[2])

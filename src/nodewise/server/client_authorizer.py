@@ -17,10 +17,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nodewise.base.errors import Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server import responses
+from nodewise.server import application
+from nodewise.server.application import Response
 from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.options import ServeOptions
-from nodewise.server.responses import Response
 from nodewise.server.server_tls_context import ServerCertificates
 
 
@@ -164,4 +164,6 @@ def _describe_client(client: CertificateIdentity) -> str:
 
 
 def _refusal_response(client: CertificateIdentity, expected: str) -> Response:
-    return responses.refusal_response(403, Problem("client certificate", _describe_client(client), expected))
+    return application.refusal_response(
+        403, Problem("client certificate", _describe_client(client), expected)
+    )

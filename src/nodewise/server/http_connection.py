@@ -9,21 +9,209 @@ the response can announce the end of the connection if a request is followed by 
 """
 
 import asyncio
+import enum
+import urllib.parse
 from collections import deque
-from collections.abc import Awaitable, Iterator
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, NamedTuple
 
 import httptools
 
 from nodewise.base.errors import Problem, shown
-from nodewise.server import responses, tls_handshake
-from nodewise.server.application import Application, HttpExchange, RemotePeer
+from nodewise.server import server_tls_context
+from nodewise.server.application import (
+    Application,
+    HttpExchange,
+    RemotePeer,
+    RequestHeader,
+    Response,
+    encode_connection_close_response,
+    encode_response,
+    refusal_response,
+)
 from nodewise.server.client_authorizer import Authorization, ClientAuthorizer
 from nodewise.server.connection_close_reasons import CloseReasons
-from nodewise.server.connection_deadlines import Phase, PhaseTimer
 from nodewise.server.options import ServeOptions
-from nodewise.server.request_header_collector import InputViolation, RequestHeaderCollector
-from nodewise.server.responses import Response
+
+
+class Phase(enum.Enum):
+    """What happens next on a connection."""
+
+    HEADER = "header"
+    BODY = "body"
+    ANSWERING = "answering"
+    IDLE = "idle"
+    CLOSING = "closing"
+
+
+_DEADLINE_PHASES: Final = frozenset({Phase.HEADER, Phase.BODY, Phase.IDLE})
+
+
+class PhaseTimer:
+    """The timer of the phase that a connection is in.
+
+    A header must be complete within `header_timeout_s`, an idle connection be used within `keep_alive_s`. A body must
+    be complete within `body_timeout_s`, without a pause over `body_idle_timeout_s`; the time during which the server
+    itself does not read is excluded.
+    """
+
+    def __init__(self, options: ServeOptions, on_timeout: Callable[[Phase], None]) -> None:
+        self._options = options
+        self._on_timeout = on_timeout
+        self._loop = asyncio.get_running_loop()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watched: tuple[Phase, int] | None = None
+        """The phase with a deadline, and the number of the request."""
+        self._began_s = 0.0
+        self._last_read_s = 0.0
+        self._is_reading_paused = False
+
+    def watch(self, phase: Phase, request: int) -> None:
+        """Arm the timer that the phase of this request needs, and no other."""
+        watched = (phase, request) if phase in _DEADLINE_PHASES else None
+        if watched == self._watched:
+            return
+        self._watched = watched
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if watched is not None:
+            wait_s = {
+                Phase.HEADER: self._options.header_timeout_s,
+                Phase.BODY: self._options.body_idle_timeout_s,
+                Phase.IDLE: self._options.keep_alive_s,
+            }[phase]
+            self._began_s = self._last_read_s = self._loop.time()
+            self._deadline = self._loop.call_later(wait_s, self._handle_timeout, phase)
+
+    def record_read(self) -> None:
+        """The client sent something."""
+        self._last_read_s = self._loop.time()
+
+    def pause(self) -> None:
+        """The server does not read until `resume`."""
+        self._is_reading_paused = True
+
+    def resume(self) -> None:
+        """The server reads again."""
+        self._is_reading_paused = False
+        self._exclude_read_pause()
+
+    def stop(self) -> None:
+        """End for good, and release the connection: until it is freed, OpenSSL keeps its session."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        self._on_timeout = _ignore
+
+    def _handle_timeout(self, phase: Phase) -> None:
+        self._deadline = None
+        if phase is Phase.BODY and (left_s := self._seconds_until_body_deadline()) > 0:
+            self._deadline = self._loop.call_later(left_s, self._handle_timeout, phase)
+        else:
+            self._on_timeout(phase)
+
+    def _seconds_until_body_deadline(self) -> float:
+        """Seconds until the body is late, as things stand."""
+        if self._is_reading_paused:
+            self._exclude_read_pause()
+        idle_s = self._last_read_s + self._options.body_idle_timeout_s
+        return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
+
+    def _exclude_read_pause(self) -> None:
+        now_s = self._loop.time()
+        self._began_s += now_s - self._last_read_s
+        self._last_read_s = now_s
+
+
+def _ignore(_phase: Phase) -> None:
+    """The connection has ended."""
+
+
+_OVERHEAD_BYTES: Final = 65536
+"""Of chunk extensions and trailers without any body among them; a header in front of them counts, too."""
+
+
+class InputViolation(NamedTuple):
+    """Why a connection ends because of what its client sent."""
+
+    reason: str
+    """One of `connection_close_reasons`."""
+    status: int
+    """Of the response, if one can be sent."""
+    problem: Problem
+
+
+class RequestHeaderCollector:
+    """The header of one request after another. `on_url` and `on_header` are callbacks of the parser."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._url = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self.received_bytes = 0
+        """Bytes of the header that came in so far."""
+        self._overhead_bytes = 0
+        self.had_body = False
+        """Whether the read that is being parsed contains a part of a body."""
+
+    def begin(self) -> None:
+        """A new request begins."""
+        self.received_bytes = 0
+        self._url = b""
+        self._fields = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
+
+    def complete(self) -> InputViolation | None:
+        """The header is complete; returns a violation if it is too large."""
+        self._overhead_bytes = 0
+        size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._fields)
+        return self._oversized(size) if size > self._max_bytes else None
+
+    def build(self, parser: httptools.HttpRequestParser) -> RequestHeader:
+        """The collected header. `parser` has just parsed its end."""
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        fields = dict(self._fields)
+        length, content_type = fields.get(b"content-length"), fields.get(b"content-type")
+        return RequestHeader(
+            parser.get_method().decode("ascii"),
+            urllib.parse.unquote(path) if "%" in path else path,
+            url.query or b"",
+            None if length is None else int(length),
+            None if content_type is None else content_type.decode("latin-1"),
+            fields.get(b"content-encoding", b"").decode("latin-1"),
+            keep_alive=parser.get_http_version() != "1.0" and parser.should_keep_alive(),
+            expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
+            traceparent=fields.get(b"traceparent", b"").decode("latin-1"),
+        )
+
+    def count(self, before: Phase, now: Phase, size: int) -> InputViolation | None:
+        """Count a read of `size` bytes, with the phases before and after it.
+
+        A header that began within this read is counted when it is complete.
+        """
+        if now is Phase.HEADER and before is not Phase.BODY:
+            self.received_bytes += size
+            if self.received_bytes > self._max_bytes:
+                return self._oversized(self.received_bytes)
+        elif now is Phase.BODY:
+            self._overhead_bytes = 0 if self.had_body else self._overhead_bytes + size
+            self.had_body = False
+            if self._overhead_bytes > _OVERHEAD_BYTES:
+                problem = Problem("body", "chunk extensions or trailers without end", "a body")
+                return InputViolation("bad_request", 400, problem)
+        return None
+
+    def _oversized(self, size: int) -> InputViolation:
+        problem = Problem("header", f"{size} bytes or more", f"at most {self._max_bytes}")
+        return InputViolation("header_size", 431, problem)
+
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_S: Final = 1.0
@@ -113,8 +301,8 @@ class HttpConnection(asyncio.Protocol):
         authorization = Authorization()
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._authorizer is not None:
-            self.chain = tls_handshake.peer_certificates(secured)
-            self.verified = tls_handshake.verified_certificates(secured)
+            self.chain = server_tls_context.peer_certificates(secured)
+            self.verified = server_tls_context.verified_certificates(secured)
             authorization = self._authorizer.examine(transport, self.chain, self.peer, self.verified)
             if authorization.refusal is None:
                 # Go opens connections that it may use only later. A POST that it sends on one that the server is
@@ -193,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
             self._end_connection("pipelined")
         elif self._parser.should_upgrade():
             problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
-            self._end_connection("bad_request", "an upgrade", responses.refusal_response(400, problem))
+            self._end_connection("bad_request", "an upgrade", refusal_response(400, problem))
         else:
             self._receiving = exchange = self._application.open(
                 self._header.build(self._parser), self._client
@@ -295,7 +483,7 @@ class HttpConnection(asyncio.Protocol):
             or not exchange.head.keep_alive
         )
         try:
-            self._pieces = responses.encode_response(
+            self._pieces = encode_response(
                 exchange.response,
                 close=self._closes,
                 date=self._connections.date,
@@ -353,13 +541,13 @@ class HttpConnection(asyncio.Protocol):
         elif phase is Phase.HEADER:
             timeout_s = self._options.header_timeout_s
             problem = Problem("header", "not complete", f"all of it within {timeout_s:g} s")
-            refusal = responses.refusal_response(408, problem) if self._header.received_bytes else None
+            refusal = refusal_response(408, problem) if self._header.received_bytes else None
             self._end_connection("header_deadline", response=refusal)
         else:
             timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
             expected = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
             problem = Problem("body", "not complete", expected)
-            self._end_connection("body_deadline", response=responses.refusal_response(408, problem))
+            self._end_connection("body_deadline", response=refusal_response(408, problem))
 
     def _abort_unread_response(self) -> None:
         self._write_deadline = None
@@ -371,9 +559,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_input(self, violation: InputViolation) -> None:
         problem = violation.problem
-        self._end_connection(
-            violation.reason, problem.found, responses.refusal_response(violation.status, problem)
-        )
+        self._end_connection(violation.reason, problem.found, refusal_response(violation.status, problem))
 
     def _end_connection(self, reason: str, detail: str = "", response: Response | None = None) -> None:
         """Record why, send the response where it does not get into the middle of another one, and close.
@@ -390,7 +576,7 @@ class HttpConnection(asyncio.Protocol):
         if response is None or is_answered or is_behind or self.transport.is_closing():
             self._close()
         else:
-            self._send_last_response_and_close(responses.encode_connection_close_response(response))
+            self._send_last_response_and_close(encode_connection_close_response(response))
 
     def _send_last_response_and_close(self, response: bytes) -> None:
         """Write and close, without a reset that would overtake the response while the client is still sending."""

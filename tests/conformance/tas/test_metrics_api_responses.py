@@ -14,7 +14,7 @@ import pytest
 from nodewise.base import clock, quantity
 from nodewise.base.errors import NodewiseError
 from nodewise.kube.api_server_interface import NONE, NotFound, Params
-from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.reflector import ObjectDecoder
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series

@@ -19,7 +19,7 @@ from nodewise.cli import options_from_settings
 from nodewise.doctor.collectors import deschedulers
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.install import yaml_editor
-from nodewise.kube import kubeconfig, yaml_json_documents
+from nodewise.kube import kubeconfig, object_files
 from nodewise_cpu.store import configmap
 from nodewise_cpu.store.configmap import ConfigMapTexts
 from nodewise_cpu.webhook import https_server as webhook
@@ -81,7 +81,7 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "the pools ConfigMap": lambda text, _: configmap.parse_config_map_data(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
-        yaml_json_documents.split_documents(text.encode(), "file.yaml")
+        object_files.split_documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yaml_editor.parse_document(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: options_from_settings.read_config_file(path, [], [])),
@@ -171,7 +171,7 @@ def test_values_without_aliases_have_no_bound() -> None:
 def test_a_merged_key_may_be_overridden_and_merged_again() -> None:
     text = "base: &base {x: 1, y: 2}\nmid: {a: &a {<<: *base, x: 3}}\nend: {<<: *a, z: 4}\n"
     assert load(text, "file.yaml")["end"] == {"x": 3, "y": 2, "z": 4}
-    [(_, data)] = yaml_json_documents.split_documents(text.encode(), "file.yaml")
+    [(_, data)] = object_files.split_documents(text.encode(), "file.yaml")
     assert b'"end":{"x":3,"y":2,"z":4}' in data
 
 

@@ -7,7 +7,7 @@ import pytest
 from nodewise.cli import controller
 from nodewise.cli.controller import ControllerKubeOptions
 from nodewise.cli.options_from_settings import CommandLine
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 
 

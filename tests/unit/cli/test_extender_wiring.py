@@ -12,8 +12,8 @@ from nodewise.base.clock import SystemClock
 from nodewise.cli import extender as extender_wiring
 from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
-from nodewise.kube.leader_election_rules import EXTENDER_LEASE
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -15,7 +15,7 @@ from nodewise.cli.main import command
 from nodewise.cli.policy_backtest import html_page
 from nodewise.engine import recording_file
 from nodewise.engine.recording_file import Header, Record, RecordingWriter, RequestEntry
-from nodewise.metrics.prometheus import prometheus_connection
+from nodewise.metrics.prometheus import client
 from nodewise.policies.placement_policy import Comparison
 from nodewise.policy_tools.policy_backtest import ThresholdCurve
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
@@ -55,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(fake: FakeHistory, *options: str, policy: str = POLICY, nodes: str = NODES) -> Result:
         transport = httpx2.MockTransport(fake.answer)
         monkeypatch.setattr(
-            prometheus_connection,
+            client,
             "_create_client",
             lambda *_: httpx2.AsyncClient(base_url=URL, transport=transport),
         )

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from nodewise.base.errors import BadInput
 from nodewise.cli import policy_diff
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise.metrics.prometheus import prometheus_connection
+from nodewise.metrics.prometheus import client
 from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
@@ -166,7 +166,7 @@ def serve_history(monkeypatch: pytest.MonkeyPatch, value_of_b: Value, other_valu
     )
     transport = httpx2.MockTransport(fake.answer)
     monkeypatch.setattr(
-        prometheus_connection,
+        client,
         "_create_client",
         lambda *_: httpx2.AsyncClient(base_url=URL, transport=transport),
     )

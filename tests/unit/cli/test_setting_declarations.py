@@ -12,7 +12,7 @@ from nodewise.base.errors import BadSettings
 from nodewise.base.option import Option
 from nodewise.cli import options_from_settings, setting_declarations
 from nodewise.cli.options_from_settings import CommandLine
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 
 
 class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):

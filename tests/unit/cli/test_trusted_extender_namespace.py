@@ -5,7 +5,7 @@ import pytest
 from nodewise import agents
 from nodewise.cli import server_components
 from nodewise.cli.server_components import ServerConfig
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.policies.options import TelemetryOptions
 
 KINDS = [agents.load("telemetry"), agents.load("gpu")]

@@ -16,9 +16,8 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, Conflict
 from nodewise.kube import struct_type_merge
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
-from nodewise.kube.elector import Elector
 from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
-from nodewise.kube.leader_election_rules import LeaseLock, LeaseTimings
+from nodewise.kube.leader_election import Elector, LeaseLock, LeaseTimings
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.kube import port_forwarding
+from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
-from nodewise.kube.port_forwarding import PodPort
+from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.replicas import PodPort
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import asgi_server_thread
 from tests.cluster.fake_port_forward import FakePortForward
@@ -32,18 +32,18 @@ class PortForwardSuite:
     async def test_a_response_larger_than_a_message_arrives_whole(
         self, api: HttpApi, pod_port: PodPort
     ) -> None:
-        body = await port_forwarding.get(api, pod_port, "/large", {}, TIMEOUT_S)
+        body = await replicas.get(api, pod_port, "/large", {}, TIMEOUT_S)
         assert body == b"x" * LARGE_BYTES
 
     async def test_an_http_error_names_its_status(self, api: HttpApi, pod_port: PodPort) -> None:
         with pytest.raises(Refused, match="HTTP status 404"):
-            await port_forwarding.get(api, pod_port, "/absent", {}, TIMEOUT_S)
+            await replicas.get(api, pod_port, "/absent", {}, TIMEOUT_S)
 
     async def test_a_port_without_a_listener_is_unavailable(
         self, api: HttpApi, pod_port: PodPort, closed_port: int
     ) -> None:
         with pytest.raises(Unavailable, match=r"connection refused|expected a listener on port"):
-            await port_forwarding.get(api, pod_port._replace(port=closed_port), "/large", {}, TIMEOUT_S)
+            await replicas.get(api, pod_port._replace(port=closed_port), "/large", {}, TIMEOUT_S)
 
 
 class LargeFileHandler(BaseHTTPRequestHandler):

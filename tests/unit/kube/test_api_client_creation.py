@@ -17,12 +17,10 @@ from structlog.testing import capture_logs
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadSettings, Refused
-from nodewise.kube import client_tls, credentials
+from nodewise.kube import credentials
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER, connect
-from nodewise.kube.credentials import BearerTokenFile
-from nodewise.kube.exec_credential_plugin import ExecPlugin
-from nodewise.kube.kubeconfig import KubeconfigContext
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.credentials import BearerTokenFile, ExecPlugin
+from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -57,7 +55,7 @@ def identity(pair: trustme.LeafCert, key: trustme.LeafCert | None = None) -> dic
 
 
 def test_the_clusters_own_authority_is_trusted_and_no_other(authority: trustme.CA) -> None:
-    context = client_tls.context(chosen({"certificate-authority-data": data(authority.cert_pem)}))
+    context = credentials.context(chosen({"certificate-authority-data": data(authority.cert_pem)}))
     assert len(context.get_ca_certs()) == 1
     assert context.verify_mode == ssl.CERT_REQUIRED
     assert context.check_hostname
@@ -66,18 +64,18 @@ def test_the_clusters_own_authority_is_trusted_and_no_other(authority: trustme.C
 def test_an_authority_may_come_as_a_file_and_inline_wins(authority: trustme.CA, tmp_path: Path) -> None:
     path = tmp_path / "ca.crt"
     authority.cert_pem.write_to_path(str(path))
-    assert len(client_tls.context(chosen({"certificate-authority": str(path)})).get_ca_certs()) == 1
+    assert len(credentials.context(chosen({"certificate-authority": str(path)})).get_ca_certs()) == 1
     both = {"certificate-authority": "/nowhere", "certificate-authority-data": data(authority.cert_pem)}
-    assert len(client_tls.context(chosen(both)).get_ca_certs()) == 1
+    assert len(credentials.context(chosen(both)).get_ca_certs()) == 1
 
 
 def test_without_verification_only_where_it_is_asked_for() -> None:
-    context = client_tls.context(chosen({"insecure-skip-tls-verify": True}))
+    context = credentials.context(chosen({"insecure-skip-tls-verify": True}))
     assert context.verify_mode == ssl.CERT_NONE
 
 
 def test_authorities_without_a_key_identifier_are_accepted_as_every_other_client_does() -> None:
-    assert not client_tls.context(chosen()).verify_flags & ssl.VERIFY_X509_STRICT
+    assert not credentials.context(chosen()).verify_flags & ssl.VERIFY_X509_STRICT
 
 
 WRONG_TRUST = [
@@ -92,7 +90,7 @@ WRONG_TRUST = [
 @pytest.mark.parametrize(("cluster", "words"), WRONG_TRUST)
 def test_an_authority_that_is_none(cluster: dict[str, Any], words: str) -> None:
     with pytest.raises(BadSettings, match="kubeconfig F, context x") as raised:
-        client_tls.context(chosen(cluster))
+        credentials.context(chosen(cluster))
     assert words in str(raised.value)
 
 
@@ -100,13 +98,13 @@ def test_an_authority_that_is_none(cluster: dict[str, Any], words: str) -> None:
 
 
 def test_a_certificate_with_its_key_is_shown(pair: trustme.LeafCert) -> None:
-    client_tls.context(chosen(user=identity(pair)))
+    credentials.context(chosen(user=identity(pair)))
 
 
 def test_a_certificate_that_does_not_match_its_key(authority: trustme.CA, pair: trustme.LeafCert) -> None:
     other = authority.issue_cert("other.example.com")
     with pytest.raises(BadSettings) as raised:
-        client_tls.context(chosen(user=identity(pair, key=other)))
+        credentials.context(chosen(user=identity(pair, key=other)))
     assert str(raised.value) == (
         "kubeconfig F, context x: client-certificate, client-key: KEY_VALUES_MISMATCH; expected an unencrypted pair "
         "in PEM (is the key the one of this certificate?)"
@@ -119,7 +117,7 @@ def test_a_certificate_that_does_not_match_its_key(authority: trustme.CA, pair: 
 )
 def test_half_a_pair(pair: trustme.LeafCert, field: str, missing: str) -> None:
     with pytest.raises(BadSettings, match=f"{missing}: not set; expected certificate and key, or neither"):
-        client_tls.context(chosen(user={field: identity(pair)[field]}))
+        credentials.context(chosen(user={field: identity(pair)[field]}))
 
 
 def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(pair: trustme.LeafCert) -> None:
@@ -131,21 +129,21 @@ def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(pair: trus
     )
     user = identity(pair) | {"client-key-data": base64.b64encode(locked).decode()}
     with pytest.raises(BadSettings, match="unencrypted pair"):
-        client_tls.context(chosen(user=user))
+        credentials.context(chosen(user=user))
 
 
 def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair: trustme.LeafCert) -> None:
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 2))
     late = authority.issue_cert("late.example.com", not_before=begin, not_after=end)
     now_s = dt.datetime.now(dt.UTC).timestamp()
-    assert client_tls.client_certificate_expiry_hint(chosen(user=identity(late)), now_s) == (
+    assert credentials.client_certificate_expiry_hint(chosen(user=identity(late)), now_s) == (
         "the client certificate of F expired at 2020-01-02T00:00:00Z: renew the credentials in the kubeconfig"
     )
-    assert client_tls.client_certificate_expiry_hint(chosen(user=identity(late)), end.timestamp() - 1) == ""
-    assert client_tls.client_certificate_expiry_hint(chosen(user=identity(pair)), now_s) == ""
-    assert client_tls.client_certificate_expiry_hint(chosen(user={"token": "t"}), now_s) == ""
+    assert credentials.client_certificate_expiry_hint(chosen(user=identity(late)), end.timestamp() - 1) == ""
+    assert credentials.client_certificate_expiry_hint(chosen(user=identity(pair)), now_s) == ""
+    assert credentials.client_certificate_expiry_hint(chosen(user={"token": "t"}), now_s) == ""
     assert (
-        client_tls.client_certificate_expiry_hint(chosen(user={"client-certificate-data": "%%%"}), now_s)
+        credentials.client_certificate_expiry_hint(chosen(user={"client-certificate-data": "%%%"}), now_s)
         == ""
     )
 
@@ -165,7 +163,7 @@ class FileCredentials:
         self.trust(authority)
         user = {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
         kubeconfig_context = chosen({"certificate-authority": str(folder / "ca")}, user)
-        self.tls_credentials = client_tls.TlsCredentials(
+        self.tls_credentials = credentials.TlsCredentials(
             kubeconfig_context, self.metrics_registry, self.clock
         )
 
@@ -240,7 +238,7 @@ def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_pat
     path = tmp_path / "ca.crt"
     path.write_text("rubbish")
     both = {"certificate-authority": str(path), "certificate-authority-data": data(authority.cert_pem)}
-    tls_credentials = client_tls.TlsCredentials(chosen(both), MetricsRegistry(), ManualClock())
+    tls_credentials = credentials.TlsCredentials(chosen(both), MetricsRegistry(), ManualClock())
     path.write_text("other rubbish")
     assert not tls_credentials.has_changed()
     assert len(tls_credentials.context().get_ca_certs()) == 1

@@ -2,7 +2,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.base.clock import ManualClock
-from nodewise.kube.api_server_liveness import ApiServerLiveness
+from nodewise.kube.leader_election import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.server.raw_http_client import metric_value
 

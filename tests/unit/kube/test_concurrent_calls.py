@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator
 import pytest
 
 from nodewise.base.errors import Conflict, NodewiseError, Unavailable
-from nodewise.kube.concurrent_calls import AT_ONCE, run_api_calls
+from nodewise.kube.api_server_interface import AT_ONCE, run_api_calls
 
 
 class Calls:

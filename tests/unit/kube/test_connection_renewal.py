@@ -5,11 +5,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from nodewise.kube.connection_renewal import (
-    RenewingTransport,
-    drop_idle_connections,
-    is_on_retired_connection,
-)
+from nodewise.kube.http_transport import RenewingTransport, drop_idle_connections, is_on_retired_connection
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from nodewise.base.errors import Unavailable
-from nodewise.kube.api_latency import ApiLatency
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
-from nodewise.kube.elector import Elector
-from nodewise.kube.leader_election_rules import SLOW_TIMINGS, LeaseLock, LeaseTimings
+from nodewise.kube.leader_election import SLOW_TIMINGS, ApiLatency, Elector, LeaseLock, LeaseTimings
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi

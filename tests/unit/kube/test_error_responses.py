@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube import error_responses
-from nodewise.kube.api_server_interface import Expired, NotAllowed, NotFound
-from nodewise.kube.error_responses import ApiCall
+from nodewise.kube import api_server_interface
+from nodewise.kube.api_server_interface import ApiCall, Expired, NotAllowed, NotFound
 
 CALL = ApiCall("list", "https://host/api/v1/nodes")
 
@@ -16,8 +15,8 @@ def status(message: str = "", **more: Any) -> bytes:
 
 
 def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = "") -> NodewiseError:
-    return error_responses.error_from_status(
-        CALL, code, error_responses.parse_status_body(body), retry_after, hint
+    return api_server_interface.error_from_status(
+        CALL, code, api_server_interface.parse_status_body(body), retry_after, hint
     )
 
 

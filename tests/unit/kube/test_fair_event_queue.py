@@ -1,4 +1,4 @@
-from nodewise.kube.fair_event_queue import FairEventQueue
+from nodewise.kube.event_recorder import FairEventQueue
 
 
 def queue(limit: int, **counts: int) -> FairEventQueue[str]:

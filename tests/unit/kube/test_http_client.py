@@ -12,11 +12,9 @@ import pytest
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube import connection_renewal, http_client
-from nodewise.kube.api_server_interface import Patch
-from nodewise.kube.error_responses import ApiCall
+from nodewise.kube import http_client, http_transport
+from nodewise.kube.api_server_interface import ApiCall, Patch, TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
-from nodewise.kube.rate_limit import TokenBucket
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -269,7 +267,7 @@ async def test_a_watch_that_goes_silent_is_unavailable_after_its_timeout() -> No
     dropped: list[int] = []
     lines = served.api.watch("/a", timeout_s=0.05)
     assert await anext(lines) == b'{"a": 1}'
-    served.requests[0].extensions[connection_renewal.TIMED_OUT] = lambda: dropped.append(1)
+    served.requests[0].extensions[http_transport.TIMED_OUT] = lambda: dropped.append(1)
     with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
         await anext(lines)
     assert stream.closed

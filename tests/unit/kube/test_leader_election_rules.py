@@ -4,9 +4,8 @@ import pytest
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
-from nodewise.kube import leader_election_rules
-from nodewise.kube.elector import Elector
-from nodewise.kube.leader_election_rules import LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube import leader_election
+from nodewise.kube.leader_election import Elector, LeaseLock, LeaseSpec, ObservedLease
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
@@ -33,13 +32,13 @@ THEIRS = LeaseSpec("them", 15, acquire_time="then", renew_time="then", lease_tra
     ],
 )
 def test_how_long_a_lease_is_anothers(seen: ObservedLease | None, wait_s: float) -> None:
-    assert leader_election_rules.wait_s(seen, LOCK, 100.0) == wait_s
+    assert leader_election.wait_s(seen, LOCK, 100.0) == wait_s
 
 
 def test_time_counts_from_when_a_content_was_first_seen() -> None:
-    first = leader_election_rules.observe(None, THEIRS, "", LOCK, 10.0)
-    assert leader_election_rules.observe(first, THEIRS, "", LOCK, 20.0) == ObservedLease(THEIRS, 10.0)
-    assert leader_election_rules.observe(first, OURS, "", LOCK, 20.0) == ObservedLease(OURS, 20.0)
+    first = leader_election.observe(None, THEIRS, "", LOCK, 10.0)
+    assert leader_election.observe(first, THEIRS, "", LOCK, 20.0) == ObservedLease(THEIRS, 10.0)
+    assert leader_election.observe(first, OURS, "", LOCK, 20.0) == ObservedLease(OURS, 20.0)
 
 
 NOW = "2023-11-14T22:13:20.500000Z"
@@ -59,13 +58,11 @@ NOW = "2023-11-14T22:13:20.500000Z"
     ],
 )
 def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
-    assert leader_election_rules.lease_after_acquire_or_renew(seen, LOCK, 5.0, 1_700_000_000.5) == claimed
+    assert leader_election.lease_after_acquire_or_renew(seen, LOCK, 5.0, 1_700_000_000.5) == claimed
 
 
 def test_a_release_leaves_a_second_to_nobody() -> None:
-    assert leader_election_rules.release(ObservedLease(OURS, 0), 1_700_000_000.5) == LeaseSpec(
-        "", 1, NOW, NOW, 4
-    )
+    assert leader_election.release(ObservedLease(OURS, 0), 1_700_000_000.5) == LeaseSpec("", 1, NOW, NOW, 4)
 
 
 class ElectorFixture:

@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.kube import struct_type_merge
 from nodewise.kube.list_watch import WatchEvent
-from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.reflector import ObjectDecoder
 from nodewise.kube.struct_type_merge import ReadKeys
 from nodewise.observe.metrics_registry import MetricsRegistry
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.kube import object_listing
+from nodewise.kube import reflector
 from nodewise.kube.api_server_interface import NONE, Expired, Params
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import NODES, PODS
@@ -43,7 +43,7 @@ def fill(api: FakeApi, names: str = "a b c d e") -> FakeApi:
 
 def read(api: FakeApi, target: ReflectorTarget[Any] = ALL) -> tuple[list[str], list[int]]:
     counts: list[int] = []
-    store = asyncio.run(object_listing.list_objects(api, target, MetricsRegistry(), counts.append))
+    store = asyncio.run(reflector.list_objects(api, target, MetricsRegistry(), counts.append))
     return [name for _, name in store.snapshot()], counts
 
 
@@ -113,8 +113,6 @@ def test_one_namespace() -> None:
         metadata = {"name": "p", "namespace": namespace}
         api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
     store = asyncio.run(
-        object_listing.list_objects(
-            api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None
-        )
+        reflector.list_objects(api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None)
     )
     assert list(store.snapshot()) == [("web", "p")]

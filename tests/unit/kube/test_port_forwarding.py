@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.kube import port_forwarding
+from nodewise.kube import replicas
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.port_forwarding import PodPort
+from nodewise.kube.replicas import PodPort
 from tests.cluster import child_processes
 from tests.cluster.asgi_server_thread import Receive, Send
 from tests.cluster.fake_port_forward import FakePortForward
@@ -49,7 +49,7 @@ class TestFakePortForward(PortForwardSuite):
 
 
 async def test_the_query_is_encoded(api: HttpApi) -> None:
-    body = await port_forwarding.get(api, PORT, "/echo", {"pod": "a b&c", "limit": "3"}, TIMEOUT_S)
+    body = await replicas.get(api, PORT, "/echo", {"pod": "a b&c", "limit": "3"}, TIMEOUT_S)
     assert body == b"pod=a+b%26c&limit=3"
 
 
@@ -58,7 +58,7 @@ async def test_a_missing_right_is_refused_with_the_message_of_the_api_server(
 ) -> None:
     fake.refusals["replica"] = 403
     with pytest.raises(Refused, match=r'cannot create resource "pods/portforward"'):
-        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+        await replicas.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
 async def test_a_pod_that_does_not_answer_is_unavailable_after_the_timeout(
@@ -67,7 +67,7 @@ async def test_a_pod_that_does_not_answer_is_unavailable_after_the_timeout(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         fake.ports[tuple(PORT)] = silent.getsockname()[1]
         with pytest.raises(Unavailable, match=r"no answer within 0\.05 s"):
-            await port_forwarding.get(api, PORT, "/large", {}, 0.05)
+            await replicas.get(api, PORT, "/large", {}, 0.05)
 
 
 async def test_a_pod_that_closes_the_connection_is_unavailable(api: HttpApi, fake: FakePortForward) -> None:
@@ -78,7 +78,7 @@ async def test_a_pod_that_closes_the_connection_is_unavailable(api: HttpApi, fak
     async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
         fake.ports[tuple(PORT)] = server.sockets[0].getsockname()[1]
         with pytest.raises(Unavailable, match="disconnected without sending a response"):
-            await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+            await replicas.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
 async def test_a_message_on_another_channel_is_an_error(
@@ -90,7 +90,7 @@ async def test_a_message_on_another_channel_is_an_error(
 
     monkeypatch.setattr(fake, "_forward", forward)
     with pytest.raises(Unavailable, match="a message on channel 7; expected channel 0 or 1"):
-        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+        await replicas.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
 async def test_no_empty_message_follows_the_request(
@@ -107,18 +107,18 @@ async def test_no_empty_message_follows_the_request(
             messages.append(message["bytes"])
 
     monkeypatch.setattr(fake, "_forward", forward)
-    assert await port_forwarding.get(api, PORT, "/decisions", {}, TIMEOUT_S) == b"ok"
+    assert await replicas.get(api, PORT, "/decisions", {}, TIMEOUT_S) == b"ok"
     (message,) = messages
     assert message.startswith(b"\x00GET /decisions ")
 
 
 async def test_a_large_response_is_limited(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_forwarding, "MOST_BYTES", 1000)
+    monkeypatch.setattr(replicas, "MOST_BYTES", 1000)
     with pytest.raises(Unavailable, match="more than"):
-        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+        await replicas.get(api, PORT, "/large", {}, TIMEOUT_S)
 
 
 async def test_an_api_server_that_does_not_upgrade_is_named(api: HttpApi, fake: FakePortForward) -> None:
     fake.refusals["replica"] = 200
     with pytest.raises(Unavailable, match="HTTP status 200; expected an upgrade to WebSocket"):
-        await port_forwarding.get(api, PORT, "/large", {}, TIMEOUT_S)
+        await replicas.get(api, PORT, "/large", {}, TIMEOUT_S)

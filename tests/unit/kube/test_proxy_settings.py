@@ -1,6 +1,6 @@
 import pytest
 
-from nodewise.kube import proxy_settings
+from nodewise.kube import http_transport
 
 VIA = "http://proxy:3128"
 
@@ -41,4 +41,4 @@ VIA = "http://proxy:3128"
     ],
 )
 def test_which_proxy(server: str, environ: dict[str, str], wanted: str) -> None:
-    assert proxy_settings.proxy_url(server, environ) == wanted
+    assert http_transport.proxy_url(server, environ) == wanted

@@ -4,13 +4,11 @@ from typing import Any
 import pytest
 
 from nodewise.base.errors import BadInput
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 
 
 def read(text: str) -> list[tuple[int, Any]]:
-    return [
-        (number, json.loads(data)) for number, data in yaml_json_documents.split_documents(text.encode(), "F")
-    ]
+    return [(number, json.loads(data)) for number, data in object_files.split_documents(text.encode(), "F")]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +107,6 @@ def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
 
 
 def test_yaml_may_begin_as_json_does() -> None:
-    assert list(yaml_json_documents.split_documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
+    assert list(object_files.split_documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
         (1, b'{"kind":"Node","metadata":{"name":"a"}}')
     ]

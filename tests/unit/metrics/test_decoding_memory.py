@@ -14,7 +14,7 @@ from nodewise.kube.api_server_interface import BeforeBody
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import prometheus_connection
+from nodewise.metrics.prometheus import client
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -54,7 +54,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch) -> MetricsSource:
         return NodeAttributes({}, {name: name for name in NAMES})
 
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body()))
-    monkeypatch.setattr(prometheus_connection.httpx2, "AsyncHTTPTransport", lambda **_: transport)
+    monkeypatch.setattr(client.httpx2, "AsyncHTTPTransport", lambda **_: transport)
     settings = PrometheusSettings(PrometheusOptions(prometheus_timeout_s=600.0), 60.0)
     return PrometheusSource("http://prometheus.example", settings, nodes, MetricsRegistry())
 

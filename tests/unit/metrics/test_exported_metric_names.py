@@ -1,10 +1,13 @@
 """The metric names in `/metrics`, which tenants choose, are limited and shared fairly."""
 
 from nodewise.base.clock import ManualClock
-from nodewise.metrics import exported_metric_names
-from nodewise.metrics.exported_metric_names import MAX_METRIC_NAMES, select_exported_names
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import (
+    MAX_METRIC_NAMES,
+    MetricsRefresher,
+    RefreshOptions,
+    select_exported_names,
+)
 from nodewise.metrics.series import Sample, Series
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
@@ -73,4 +76,4 @@ def test_series_of_excess_names_disappear_and_return() -> None:
         return counts
 
     assert virtual_time.run(run()) == [(500, "0.0"), (500, "1.0"), (1, "0.0")]
-    assert exported_metric_names.MAX_METRIC_NAMES == 500
+    assert MAX_METRIC_NAMES == 500

@@ -13,13 +13,13 @@ import pytest
 from nodewise.base.clock import SystemClock
 from nodewise.cli import policy_new
 from nodewise.cli.policy_backtest import history_reading
+from nodewise.metrics.aggregation import distribution_of
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.range_matrix import TimeGrid
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
-from nodewise.metrics.value_distribution import distribution_of
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_scorers.annotator.node_usage import UsageMeasurement
 from nodewise_scorers.annotator.options import AnnotatorConfig

@@ -8,17 +8,17 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
-from nodewise.metrics import metric_name_suggestions
-from nodewise.metrics.metric_name_suggestions import (
+from nodewise.metrics import source_selection
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.series import Series
+from nodewise.metrics.source_selection import (
     MAX_COMPARED,
     MAX_OF_ALL,
     MAX_OF_NAMESPACE,
     NAMES_S,
     MetricNameSuggestions,
 )
-from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.series import Series
 
 UNKNOWN = Cause("MetricUnknown", "Prometheus has no series of this name", "correct the name")
 NAMES = ("node_temperature", "node_load1", "up")
@@ -146,8 +146,6 @@ def test_other_causes_request_no_names() -> None:
 @pytest.mark.parametrize("metric", ["node_temprature", "temprature"])
 def test_few_of_many_names_are_compared(metric: str) -> None:
     names = [f"node_metric_{number}" for number in range(5000)] + ["node_temperature", "temperature"]
-    chosen = cooperative_scheduling.run_without_pauses(
-        metric_name_suggestions.select_similar_names(metric, names)
-    )
+    chosen = cooperative_scheduling.run_without_pauses(source_selection.select_similar_names(metric, names))
     assert len(chosen) <= MAX_COMPARED
     assert metric.replace("prature", "perature") in chosen

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube import error_responses, http_client
-from nodewise.kube.error_responses import ApiCall, ErrorStatus
+from nodewise.kube import api_server_interface, http_client
+from nodewise.kube.api_server_interface import ApiCall, ErrorStatus
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import Cause, CauseReason
 from nodewise.metrics.prometheus import query_responses
@@ -25,7 +25,9 @@ def prometheus(status: int, body: bytes = b"<html>10.1.2.3</html>") -> NodewiseE
 
 def api_server(status: int) -> NodewiseError:
     message = f"metric temp at {SECRET}"
-    return error_responses.error_from_status(ApiCall("get", SECRET), status, ErrorStatus("Status", message))
+    return api_server_interface.error_from_status(
+        ApiCall("get", SECRET), status, ErrorStatus("Status", message)
+    )
 
 
 def failed_connection(error: Exception) -> NodewiseError:

@@ -3,10 +3,10 @@
 import pytest
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise.metrics import nodes_without_values, series_arrays
+from nodewise.metrics import missing_values
+from nodewise.metrics.missing_values import NONE
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.nodes_without_values import NONE
-from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.series import Sample, Series, build_column, empty_column
 
 NODES = NodeIndex(
     ["store-1.rack.example.org", "store-2.rack.example.org", "web-1", "web-2", "web-3", "web-4"]
@@ -20,9 +20,9 @@ def text(
 ) -> str:
     samples = {node: Sample(1, 0.0) for node in nodes}
     series = Series("fan", "prometheus", 0.0, samples, invalid or {}, unmatched=unmatched)
-    column = run_without_pauses(series_arrays.build_column(series, NODES))
-    without = nodes_without_values.nodes_without_values(series, NODES, column, empty_is_healthy=healthy)
-    return run_without_pauses(nodes_without_values.describe("fan", without))
+    column = run_without_pauses(build_column(series, NODES))
+    without = missing_values.nodes_without_values(series, NODES, column, empty_is_healthy=healthy)
+    return run_without_pauses(missing_values.describe("fan", without))
 
 
 def test_nodes_without_a_series_are_named_with_the_closest_name() -> None:
@@ -68,5 +68,5 @@ def test_values_under_names_of_no_node_are_compared_too() -> None:
 
 def test_equal_situations_are_equal() -> None:
     series = Series("fan", "prometheus", 0.0, {})
-    column = series_arrays.empty_column(NODES)
-    assert nodes_without_values.nodes_without_values(series, NODES, column) == NONE
+    column = empty_column(NODES)
+    assert missing_values.nodes_without_values(series, NODES, column) == NONE

@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.prometheus import queries
+from nodewise.metrics.prometheus import source
 
 ASKED = {
     "a metric's name": (MetricRequest("temp"), '{__name__="temp"}[60s]'),
@@ -56,17 +56,17 @@ SPANS = {60.0: "60s", 1.5: "1500ms", 0.0001: "1ms", 300.0: "300s", 0.1 + 0.2: "3
 
 @pytest.mark.parametrize(("metric_request", "text"), ASKED.values(), ids=ASKED)
 def test_what_is_asked(metric_request: MetricRequest, text: str) -> None:
-    assert queries.range_query(metric_request, 60.0) == text
+    assert source.range_query(metric_request, 60.0) == text
 
 
 @pytest.mark.parametrize(("text", "is_one"), SELECTORS.items(), ids=SELECTORS)
 def test_what_is_a_selector(text: str, is_one: bool) -> None:
-    assert queries.is_selector(text) is is_one
+    assert source.is_selector(text) is is_one
 
 
 @pytest.mark.parametrize(("seconds", "text"), SPANS.items(), ids=map(str, SPANS))
 def test_durations_have_no_fractions(seconds: float, text: str) -> None:
-    assert queries.range_query(MetricRequest("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
+    assert source.range_query(MetricRequest("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_durations_have_no_fractions(seconds: float, text: str) -> None:
 )
 def test_a_hostile_query_costs_no_time(text: str) -> None:
     """With a quadratic algorithm this would take an hour."""
-    assert not queries.is_selector(text)
+    assert not source.is_selector(text)

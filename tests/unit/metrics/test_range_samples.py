@@ -7,16 +7,16 @@ import pytest
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics.node_attributes import NodeAttributes
-from nodewise.metrics.prometheus import query_responses, range_samples, series_labels
+from nodewise.metrics.prometheus import node_matching, query_responses, range_matrix
 
-LABELS = series_labels.series_labels()
+LABELS = node_matching.series_labels()
 NODES = NodeAttributes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 
 
 def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
     listed = [{"metric": labels, "values": values} for labels, values in series]
     body = {"status": "success", "data": {"resultType": "matrix", "result": listed}}
-    samples = range_samples.samples_by_node(
+    samples = range_matrix.samples_by_node(
         query_responses.decode_response(json.dumps(body).encode()), LABELS, NODES
     )
     return {name: points.tolist() for name, points in run_without_pauses(samples).items()}
@@ -82,7 +82,7 @@ def test_a_histogram_has_no_values() -> None:
     body = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"node": "a"}}]}}
     assert (
         run_without_pauses(
-            range_samples.samples_by_node(
+            range_matrix.samples_by_node(
                 query_responses.decode_response(json.dumps(body).encode()), LABELS, NODES
             )
         )

@@ -3,9 +3,17 @@
 import pytest
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest, with_lookback
-from nodewise.metrics.series import Sample, Series, merge_newer
+from nodewise.metrics.series import (
+    LOOKBACK_S,
+    Sample,
+    Series,
+    derived_max_age_s,
+    is_near,
+    merge_newer,
+    newest_distance_s,
+    typical_distance_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,11 +23,11 @@ from nodewise.metrics.series import Sample, Series, merge_newer
 def test_the_default_maximum_age_is_two_and_a_half_distances_within_limits(
     distance_s: float | None, max_age_s: float
 ) -> None:
-    assert sample_distance.derived_max_age_s(60.0, distance_s) == max_age_s
+    assert derived_max_age_s(60.0, distance_s) == max_age_s
 
 
 def test_a_longer_default_of_the_settings_stays() -> None:
-    assert sample_distance.derived_max_age_s(150.0, 30.0) == 150.0
+    assert derived_max_age_s(150.0, 30.0) == 150.0
 
 
 @pytest.mark.parametrize(
@@ -27,7 +35,7 @@ def test_a_longer_default_of_the_settings_stays() -> None:
     [([], None), ([7.0], None), ([100.0, 40.0], 60), ([160.0, 40.0, 100.0], 60), ([220.0, 100.0, 40.0], 60)],
 )
 def test_one_failed_scrape_does_not_count(times: list[float], distance_s: float | None) -> None:
-    assert sample_distance.newest_distance_s(times) == distance_s
+    assert newest_distance_s(times) == distance_s
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_one_failed_scrape_does_not_count(times: list[float], distance_s: float 
 def test_nine_of_ten_nodes_have_samples_at_most_this_far_apart(
     distances: list[float], typical_s: float | None
 ) -> None:
-    assert sample_distance.typical_distance_s(distances) == typical_s
+    assert typical_distance_s(distances) == typical_s
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,7 @@ def test_nine_of_ten_nodes_have_samples_at_most_this_far_apart(
     [(60, 60, True), (60, 45, True), (60, 40, False), (180, 60, False), (120, 300, True), (60, None, False)],
 )
 def test_a_maximum_age_near_the_distance(max_age_s: float, distance_s: float | None, near: bool) -> None:
-    assert sample_distance.is_near(max_age_s, distance_s) == near
+    assert is_near(max_age_s, distance_s) == near
 
 
 def responses(*times: float | None) -> Series:
@@ -96,7 +104,7 @@ def test_a_response_that_shows_the_distance_replaces_it_and_another_one_keeps_it
 def test_a_request_looks_back_until_a_response_shows_the_distance() -> None:
     request = MetricRequest("t", max_age_s=60.0)
     assert with_lookback(request, None, 60.0)[2] == 60.0
-    assert with_lookback(request, None, 60.0).lookback_s == sample_distance.LOOKBACK_S
+    assert with_lookback(request, None, 60.0).lookback_s == LOOKBACK_S
     shown = Series("t", "p", 100.0, {}, sample_distance_s=60.0, is_distance_measured=True)
     assert with_lookback(request, shown, 60.0) == request._replace(max_age_s=150.0)
     healthy = MetricRequest("t", "t", 60.0, empty_is_healthy=True)

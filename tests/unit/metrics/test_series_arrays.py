@@ -2,11 +2,9 @@ import numpy as np
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise.metrics import series_arrays
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.series import Sample, Series, ValueState, merge_newer
-from nodewise.metrics.series_arrays import Column
+from nodewise.metrics.series import Column, Sample, Series, ValueState, build_column, merge_newer
 
 INDEX = NodeIndex(["a", "b", "c"])
 
@@ -16,7 +14,7 @@ def series(**values: Sample) -> Series:
 
 
 def lay_out(series: Series, index: NodeIndex) -> Column:
-    return cooperative_scheduling.run_without_pauses(series_arrays.build_column(series, index))
+    return cooperative_scheduling.run_without_pauses(build_column(series, index))
 
 
 class TestIndex:

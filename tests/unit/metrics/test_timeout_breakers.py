@@ -9,8 +9,15 @@ from nodewise.base.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
-from nodewise.metrics.timeout_breakers import FIRST_PAUSE_S, MAX_PAUSE_S, MAX_TIMEOUTS, TimeoutBreakers
+from nodewise.metrics.source_selection import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    MAX_TIMEOUTS,
+    FetchFailure,
+    FetchLimits,
+    SourceSelector,
+    TimeoutBreakers,
+)
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 

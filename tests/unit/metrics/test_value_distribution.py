@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.base import quantity
-from nodewise.metrics.value_distribution import Direction, ValueDistribution, distribution_of
+from nodewise.metrics.aggregation import Direction, ValueDistribution, distribution_of
 
 DIRECTIONS: tuple[Direction, ...] = ("above", "below")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.kube.object_decoder import ObjectDecoder
+from nodewise.kube.reflector import ObjectDecoder
 from nodewise.kube.store import StoreWriter
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import selected_pods

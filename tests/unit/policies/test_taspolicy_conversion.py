@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodewise.base import clock, quantity
 from nodewise.cli import policy_new
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import taspolicy_conversion
 from nodewise.policy_tools.taspolicy_conversion import Conversion
@@ -290,8 +290,8 @@ TEXTS = st.text(max_size=12) | st.sampled_from(
 def test_yaml_of_any_document_is_read_back(document: Any) -> None:
     text = policy_new.format_policy(document, ["a comment\n- with: lines"])
     assert yaml.safe_load(text) == document
-    [(_, data)] = yaml_json_documents.split_documents(text.encode(), "test")
-    [(_, again)] = yaml_json_documents.split_documents(policy_new.format_policy(document).encode(), "test")
+    [(_, data)] = object_files.split_documents(text.encode(), "test")
+    [(_, again)] = object_files.split_documents(policy_new.format_policy(document).encode(), "test")
     assert data == again
 
 
@@ -300,6 +300,6 @@ def test_the_example_of_the_migration_guide() -> None:
     tas_policy, expected = (
         block.text for block in docs_page_code_blocks.blocks(page) if block.language == "yaml"
     )
-    [(_, data)] = yaml_json_documents.split_documents(tas_policy.encode(), "page")
+    [(_, data)] = object_files.split_documents(tas_policy.encode(), "page")
     made = taspolicy_conversion.convert(msgspec.json.decode(data, type=PolicyObject), "pass")
     assert "---\n".join(policy_new.format_policy(*converted) for converted in made.policies) == expected

@@ -2,9 +2,9 @@ import pytest
 
 from nodewise.base.errors import BadSettings, Refused
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server, restrict_to_loopback
 from nodewise.server.application import Application, Request, Response, Route
 from nodewise.server.options import AdminOptions
+from nodewise.server.server import admin_routes, admin_server, restrict_to_loopback
 from tests.unit.server.raw_http_client import open_client
 
 pytestmark = pytest.mark.anyio

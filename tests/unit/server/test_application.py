@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server import responses
+from nodewise.server import application
 from nodewise.server.application import (
     Application,
     ConcurrencyLimit,
@@ -69,7 +69,7 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, bod
 
 
 def answer_of(response: Response) -> ParsedResponse:
-    header, _, body = b"".join(responses.encode_response(response, close=False)).partition(b"\r\n\r\n")
+    header, _, body = b"".join(application.encode_response(response, close=False)).partition(b"\r\n\r\n")
     status, *lines = header.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
     assert headers["content-length"] == str(len(body))

@@ -2,8 +2,8 @@ import pytest
 
 from nodewise.base import errors
 from nodewise.base.errors import NodewiseError, Problem
-from nodewise.server import responses
-from nodewise.server.responses import Response
+from nodewise.server import application
+from nodewise.server.application import Response
 
 
 def kinds() -> list[type[NodewiseError]]:
@@ -15,19 +15,19 @@ def kinds() -> list[type[NodewiseError]]:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_every_kind_of_error_has_a_status_of_its_own(kind):
-    assert kind in responses.STATUS
+    assert kind in application.STATUS
 
 
 def test_a_kind_within_a_kind_has_its_status():
     class Special(errors.Conflict):
         pass
 
-    assert responses.response_from_error(Special("x")).status == 409
+    assert application.response_from_error(Special("x")).status == 409
 
 
 def test_the_words_on_the_wire():
-    response = responses.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
-    assert responses.encode_connection_close_response(response) == (
+    response = application.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
+    assert application.encode_connection_close_response(response) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
         b"content-type: application/json\r\ncontent-length: 163\r\nconnection: close\r\n\r\n"
         b'{"error":"Request Header Fields Too Large: header: 9000 bytes; expected at most 8192",'
@@ -36,26 +36,26 @@ def test_the_words_on_the_wire():
 
 
 def test_pieces_on_the_wire_are_joined():
-    assert responses.encode_connection_close_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
+    assert application.encode_connection_close_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
         b"\r\n\r\nab"
     )
 
 
 def test_many_parts_go_out_in_few_pieces() -> None:
-    pieces = list(responses.encode_response(Response(200, [b"ab" * 500] * 1000), close=False))
+    pieces = list(application.encode_response(Response(200, [b"ab" * 500] * 1000), close=False))
     assert b"".join(pieces).endswith(b"\r\n\r\n" + b"ab" * 500_000)
     assert len(pieces) <= 10
 
 
 def test_a_small_response_goes_out_at_once() -> None:
-    (whole,) = responses.encode_response(Response(200, [b"a", b"b"]), close=False, date=b"today")
+    (whole,) = application.encode_response(Response(200, [b"a", b"b"]), close=False, date=b"today")
     assert whole == (
         b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\nab"
     )
 
 
 def test_head_has_the_length_and_no_body() -> None:
-    (head,) = responses.encode_response(Response(200, b"abc"), close=False, with_body=False)
+    (head,) = application.encode_response(Response(200, b"abc"), close=False, with_body=False)
     assert b"content-length: 3\r\n" in head
     assert head.endswith(b"\r\n\r\n")
 
@@ -64,4 +64,4 @@ def test_head_has_the_length_and_no_body() -> None:
 @pytest.mark.parametrize("form", [lambda body: body, lambda body: [body], lambda body: [body[:7], body[7:]]])
 def test_a_large_body_is_cut_without_loss(form, length):
     body = (bytes(range(251)) * (length // 251 + 1))[:length]
-    assert b"".join(responses.split_body(form(body))) == body
+    assert b"".join(application.split_body(form(body))) == body

@@ -2,7 +2,7 @@ import ssl
 
 import pytest
 
-from nodewise.server import tls_handshake
+from nodewise.server import server_tls_context
 
 
 def client_hello(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
@@ -28,21 +28,21 @@ def in_records(data: bytes, size: int) -> bytes:
 @pytest.mark.parametrize("protocols", [(), ("h2",), ("h2", "http/1.1"), ("a", "b", "c")])
 def test_the_protocols_of_a_client_are_read(protocols, version):
     data = client_hello(*protocols, version=version)
-    assert tls_handshake.offered_alpn_protocols(data) == tuple(name.encode() for name in protocols)
+    assert server_tls_context.offered_alpn_protocols(data) == tuple(name.encode() for name in protocols)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50, 10_000])
 def test_a_message_in_many_records_is_put_together(size):
-    assert tls_handshake.offered_alpn_protocols(in_records(client_hello("h2"), size)) == (b"h2",)
+    assert server_tls_context.offered_alpn_protocols(in_records(client_hello("h2"), size)) == (b"h2",)
 
 
 def test_what_is_not_all_there_is_not_known_yet():
     data = client_hello("h2")
-    assert all(tls_handshake.offered_alpn_protocols(data[:end]) is None for end in range(len(data)))
+    assert all(server_tls_context.offered_alpn_protocols(data[:end]) is None for end in range(len(data)))
 
 
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1", b"\x15\x03\x01\x00\x02\x02\x28", b"\x16\x03\x01\x00\x04\x02\0\0\0"]
 )
 def test_what_is_no_client_hello_offers_nothing(data):
-    assert tls_handshake.offered_alpn_protocols(data) == ()
+    assert server_tls_context.offered_alpn_protocols(data) == ()

@@ -23,9 +23,9 @@ from nodewise.install import (
 from nodewise.install.kubernetes_distribution_files import PLATFORMS, Platform
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.install.scheduler_versions import SchedulerVersion
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import connect
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 
@@ -52,7 +52,7 @@ def _print_native_mode(options: ConfigureOptions) -> None:
         native_mode.read_files(), options.service_namespace, _image(options), options.prometheus_url
     )
     if options.output == "json":
-        documents = yaml_json_documents.split_documents(text.encode(), "deploy")
+        documents = object_files.split_documents(text.encode(), "deploy")
         items = [msgspec.Raw(document) for _, document in documents]
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
     else:

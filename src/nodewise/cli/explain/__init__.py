@@ -23,7 +23,7 @@ from nodewise.engine import scheduling_attempt_explanation
 from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.replicas import Replica
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -13,9 +13,9 @@ import msgspec
 from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
-from nodewise.kube import object_listing
+from nodewise.kube import reflector
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
+from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
@@ -225,7 +225,7 @@ async def _list_objects(api: Api, watched: Watched, namespace: str) -> Mapping[O
         resource, watched.type, namespace if resource.namespaced else "", selectors, watched.keep
     )
     try:
-        store = await object_listing.list_objects(api, target, MetricsRegistry(), lambda _: None)
+        store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
     except NotFound:
         return {}
     return store.snapshot()
@@ -396,7 +396,7 @@ async def _read_nodes(api: Api) -> tuple[list[_Node], str]:
     """The nodes by name, and why they cannot be read."""
     target = ReflectorTarget(NODES, _Node)
     try:
-        store = await object_listing.list_objects(api, target, MetricsRegistry(), lambda _: None)
+        store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
     except NodewiseError as error:
         return [], str(error)
     return sorted(store.values(), key=lambda node: node.metadata.name), ""

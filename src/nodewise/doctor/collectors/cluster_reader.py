@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, NodewiseError, Refused, short
 from nodewise.doctor.facts import UnavailableFact
-from nodewise.kube import api_discovery
+from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import Resource
 
@@ -124,7 +124,7 @@ class ClusterReader:
         """Whether the API server has a kind."""
         try:
             async with self._requests:
-                return await api_discovery.is_served(self.api, resource)
+                return await resource_kinds.is_served(self.api, resource)
         except NodewiseError as error:
             return unavailable("the kinds of the API server", "get the path /apis", error)
 

@@ -19,7 +19,7 @@ from nodewise.doctor.facts import Descheduler, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_text_list
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 
 _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
 _MAX_BYTES: Final = 2**20
@@ -45,8 +45,7 @@ def parse_descheduler_policy(where: str, text: bytes) -> Descheduler:
     """A descheduler with the policy in a text."""
     try:
         values = [
-            msgspec.json.decode(json)
-            for _, json in yaml_json_documents.split_documents(text[:_MAX_BYTES], "policy")
+            msgspec.json.decode(json) for _, json in object_files.split_documents(text[:_MAX_BYTES], "policy")
         ]
     except (BadInput, *UNREADABLE) as error:
         return Descheduler(where, UnavailableFact(where, f"its policy: {short(str(error))}"))

@@ -24,7 +24,7 @@ from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api
-from nodewise.metrics import series_arrays as columns
+from nodewise.metrics import series as columns
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
 from nodewise.metrics.missing_values import Cause

@@ -25,7 +25,7 @@ from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.doctor.policy_facts import PodAdmission, PodAdmissionPolicy
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
-from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
+from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES
 
 _DEFAULT_DURATION_S: Final = 15

@@ -25,7 +25,7 @@ from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_text_list
 from nodewise.install import second_scheduler
-from nodewise.kube.leader_election_rules import CONTROLLER_LEASE, EXTENDER_LEASE
+from nodewise.kube.leader_election import CONTROLLER_LEASE, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES
 from nodewise.metrics import custom_metrics_api, resource_metrics_api
 from nodewise.policies import deleted_policies

@@ -10,7 +10,7 @@ from nodewise.base.errors import short
 from nodewise.doctor.facts import ProbedServer
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
-from nodewise.server.tls_handshake import peer_certificates
+from nodewise.server.server_tls_context import peer_certificates
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 _RESPONSE_TIMEOUT_S: Final = 5.0

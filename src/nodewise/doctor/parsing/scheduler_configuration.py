@@ -17,7 +17,7 @@ from nodewise.base.errors import UNREADABLE, BadInput, short, shown
 from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000
@@ -99,8 +99,7 @@ def parse(text: bytes) -> SchedulerConfiguration:
         return _invalid_configuration(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
         values = [
-            msgspec.json.decode(json)
-            for _, json in yaml_json_documents.split_documents(text, "configuration")
+            msgspec.json.decode(json) for _, json in object_files.split_documents(text, "configuration")
         ]
     except (BadInput, *UNREADABLE) as error:
         return _invalid_configuration(short(str(error)))

@@ -19,7 +19,7 @@ from nodewise.doctor.parsing.object_fields import (
     get_text_mapping,
 )
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 
 _TEMPLATES: Final = {
     "Deployment": ("spec", "template"),
@@ -284,7 +284,7 @@ def parse_settings(text: bytes) -> dict[str, str]:
     try:
         values = [
             msgspec.json.decode(json)
-            for _, json in yaml_json_documents.split_documents(text[:_MAX_FILE], "settings")
+            for _, json in object_files.split_documents(text[:_MAX_FILE], "settings")
         ]
     except (BadInput, *UNREADABLE):
         return {}

@@ -1,23 +1,347 @@
 """Client of Prometheus' `/api/v1/query` and `/api/v1/query_range`.
 
-It translates the exceptions of httpx2, and removes secrets from errors.
+It translates the exceptions of httpx2, and removes secrets from errors. Files of certificates, credentials and headers
+are reread, so that they can be renewed.
 """
 
 import asyncio
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
-from typing import Final
+import os
+import re
+import ssl
+from base64 import b64encode
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube import http_client as kube_client
+from nodewise.kube import http_transport
+from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.api_server_interface import BeforeBody
+from nodewise.kube.http_transport import RenewingTransport
 from nodewise.metrics import missing_values
 from nodewise.metrics.prometheus import query_responses
-from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.tls import certificate_files
+from nodewise.tls.certificate_files import CertificateReloader, ReloadableFiles
+
+HEADER_FLAG: Final = "--prometheus-header"
+HEADER_FILE_FLAG: Final = "--prometheus-header-file"
+AUTHORIZATION: Final = "Authorization"
+
+_HIDDEN: Final = "(hidden)"
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A name (RFC 9110, section 5.6.2)."""
+_OWN_HEADERS: Final = frozenset(
+    {
+        "host",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "keep-alive",
+        "upgrade",
+        "te",
+        "trailer",
+        "expect",
+        "accept",
+        "accept-encoding",
+    }
+)
+"""Headers that nodewise or the HTTP client sets for each request, in lower case."""
+_LONGEST_WORD: Final = 8
+"""A shorter value, such as a tenant's name, is hidden as a whole word only: the tenant 1 is not in the status 401."""
+
+
+class HeaderAssignment(NamedTuple):
+    """`NAME=VALUE` or `NAME=FILE` of a flag."""
+
+    name: str
+    value: str
+    is_file: bool
+
+
+class SecretHeader:
+    """A header with a constant value."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name = name
+        self._value = value
+
+    def read(self) -> str:
+        """The current value. `Refused` if there is none."""
+        return self._value
+
+    def secrets(self) -> Iterator[str]:
+        """The texts that no message may contain."""
+        credentials = self._value.partition(" ")[2]
+        yield credentials
+        # the scheme before the credentials, such as Bearer, may be shown
+        if not credentials or self.name.lower() != AUTHORIZATION.lower():
+            yield self._value
+
+
+class FileHeader(SecretHeader):
+    """A header with a secret from a file, which is read at every request. While the file is being replaced the old
+    secret is used.
+    """
+
+    def __init__(self, name: str, path: str, format_value: Callable[[str], str] = str) -> None:
+        super().__init__(name, "")
+        self._path = Path(path)
+        self._format_value = format_value
+        self._secret = ""
+
+    def read(self) -> str:
+        try:
+            secret = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._secret:
+                return self._value
+            actual = getattr(error, "strerror", None) or type(error).__name__
+            problem = Problem(str(self._path), actual, f"a file with the secret of the header {self.name}")
+            raise Refused("Prometheus' credentials", [problem]) from error
+        if _invalid_value(secret):
+            problem = Problem(
+                str(self._path), "a line break or a character that no header may have", "a secret"
+            )
+            raise Refused("Prometheus' credentials", [problem])
+        self._secret, self._value = secret, self._format_value(secret)
+        return self._value
+
+    def secrets(self) -> Iterator[str]:
+        yield self._secret
+        yield from super().secrets()
+
+
+class SecretHeaders(httpx2.Auth):
+    """Sets headers of each request."""
+
+    def __init__(self, headers: Sequence[SecretHeader]) -> None:
+        self._headers = headers
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        for header in self._headers:
+            request.headers[header.name] = header.read()
+        yield request
+
+    def hide(self, text: str) -> str:
+        """The text without the values."""
+        secrets = {secret for header in self._headers for secret in header.secrets() if secret}
+        # a longer value may contain a shorter one
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) >= _LONGEST_WORD:
+                text = text.replace(secret, _HIDDEN)
+            else:
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", _HIDDEN, text)
+        return text
+
+
+def secret_headers(options: PrometheusOptions) -> SecretHeaders:
+    """The headers of these settings, which have no `header_problems`."""
+    headers: list[SecretHeader] = []
+    if options.prometheus_token_file:
+        headers.append(FileHeader(AUTHORIZATION, options.prometheus_token_file, "Bearer {}".format))
+    if user := options.prometheus_user:
+        path = options.prometheus_password_file
+        headers.append(FileHeader(AUTHORIZATION, path, lambda password: _basic_authorization(user, password)))
+    for header in filter(None, _assignments(options)):
+        made = FileHeader(header.name, header.value) if header.is_file else SecretHeader(*header[:2])
+        headers.append(made)
+    return SecretHeaders(headers)
+
+
+def header_problems(options: PrometheusOptions) -> Iterator[Problem]:
+    """The problems of the settings. A problem names a header only where its name cannot be a part of a value."""
+    has_credentials = bool(options.prometheus_token_file or options.prometheus_user)
+    names: set[str] = set()
+    for flag, texts in (
+        (HEADER_FLAG, options.prometheus_header),
+        (HEADER_FILE_FLAG, options.prometheus_header_file),
+    ):
+        for number, text in enumerate(texts, 1):
+            header = _parse_assignment(text, is_file=flag == HEADER_FILE_FLAG)
+            if header is None:
+                expected = "NAME=FILE" if flag == HEADER_FILE_FLAG else "NAME=VALUE"
+                example = "X-Scope-OrgID=/etc/tenant" if flag == HEADER_FILE_FLAG else "X-Scope-OrgID=team-a"
+                place = f"{flag}, number {number} of {len(texts)}"
+                actual = "a header without a valid name or value, which is hidden"
+                yield Problem(place, actual, f"{expected}, such as {example}")
+                continue
+            yield from _assignment_problems(flag, header, names, has_credentials=has_credentials)
+            names.add(header.name.lower())
+
+
+def _assignment_problems(
+    flag: str, header: HeaderAssignment, earlier: Iterable[str], *, has_credentials: bool
+) -> Iterator[Problem]:
+    name = header.name.lower()
+    if name in _OWN_HEADERS:
+        remedy = "; the host is that of --prometheus-url" if name == "host" else ""
+        yield Problem(
+            flag, f"the header {header.name}, which nodewise sets itself", f"another header{remedy}"
+        )
+    elif name in earlier:
+        yield Problem(flag, f"the header {header.name} is given twice", "each header once")
+    elif name == AUTHORIZATION.lower() and has_credentials:
+        other = "--prometheus-token-file or --prometheus-user"
+        yield Problem(flag, f"the header {header.name} is given with {other}", "one of the two")
+
+
+def _assignments(options: PrometheusOptions) -> Iterator[HeaderAssignment | None]:
+    for text in options.prometheus_header:
+        yield _parse_assignment(text, is_file=False)
+    for text in options.prometheus_header_file:
+        yield _parse_assignment(text, is_file=True)
+
+
+def _parse_assignment(text: str, *, is_file: bool) -> HeaderAssignment | None:
+    """The parts of `NAME=VALUE`; None if one is missing or invalid."""
+    name, _, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not _TOKEN.fullmatch(name) or not value or (not is_file and _invalid_value(value)):
+        return None
+    return HeaderAssignment(name, value, is_file)
+
+
+def _invalid_value(text: str) -> bool:
+    """Whether a value has a character that no header may have. Others than ASCII have no defined encoding."""
+    return not text.isascii() or not text.replace("\t", " ").isprintable()
+
+
+def _basic_authorization(user: str, password: str) -> str:
+    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+
+_WHAT: Final = "Prometheus' settings"
+_HEADERS: Final = {
+    # decompression would block the event loop, and the network of a cluster is faster
+    "Accept-Encoding": "identity",
+    "Accept": "application/json",
+    "User-Agent": "nodewise",
+}
+_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
+
+
+class PrometheusConnection:
+    """HTTP connection to one Prometheus. `BadSettings` names all settings that cannot be used."""
+
+    def __init__(self, url: str, options: PrometheusOptions, metrics_registry: MetricsRegistry) -> None:
+        if problems := list(_settings_problems(url, options)):
+            raise BadSettings(_WHAT, problems)
+        self.url = url.rstrip("/")
+        self._headers = secret_headers(options)
+        self.http = _create_client(self.url, _TlsFiles(options, metrics_registry), self._headers)
+
+    def hide(self, text: str) -> str:
+        """The text without secrets."""
+        return self._headers.hide(text)
+
+
+def _settings_problems(url: str, options: PrometheusOptions) -> Iterator[Problem]:
+    yield from _url_problems(url)
+    if options.prometheus_token_file and options.prometheus_user:
+        yield Problem("--prometheus-token-file", "given with --prometheus-user", "one of the two")
+    pairs = (
+        ("--prometheus-user", options.prometheus_user, options.prometheus_password_file),
+        ("--prometheus-cert", options.prometheus_cert, options.prometheus_key),
+    )
+    for flag, first, second in pairs:
+        if bool(first) != bool(second):
+            other = "--prometheus-password-file" if flag.endswith("user") else "--prometheus-key"
+            yield Problem(flag, f"only one of it and {other} is given", "both or neither")
+    yield from header_problems(options)
+    if not options.prometheus_node_label:
+        yield Problem("--prometheus-node-label", "none", "at least one label")
+
+
+def _url_problems(url: str) -> Iterator[Problem]:
+    """The problems of a URL. A URL with a password is not shown."""
+    flag = "--prometheus-url"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        yield Problem(flag, "no URL", "http://host:port")
+        return
+    if parts.username or parts.password or "@" in parts.netloc:
+        expected = "--prometheus-user and --prometheus-password-file, or --prometheus-token-file"
+        yield Problem(flag, "a URL with credentials in it", expected)
+    elif parts.query or parts.fragment:
+        yield Problem(flag, f"{parts.scheme}://{parts.netloc} with ? or #", "a URL without")
+    elif not usable:
+        yield Problem(flag, repr(url), "http://host:port or https://host:port")
+
+
+class _TlsFiles:
+    """Trusted authorities and client certificate. BadSettings if a file cannot be used."""
+
+    def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry) -> None:
+        clock = SystemClock()
+        now_s = clock.now()
+        pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
+        bundle = {"--prometheus-ca": options.prometheus_ca}
+        self._pair = (
+            ReloadableFiles(
+                "prometheus_client", pair, certificate_files.read_certificate_and_key, metrics_registry, now_s
+            )
+            if all(pair.values())
+            else None
+        )
+        self._bundle = (
+            ReloadableFiles(
+                "prometheus_ca", bundle, certificate_files.read_trusted_certificates, metrics_registry, now_s
+            )
+            if all(bundle.values())
+            else None
+        )
+        self._reloader = CertificateReloader(
+            [files for files in (self._pair, self._bundle) if files], clock, every_s=0.0
+        )
+
+    def has_changed(self) -> bool:
+        """Whether the content of the files has changed since the last call."""
+        return self._reloader.poll()
+
+    def context(self) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self._bundle:
+            certificate_files.add_trusted_certificates(made, self._bundle.value.authorities)
+        else:
+            made.load_default_certs()
+        if self._pair:
+            certificate_files.load_pair_into_ssl_context(
+                made, self._pair.value.certificate, self._pair.value.key
+            )
+        return made
+
+
+def _create_client(url: str, tls_files: _TlsFiles, headers: SecretHeaders) -> httpx2.AsyncClient:
+    proxy = http_transport.proxy_url(url, os.environ) or None
+
+    def make() -> httpx2.AsyncHTTPTransport:
+        return httpx2.AsyncHTTPTransport(
+            verify=tls_files.context(),
+            proxy=proxy,
+            limits=_LIMITS,
+            socket_options=[SMALL_RECEIVE_BUFFER],
+            trust_env=False,
+        )
+
+    transport = RenewingTransport(make, tls_files.has_changed)
+    # no timeout here: every call has its own deadline
+    return httpx2.AsyncClient(
+        base_url=url, auth=headers, headers=_HEADERS, transport=transport, timeout=None, trust_env=False
+    )
+
 
 _PATH: Final = "/api/v1/query"
 _RANGE_PATH: Final = "/api/v1/query_range"

@@ -10,22 +10,15 @@ from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
-from nodewise.metrics import sample_distance
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import (
-    node_matching,
-    queries,
-    query_responses,
-    range_matrix,
-    series_labels,
-)
-from nodewise.metrics.prometheus.client import PrometheusClient
+from nodewise.metrics.prometheus import node_matching, query_responses, range_matrix, source
+from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
+from nodewise.metrics.series import LOOKBACK_S
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 MAX_POINTS_PER_SERIES: Final = 11_000
@@ -54,7 +47,7 @@ class PrometheusHistory:
         """`BadSettings` names every setting that cannot be used."""
         self._connection = PrometheusConnection(url, options, metrics_registry)
         self._client = PrometheusClient(self._connection, options.prometheus_timeout_s)
-        self._labels = series_labels.series_labels(options)
+        self._labels = node_matching.series_labels(options)
         self._attributes = attributes
         self._nodes = nodes
         self._only_current: set[str] = set()
@@ -98,9 +91,9 @@ class PrometheusHistory:
         return {request.key: distance for request, distance in zip(requests, distances, strict=True)}
 
     async def _sample_distance(self, request: MetricRequest, at: float) -> float | None:
-        if not queries.is_selector(queries.instant_query(request)):
+        if not source.is_selector(source.instant_query(request)):
             return None
-        query = queries.range_query(request, max(request.max_age_s, sample_distance.LOOKBACK_S))
+        query = source.range_query(request, max(request.max_age_s, LOOKBACK_S))
         async with self._parts:
             answer = await self._query(query, at)
         series = query_responses.newest_values(answer)
@@ -117,7 +110,7 @@ class PrometheusHistory:
 
     async def _read_metric(self, request: MetricRequest, grid: TimeGrid) -> NodeMatrix:
         matrix = await self._read_parts(request, grid)
-        is_selector = queries.is_selector(queries.instant_query(request))
+        is_selector = source.is_selector(source.instant_query(request))
         if matrix.has_several_series and is_selector and request.key not in self._only_current:
             self._only_current.add(request.key)
             matrix = await self._read_parts(request, grid)
@@ -142,7 +135,7 @@ class PrometheusHistory:
         if grid.steps > MAX_POINTS_PER_SERIES:
             problem = Problem("", f"{grid.steps} points", f"at most {MAX_POINTS_PER_SERIES}")
             raise Unavailable("range query", [problem])
-        query = queries.last_value_query(
+        query = source.last_value_query(
             request, request.max_age_s, only_current=request.key in self._only_current
         )
         async with self._parts:
@@ -157,7 +150,7 @@ class PrometheusHistory:
                 self._attributes,
                 self._nodes,
                 request.aggregate,
-                request.max_age_s if queries.is_selector(queries.instant_query(request)) else 0.0,
+                request.max_age_s if source.is_selector(source.instant_query(request)) else 0.0,
             )
 
     async def _query(self, query: str, at: float | None = None) -> QueryResponse:
@@ -202,7 +195,7 @@ async def read_pod_starts(history: PrometheusHistory, window_s: float) -> list[P
 
     Empty if Prometheus has no such series.
     """
-    window = queries.promql_duration(window_s)
+    window = source.promql_duration(window_s)
     starts = await history.series(f"last_over_time(kube_pod_start_time[{window}])")
     infos = await history.series(f"last_over_time(kube_pod_info[{window}])") if starts else []
     labels = await history.series(f"last_over_time(kube_pod_labels[{window}])") if starts else []

@@ -18,8 +18,9 @@ from nodewise.base.errors import (
     shown,
     truncate,
 )
-from nodewise.metrics import missing_values, sample_distance
+from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import NoValues
+from nodewise.metrics.series import COUNTED, newest_distance_s
 
 MATRIX: Final = "matrix"
 VECTOR: Final = "vector"
@@ -255,13 +256,13 @@ def _sample_distance_s(pairs: bytes) -> float | None:
     """The distance of the newest samples of a range; None for an instant value and a single sample."""
     times = []
     end = len(pairs)
-    for _ in range(sample_distance.COUNTED):
+    for _ in range(COUNTED):
         begin = pairs.rfind(b"[", 1, end)
         if begin < 0:
             break
         times.append(float(pairs[begin + 1 : pairs.index(b",", begin)]))
         end = begin
-    return sample_distance.newest_distance_s(times)
+    return newest_distance_s(times)
 
 
 def parse_sample_value(value: str) -> int:

@@ -1,10 +1,11 @@
-"""The values of a metric by time and node, from responses to range queries. No I/O.
+"""The values of a metric by time and node, from responses to range queries, and all samples of a range such as
+`expression[1d:5m]`, from an instant query. No I/O.
 
 All values of a range query are at the times of a grid, so that they fit into one array of shape (steps, nodes).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -16,11 +17,10 @@ from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
-from nodewise.metrics.prometheus import series_owners
+from nodewise.metrics.prometheus import node_matching
+from nodewise.metrics.prometheus.node_matching import SeriesLabels
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
-from nodewise.metrics.prometheus.series_labels import SeriesLabels
-from nodewise.metrics.series import Floats, Values, ValueState
-from nodewise.metrics.series_arrays import States
+from nodewise.metrics.series import Floats, States, Values, ValueState
 
 _NANO: Final = 1e9
 _MAX_EXACT: Final = float(2**21)
@@ -140,7 +140,7 @@ def build_matrix(
             continue
         series.append(SeriesValue(decoded.metric, "", None))
         rows.append(_hold_before_nan(_row(points, grid), math.ceil(max_age_s / grid.step_s) - 1))
-    owners = cooperative_scheduling.run_without_pauses(series_owners.match_series(series, labels, attributes))
+    owners = cooperative_scheduling.run_without_pauses(node_matching.match_series(series, labels, attributes))
     by_node: dict[int, dict[frozenset[tuple[str, str]], Floats]] = {}
     unmatched: set[str] = set()
     # the same replica counts at every time at which it has a value
@@ -150,7 +150,7 @@ def build_matrix(
     for item, row, owner in in_order:
         if owner is not None and owner in nodes:
             own = by_node.setdefault(int(nodes.numbers([owner])[0]), {})
-            identity = series_owners.identity(item, labels.replica)
+            identity = node_matching.series_identity(item, labels.replica)
             own[identity] = np.where(own[identity] == _ABSENT, row, own[identity]) if identity in own else row
         else:
             text = next(filter(None, map(item.labels.get, labels.node)), "a series without a node label")
@@ -324,3 +324,46 @@ def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:
         next((part.incomplete for part in parts if part.incomplete), ""),
         differing=DifferingEntries(*map(np.concatenate, zip(*differing, strict=True))),
     )
+
+
+class _SampledSeries(msgspec.Struct, frozen=True, gc=False):
+    metric: dict[str, str] = {}
+    values: list[tuple[float, str]] = []
+
+
+_decode_samples: Final = msgspec.json.Decoder(_SampledSeries).decode
+
+Points = NDArray[np.float64]
+"""One row per sample, oldest first: seconds since 1970, value. Only finite values."""
+
+
+def samples_by_node(
+    answer: QueryResponse, labels: SeriesLabels, nodes: NodeAttributes
+) -> Generator[None, None, dict[str, Points]]:
+    """The samples of each node; yields between series.
+
+    All series of a node count, for example those of a restarted exporter; of two samples of the same time the last. A
+    node of which it is not clear which series are meant has none.
+    """
+    ranges: list[tuple[SeriesValue, Points]] = []
+    for raw in answer.series:
+        try:
+            series = _decode_samples(raw)
+            points = np.array(series.values, np.float64).reshape(-1, 2)
+        except UNREADABLE:
+            continue
+        ranges.append((SeriesValue(series.metric, "", None), points[np.isfinite(points[:, 1])]))
+        yield
+    owners = yield from node_matching.match_series([item for item, _ in ranges], labels, nodes)
+    merged: dict[str, Points] = {}
+    for (_, points), node in zip(ranges, owners.nodes, strict=True):
+        if node is not None and node not in owners.conflicts and points.size:
+            merged[node] = _concatenate_samples(merged[node], points) if node in merged else points
+        yield
+    return merged
+
+
+def _concatenate_samples(first: Points, second: Points) -> Points:
+    both = np.concatenate((second, first))
+    _, places = np.unique(both[:, 0], return_index=True)
+    return both[places]

@@ -1,6 +1,7 @@
-"""The source `prometheus`."""
+"""The source `prometheus`, and PromQL queries for metrics."""
 
 import contextlib
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -8,27 +9,75 @@ from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Problem
-from nodewise.metrics import missing_values, nodes_without_values, sample_distance
+from nodewise.metrics import missing_values, series
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
-from nodewise.metrics.prometheus import (
-    node_matching,
-    queries,
-    query_responses,
-    range_samples,
-    series_labels,
-)
-from nodewise.metrics.prometheus.client import PrometheusClient
-from nodewise.metrics.prometheus.node_matching import SeriesByNode
+from nodewise.metrics.prometheus import node_matching, query_responses, range_matrix
+from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
+from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.prometheus_connection import PrometheusConnection
 from nodewise.metrics.prometheus.query_responses import QueryResponse
-from nodewise.metrics.prometheus.range_samples import Points
-from nodewise.metrics.prometheus.series_owners import Identity
+from nodewise.metrics.prometheus.range_matrix import Points
 from nodewise.metrics.series import Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|`[^`]*+`)"""
+_NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABEL: Final = rf"(?:[a-zA-Z_][a-zA-Z0-9_]*+|{_STRING})"
+_MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
+_MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
+# possessive quantifiers throughout: the text is untrusted, and matching must take linear time
+_SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
+_NUMBERS: Final = ("inf", "nan")
+"""Names that PromQL reads as numbers."""
+
+
+def range_query(request: MetricRequest, lookback_s: float) -> str:
+    """The query of a request: the rule's query, else a selector of the metric; samples no older than `lookback_s`."""
+    expression = instant_query(request)
+    return f"{expression}[{promql_duration(lookback_s)}]" if is_selector(expression) else expression
+
+
+def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: bool) -> str:
+    """The query whose value at any time is that of the newest sample no older than `max_age_s`.
+
+    With `only_current` it has no series that have ended. An expression is used unchanged.
+    """
+    expression = instant_query(request)
+    if not is_selector(expression):
+        return expression
+    newest = f"last_over_time({expression}[{promql_duration(max_age_s)}])"
+    return f"{newest} and {expression}" if only_current else newest
+
+
+def instant_query(request: MetricRequest) -> str:
+    """The same without a range. For a selector, Prometheus returns the series that have not ended."""
+    return request.query.strip() if request.query else _metric_selector(request.metric)
+
+
+def existing_metrics_query(names: Sequence[str]) -> str:
+    """The query whose result has one series for each of these metrics that has series."""
+    return f"count by (__name__) ({' or '.join(map(_metric_selector, names))})"
+
+
+def is_selector(text: str) -> bool:
+    """Whether this is a plain selector such as `temp` or `temp{job="node"}`, without offset or function."""
+    return _SELECTOR.fullmatch(text) is not None and text.lower() not in _NUMBERS
+
+
+def _metric_selector(metric: str) -> str:
+    """A selector by name. The name is always quoted: it is a tenant's text and must not be parsed as PromQL."""
+    escaped = metric.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{__name__="{escaped}"}}'
+
+
+def promql_duration(seconds: float) -> str:
+    """A duration in PromQL, which does not support fractions."""
+    milli = max(round(seconds * 1000), 1)
+    return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"
+
 
 NAME: Final = missing_values.PROMETHEUS
 _NAMES_RANGE_S: Final = 300.0
@@ -54,7 +103,7 @@ class PrometheusSource:
         self.name = f"{NAME} {url}" if several else NAME
         self._connection = PrometheusConnection(url, setting.options, metrics_registry)
         self._client = PrometheusClient(self._connection, setting.options.prometheus_timeout_s)
-        self._labels = series_labels.series_labels(setting.options)
+        self._labels = node_matching.series_labels(setting.options)
         self._max_age_s = setting.max_age_s
         self._decoding = FairConcurrencyLimit(DECODING)
         self._nodes = nodes
@@ -68,7 +117,7 @@ class PrometheusSource:
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `PrometheusClient`."""
         max_age_s = request.max_age_s or self._max_age_s
-        query = queries.range_query(request, max(max_age_s, request.lookback_s))
+        query = range_query(request, max(max_age_s, request.lookback_s))
         nodes = await self._nodes()
         async with contextlib.AsyncExitStack() as stack:
             slot = self._decoding.slot(request.namespaces)
@@ -78,9 +127,7 @@ class PrometheusSource:
             )
         distance_s = await cooperative_scheduling.run(node_matching.sample_distance_s(grouped))
         grouped = await cooperative_scheduling.run(
-            node_matching.without_old_series(
-                grouped, sample_distance.derived_max_age_s(max_age_s, distance_s)
-            )
+            node_matching.without_old_series(grouped, series.derived_max_age_s(max_age_s, distance_s))
         )
         unmatched = len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
@@ -125,8 +172,8 @@ class PrometheusSource:
             example = f"{len(grouped.unmatched)} series, such as {example}"
         if example and (request.name, event) not in self._logged:
             without = [node for node in nodes.allocatable if node not in grouped.by_node]
-            similar = await cooperative_scheduling.run(nodes_without_values.closest_nodes(hosts, without))
-            example = f"{example}; {nodes_without_values.name_hosts(similar)}" if similar else example
+            similar = await cooperative_scheduling.run(missing_values.closest_nodes(hosts, without))
+            example = f"{example}; {missing_values.name_hosts(similar)}" if similar else example
         self._log_condition_once(request.name, event, example=example)
 
     async def _series_that_have_not_ended(
@@ -141,7 +188,7 @@ class PrometheusSource:
             node_matching.depends_on_ended_series(grouped, request.aggregate)
         ):
             return None
-        answer = await self._client.query(queries.instant_query(request))
+        answer = await self._client.query(instant_query(request))
         return await cooperative_scheduling.run(
             node_matching.identities(query_responses.newest_values(answer), self._labels)
         )
@@ -152,7 +199,7 @@ class PrometheusSource:
 
     async def existing_metrics(self, names: Sequence[str]) -> list[str]:
         """Those of these names that have series. The index also has the names of series that ended hours ago."""
-        answer = await self._client.query(queries.existing_metrics_query(names))
+        answer = await self._client.query(existing_metrics_query(names))
         existing = {item.labels.get("__name__") for item in query_responses.newest_values(answer)}
         return [name for name in names if name in existing]
 
@@ -164,7 +211,7 @@ class PrometheusSource:
         if answer.incomplete:
             raise self._incomplete_error(query, answer)
         nodes = await self._nodes()
-        return await cooperative_scheduling.run(range_samples.samples_by_node(answer, self._labels, nodes))
+        return await cooperative_scheduling.run(range_matrix.samples_by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """Close all connections."""

@@ -11,7 +11,7 @@ from typing import Any
 from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.base import cooperative_scheduling
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset

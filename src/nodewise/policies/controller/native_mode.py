@@ -18,10 +18,8 @@ from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import Api, NotFound, TokenBucket, run_api_calls
 from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
-from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, PODS
 from nodewise.observe import logs

@@ -17,8 +17,7 @@ from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 from nodewise.policies import node_labels

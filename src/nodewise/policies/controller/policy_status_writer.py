@@ -10,7 +10,7 @@ from nodewise.agent import Resource
 from nodewise.agent.controller_interface import Handle
 from nodewise.base.clock import format_rfc3339
 from nodewise.base.errors import Conflict, Refused
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.kube.event_recorder import ObjectReference
 from nodewise.observe import logs
 from nodewise.policies import policy_status

@@ -7,9 +7,8 @@ from urllib.parse import urlencode
 
 from cpu_tests.conformance.minimal_api_server import MinimalApiServer
 from nodewise.base.errors import Unavailable
-from nodewise.kube import error_responses
-from nodewise.kube.api_server_interface import Patch
-from nodewise.kube.error_responses import ApiCall
+from nodewise.kube import api_server_interface
+from nodewise.kube.api_server_interface import ApiCall, Patch
 from nodewise_cpu.cluster.api_server import NO_PARAMS, Object
 
 
@@ -57,6 +56,6 @@ class FailingApiClient:
         code, answer = self.server.answer(verb, target, sent, content_type)
         if code < 300:
             return json.loads(json.dumps(answer))
-        raise error_responses.error_from_status(
-            ApiCall(verb, target), code, error_responses.parse_status_body(json.dumps(answer).encode())
+        raise api_server_interface.error_from_status(
+            ApiCall(verb, target), code, api_server_interface.parse_status_body(json.dumps(answer).encode())
         )

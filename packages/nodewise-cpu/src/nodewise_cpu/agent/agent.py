@@ -14,9 +14,9 @@ from typing import Final, Protocol
 from nodewise.base.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
+from nodewise.server.server import admin_routes, admin_server
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.agent.allocation_service import AllocationService
 from nodewise_cpu.agent.socket_server import ConnectionLimits, PeerProcess, SocketServer

@@ -21,8 +21,7 @@ from nodewise.base.errors import BadSettings, Conflict, Problem, Refused, Unavai
 from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.options_from_settings import warn_of_unknown_variables
 from nodewise.cli.setting_declarations import Duration
-from nodewise.kube.kubeconfig import ACCOUNT
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import ACCOUNT, KubeOptions
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe import logs
 from nodewise.server.options import AdminOptions

@@ -15,9 +15,9 @@ from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions, ServeOptions
+from nodewise.server.server import admin_routes, admin_server
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR
 from nodewise_cpu.webhook import https_server, manifests

@@ -14,7 +14,7 @@ import msgspec
 from nodewise.base.errors import UNREADABLE, Problem, Unavailable, shown
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api, Patch
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_cpu.cluster.api_server import NO_PARAMS, Object
 

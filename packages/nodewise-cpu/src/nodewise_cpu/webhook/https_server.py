@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
-from nodewise.kube import yaml_json_documents
+from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Application, ConcurrencyLimit, Request, Response, Route
@@ -75,7 +75,7 @@ def _merge_documents(held: Contents) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path, text in held.items():
         try:
-            for _, document in yaml_json_documents.split_documents(text, path):
+            for _, document in object_files.split_documents(text, path):
                 merged = merge_json(merged, msgspec.json.decode(document))
         except (BadInput, *UNREADABLE) as error:
             raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error

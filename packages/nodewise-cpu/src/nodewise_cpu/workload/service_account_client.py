@@ -136,7 +136,7 @@ def open_config_map_store(options: IsolateArguments) -> AllocationStore:
     """The ConfigMap of this node."""
     api: ApiClient
     if options.kubeconfig:
-        from nodewise.kube.options import KubeOptions
+        from nodewise.kube.kubeconfig import KubeOptions
         from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 
         api = BlockingApiClient(KubeOptions(kubeconfig=options.kubeconfig))

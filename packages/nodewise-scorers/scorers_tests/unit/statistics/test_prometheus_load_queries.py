@@ -1,6 +1,6 @@
 """The Prometheus queries for the load of nodes."""
 
-from nodewise.metrics.prometheus import queries as prometheus
+from nodewise.metrics.prometheus import source as prometheus
 from nodewise_scorers.statistics import prometheus_load_queries
 from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
-from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import Api, NotFound, run_api_calls
 from nodewise.kube.resource_kinds import NODES
 from nodewise_scorers.annotator.patch_planning import NodePlan
 

@@ -9,9 +9,8 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import NodewiseError
 from nodewise.base.quantity import NANO
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.prometheus.queries import promql_duration
-from nodewise.metrics.prometheus.range_samples import Points
-from nodewise.metrics.prometheus.source import PrometheusSource
+from nodewise.metrics.prometheus.range_matrix import Points
+from nodewise.metrics.prometheus.source import PrometheusSource, promql_duration
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise_scorers.annotator import sample_statistics

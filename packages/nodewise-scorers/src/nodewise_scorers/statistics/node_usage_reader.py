@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.base.quantity import NANO
-from nodewise.metrics import series_arrays as columns
-from nodewise.metrics.series import Series, ValueState
-from nodewise.metrics.series_arrays import Column
+from nodewise.metrics import series as columns
+from nodewise.metrics.series import Column, Series, ValueState
 from nodewise_scorers.statistics import load_annotations, node_capacity, prometheus_load_queries
 from nodewise_scorers.statistics.load_annotations import UsageAnnotations
 from nodewise_scorers.statistics.missing_statistics import StatisticStatus

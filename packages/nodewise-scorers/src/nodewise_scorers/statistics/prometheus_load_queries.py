@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.base.option import Option
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.prometheus.queries import promql_duration
+from nodewise.metrics.prometheus.source import promql_duration
 
 
 class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,7 @@ from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, Conflict, Refused
 from nodewise.kube import resource_kinds
-from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.observe import background_tasks, logs
 
 _MANAGER: Final = {"fieldManager": "nodewise-gpu"}

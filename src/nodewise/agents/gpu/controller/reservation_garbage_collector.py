@@ -11,8 +11,7 @@ from nodewise.agents.gpu.state import ALLOCATION_RECORDS, RECORD_PREFIX, GpuStat
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Conflict
 from nodewise.kube import resource_kinds
-from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.concurrent_calls import run_api_calls
+from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.observe import logs
 
 PATIENCE_S: Final = 6.0

@@ -13,10 +13,11 @@ from nodewise.base.option import Option, SettingsByGroup
 from nodewise.cli import object_and_metric_sources
 from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.terminal_output import Progress
-from nodewise.kube import object_listing, pod_requests
+from nodewise.kube import pod_requests
+from nodewise.kube import reflector as object_listing
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.options import KubeOptions
+from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import Store
@@ -27,9 +28,9 @@ from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.admin_port import admin_routes, admin_server
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
+from nodewise.server.server import admin_routes, admin_server
 from nodewise_scorers.annotator import annotator as annotators
 from nodewise_scorers.annotator import options as annotator_options
 from nodewise_scorers.annotator import patch_planning, patch_writer

@@ -1,4 +1,5 @@
-"""A transport that opens new connections when its certificates change, or when connections may have gone silent.
+"""A transport that opens new connections when its certificates change, or when connections may have gone silent; and
+the proxy of a server.
 
 A connection presents the client certificate once, in its handshake, and the API server checks for each later call
 whether that certificate is still valid. So new calls use new connections, and an old connection is closed when its
@@ -9,8 +10,10 @@ A connection can go silent: a NAT gateway or a proxy loses its entry, usually of
 connection would then cost a later call its timeout. So after a timeout, calls use new connections.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -124,3 +127,50 @@ def drop_idle_connections(request: httpx2.Request) -> None:
     drop: Callable[[], None] | None = request.extensions.get(TIMED_OUT)
     if drop is not None:
         drop()
+
+
+def proxy_url(server: str, environ: Mapping[str, str]) -> str:
+    """The URL of the proxy for a server; empty for a direct connection."""
+    url = urlsplit(server)
+    host = url.hostname or ""
+    name = f"{url.scheme}_proxy"
+    proxy = environ.get(name.upper()) or environ.get(name) or ""
+    if not proxy or is_loopback(host) or _is_in_no_proxy(host, environ):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is loopback, which never uses a proxy of the environment."""
+    address = _parse_ip_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _is_in_no_proxy(host: str, environ: Mapping[str, str]) -> bool:
+    rules = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    return any(
+        _matches_no_proxy_rule(host.lower(), rule.strip().lower())
+        for rule in rules.split(",")
+        if rule.strip()
+    )
+
+
+def _matches_no_proxy_rule(host: str, rule: str) -> bool:
+    """A rule is `*`, an address, a network, `name` (the host and its subdomains) or `.name` (subdomains only)."""
+    if rule == "*":
+        return True
+    address = _parse_ip_address(host)
+    if address is not None:
+        try:
+            return address in ip_network(rule.strip("[]"), strict=False)
+        except ValueError:
+            return False
+    suffix = rule.removeprefix("*")
+    return host.endswith(suffix if suffix.startswith(".") else f".{suffix}") or host == suffix
+
+
+def _parse_ip_address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
