@@ -8,7 +8,7 @@ import pytest
 from nodewise.base.errors import BadInput
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus.history import PrometheusHistory
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -48,5 +48,5 @@ def test_labels_in_the_message_about_series_are_not_shown(metric_back_end: Metri
     )
     with pytest.raises(BadInput, match="s1") as caught:
         fetch(server.url, "x", query="rack_temp * on(node) rack_temp")
-    cause = missing_values.cause_of_error(caught.value, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(caught.value, source_table.PROMETHEUS)
     assert cause.text == "Prometheus cannot run the query (HTTP status 422)"

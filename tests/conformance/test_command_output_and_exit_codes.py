@@ -538,7 +538,7 @@ class TestSettings:
     def test_unknown_source_of_metrics(self) -> None:
         done = run("extender", "--metrics", "oracle", "--objects-from", EXAMPLE)
         assert done.returncode == 2
-        assert "auto, custom, resource, prometheus or file:PATH" in done.stderr
+        assert "auto, custom, resource, prometheus, file:PATH or otlp:FILE" in done.stderr
 
     def test_kubeconfig_that_is_missing(self) -> None:
         done = run("extender", "-kubeConfig", "/nowhere/config")

@@ -10,6 +10,7 @@ from nodewise.base import distributions
 from nodewise.base.option import Option
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.metrics import source_table
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.server.options import AdminOptions, ServeOptions
@@ -18,12 +19,8 @@ from nodewise.server.options import AdminOptions, ServeOptions
 class InputAndLogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics and logs."""
 
-    metrics: Annotated[tuple[str, ...], Option(metavar="SOURCE")] = ("auto",)
-    """Source of node metrics; repeat it for several, the first one with a metric is used. `custom`: the custom metrics
-    API. `resource`: metrics.k8s.io, as `cpu_usage`, `memory_usage` (cores, bytes), `cpu_usage_share` and
-    `memory_usage_share` (of the node's allocatable). `prometheus`: --prometheus-url. `auto`: all three in this order,
-    as far as they are available, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or
-    CSV lines node,metric,value[,timestamp]."""
+    metrics: Annotated[tuple[str, ...], Option(metavar="SOURCE", help=source_table.option_help())] = ("auto",)
+    """Values of `source_table.SYNTAX`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum level of log lines."""

@@ -1,4 +1,4 @@
-"""The sources of objects and metrics: a cluster or files. Both fill the same stores."""
+"""The sources of objects: a cluster or files. Both fill the same stores."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ import msgspec
 
 from nodewise.agent import AgentKind, Watched
 from nodewise.base.clock import Clock
-from nodewise.base.errors import BadSettings, NodewiseError, Problem
+from nodewise.base.errors import NodewiseError
 from nodewise.engine import waiting_pods
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.snapshot_cache import ApplyResponse, Stores
@@ -22,12 +22,7 @@ from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import Store, StoreWriter
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files
-from nodewise.metrics.custom_metrics_api import CustomMetricsSource
-from nodewise.metrics.metric_files import FileSource
-from nodewise.metrics.metrics_source import MetricsSource
-from nodewise.metrics.node_attributes import NodeAttributeFields, NodeLookup
-from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
+from nodewise.metrics.node_attributes import NodeAttributeFields
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -220,70 +215,3 @@ class ClosableSource(Protocol):
     """A source of metrics with connections of its own."""
 
     async def close(self) -> None: ...
-
-
-class SourceDependencies(NamedTuple):
-    """What sources of metrics are created from."""
-
-    api: Api | None
-    """None without a cluster."""
-    nodes: NodeLookup
-    prometheus: PrometheusOptions
-    max_age_s: float
-    """How far back queries of Prometheus look if a rule does not say."""
-    timeout_s: float
-    registry: MetricsRegistry
-
-
-def _create_prometheus_sources(dependencies: SourceDependencies) -> list[MetricsSource]:
-    urls = dependencies.prometheus.prometheus_url
-    if not urls:
-        return []
-    from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource  # a tenth of a start
-
-    settings = PrometheusSettings(dependencies.prometheus, dependencies.max_age_s)
-    return [PrometheusSource(url, settings, dependencies.nodes, dependencies.registry) for url in urls]
-
-
-_FACTORIES: Final[dict[str, Callable[[SourceDependencies], list[MetricsSource]]]] = {
-    "custom": lambda on: [CustomMetricsSource(on.api, on.timeout_s)] if on.api else [],
-    "resource": lambda on: [ResourceMetricsSource(on.api, on.nodes, on.timeout_s)] if on.api else [],
-    "prometheus": _create_prometheus_sources,
-}
-"""Factories of sources by name, in the order of `auto`. They return an empty list if a requirement is missing."""
-
-_REQUIRED_FLAGS: Final = {"prometheus": "--prometheus-url"}
-
-
-def create_metric_sources(
-    names: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
-) -> list[MetricsSource]:
-    """The sources that `--metrics` names, in that order, without duplicates. Files of objects are a source as well.
-
-    `auto` means every source whose requirements are met. A source looks for its API with each request, so an API that
-    is installed later is found then.
-    """
-    sources: list[MetricsSource] = (
-        [FileSource(tuple(objects_from), dependencies.nodes)] if objects_from else []
-    )
-    plain = [source_name for name in names for source_name in (_FACTORIES if name == "auto" else [name])]
-    for name in dict.fromkeys(plain):
-        kind, _, path = name.partition(":")
-        if kind == "file" and path:
-            sources.append(FileSource((path,), dependencies.nodes))
-        elif name in _FACTORIES:
-            sources += _create_metric_source(name, dependencies, required=name in names)
-        else:
-            expected = f"auto, {', '.join(_FACTORIES)} or file:PATH"
-            raise BadSettings("settings", [Problem("--metrics", repr(name), expected)])
-    return sources
-
-
-def _create_metric_source(
-    name: str, dependencies: SourceDependencies, *, required: bool
-) -> list[MetricsSource]:
-    made = _FACTORIES[name](dependencies)
-    if not made and required:
-        actual = f"{name}, without {_REQUIRED_FLAGS.get(name, 'a cluster')}"
-        raise BadSettings("settings", [Problem("--metrics", actual, "what this source needs")])
-    return made

@@ -7,7 +7,7 @@ returns a MetricValueList, in which an invalid value affects only its own node. 
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -17,9 +17,15 @@ from nodewise.base import clock, cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import escape_path
-from nodewise.metrics import aggregation, missing_values
+from nodewise.metrics import aggregation, missing_values, source_table
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
+from nodewise.metrics.metrics_source import (
+    MetricNotFound,
+    MetricRequest,
+    MetricsSource,
+    NoValues,
+    SourceDependencies,
+)
 from nodewise.metrics.series import DifferingValues, Sample, Series, pack_samples
 
 
@@ -237,10 +243,15 @@ class _ApiResourceList(msgspec.Struct, frozen=True):
     resources: list[_ApiResource] = []
 
 
+def create_sources(dependencies: SourceDependencies, _paths: Sequence[str]) -> list[MetricsSource]:
+    """The source, if there is a cluster."""
+    return [CustomMetricsSource(dependencies.api, dependencies.timeout_s)] if dependencies.api else []
+
+
 class CustomMetricsSource:
     """The source `custom`. The version is looked up again after each failed call, which detects an upgrade."""
 
-    name = missing_values.CUSTOM
+    name = source_table.CUSTOM
 
     def __init__(self, api: Api, timeout_s: float = 5.0) -> None:
         self._api = api

@@ -16,16 +16,21 @@ from nodewise.kube import object_files
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics import custom_metrics_api, missing_values, node_attributes, resource_metrics_api
+from nodewise.metrics import (
+    custom_metrics_api,
+    missing_values,
+    node_attributes,
+    resource_metrics_api,
+    source_table,
+)
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.custom_metrics_api import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, SourceDependencies
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes, NodeLookup
 from nodewise.metrics.resource_metrics_api import NodeMetrics
 from nodewise.metrics.series import Series
 
-SOURCE: Final = missing_values.FILE
 _CUSTOM: Final = "custom.metrics.k8s.io"
 _CSV_FIELDS: Final = (3, 4)
 _WHAT: Final = "metrics from files"
@@ -34,10 +39,15 @@ _NODE: Final[Any] = merge("Node", NodeAttributeFields)
 T = TypeVar("T")
 
 
+def create_sources(dependencies: SourceDependencies, paths: Sequence[str]) -> list[MetricsSource]:
+    """One source of all these files and folders."""
+    return [FileSource(tuple(paths), dependencies.nodes)]
+
+
 class FileSource:
     """The source `file`. Files are reread when they change."""
 
-    name = SOURCE
+    name = source_table.FILE
 
     def __init__(self, paths: Sequence[str], nodes: NodeLookup | None = None) -> None:
         self._paths = paths
@@ -71,7 +81,7 @@ class FileSource:
 
 def missing_from_files(metric: str, files: str, snapshot: MetricsSnapshot) -> MetricNotFound:
     """The error for a metric that is not in these files, with the most similar name of those that are."""
-    cause = missing_values.cause("MetricUnknown", SOURCE, "has no metric of this name")
+    cause = missing_values.cause("MetricUnknown", source_table.FILE, "has no metric of this name")
     return MetricNotFound(
         f"metric {metric} is not in {files}{did_you_mean(metric, [*snapshot.series])}", cause=cause
     )
@@ -102,7 +112,7 @@ def read_snapshot(
         by_metric.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
-            request.key: custom_metrics_api.build_series(request, SOURCE, 0.0, entries)
+            request.key: custom_metrics_api.build_series(request, source_table.FILE, 0.0, entries)
             for metric, entries in by_metric.items()
             if entries
             for request in _requests_of_metric(metric, entries)

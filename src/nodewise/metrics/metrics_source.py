@@ -1,12 +1,18 @@
-"""Interface of a source of node metrics, and requests for metrics."""
+"""Interface of a source of node metrics, requests for metrics, and the sources that `--metrics` selects."""
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from nodewise.base.errors import Problem, Unavailable
-from nodewise.metrics import series
+from nodewise.base.errors import BadSettings, Problem, Unavailable
+from nodewise.kube.api_server_interface import Api
+from nodewise.metrics import series, source_table
 from nodewise.metrics.missing_values import Cause
+from nodewise.metrics.node_attributes import NodeLookup
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.series import Series
+from nodewise.metrics.source_table import SOURCES
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class MetricRequest(NamedTuple):
@@ -122,3 +128,52 @@ def _merge(first: MetricRequest, second: MetricRequest) -> MetricRequest:
         lookback_s=max(first.lookback_s, second.lookback_s),
         namespaces=frozenset() if of_agent else first.namespaces | second.namespaces,
     )
+
+
+class SourceDependencies(NamedTuple):
+    """What sources of metrics are created from."""
+
+    api: Api | None
+    """None without a cluster."""
+    nodes: NodeLookup
+    prometheus: PrometheusOptions
+    max_age_s: float
+    """How far back queries of Prometheus look if a rule does not say."""
+    timeout_s: float
+    registry: MetricsRegistry
+
+
+def create_metric_sources(
+    values: Sequence[str], objects_from: Sequence[str], dependencies: SourceDependencies
+) -> list[MetricsSource]:
+    """The sources that values of `--metrics` name, in that order, without duplicates. Files of objects are a source as
+    well, the first one.
+
+    `auto` means every source whose requirements are met. A source looks for its API with each request, so an API that
+    is installed later is found then. BadSettings for an unknown name, or a requirement that is missing.
+    """
+    sources = _create(source_table.FILE, dependencies, objects_from) if objects_from else []
+    names = [
+        name
+        for value in values
+        for name in (source_table.AUTOMATIC if value == source_table.AUTO else [value])
+    ]
+    for value in dict.fromkeys(names):
+        name, colon, path = value.partition(":")
+        kind = SOURCES.get(name)
+        if kind is None or (bool(colon), bool(path)) != (bool(kind.path), bool(kind.path)):
+            *others, last = source_table.SYNTAX
+            problem = Problem("--metrics", repr(value), f"{', '.join(others)} or {last}")
+            raise BadSettings("settings", [problem])
+        created = _create(name, dependencies, [path] if path else [])
+        if not created and value in values:
+            problem = Problem("", f"--metrics {name} requires {kind.requires}", "")
+            raise BadSettings("settings", [problem])
+        sources += created
+    return sources
+
+
+def _create(name: str, dependencies: SourceDependencies, paths: Sequence[str]) -> list[MetricsSource]:
+    module, _, factory = SOURCES[name].factory.partition(":")
+    created: list[MetricsSource] = getattr(import_module(module), factory)(dependencies, paths)
+    return created

@@ -10,7 +10,6 @@ import socket
 import ssl
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +19,7 @@ from nodewise.metrics import aggregation
 from nodewise.metrics.node_attributes import first_label
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Column, Series, ValueState
+from nodewise.metrics.source_table import PROMETHEUS, SOURCES
 
 CauseReason = Literal[
     "NoSeriesOfNodes",
@@ -84,92 +84,6 @@ OUTDATED: Final = Cause(
     "ValuesOutdated", "every value is older than maxAge", "scrape more often, or raise maxAge of the rule"
 )
 
-PROMETHEUS: Final = "prometheus"
-CUSTOM: Final = "custom"
-RESOURCE: Final = "resource"
-FILE: Final = "file"
-
-INCOMPLETE_REMEDY: Final = (
-    "check the stores of Thanos, the storage nodes of VictoriaMetrics, or the ingesters of Mimir or Cortex;"
-    " metric_warning and metric_failed in nodewise's log have the texts of the server"
-)
-
-
-class _SourceTexts(NamedTuple):
-    """How messages name a source, and its remedies by reason."""
-
-    title: str
-    remedies: Mapping[str, str] = MappingProxyType({})
-
-
-_API_SERVER_REMEDY: Final = "check that the API server runs, and nodewise's connection to it"
-_SOURCES: Final[Mapping[str, _SourceTexts]] = {
-    PROMETHEUS: _SourceTexts(
-        "Prometheus",
-        {
-            "SourceUnreachable": "start Prometheus, or correct --prometheus-url",
-            "SourceRefusesAccess": (
-                "give credentials that may query: --prometheus-token-file, --prometheus-user, --prometheus-cert, or "
-                "--prometheus-header for a tenant or a gateway"
-            ),
-            "SourceFails": (
-                "check that --prometheus-url leads to Prometheus itself, with any path before /api/v1, and that "
-                "Prometheus is ready"
-            ),
-            "SourceTimesOut": "use a cheaper query, or raise --prometheus-timeout",
-            "SeveralValuesPerNode": "set aggregate: max in the rule, or use a query",
-            "IncompleteAnswer": INCOMPLETE_REMEDY,
-            "MetricUnknown": "correct the name",
-            "NoSeriesOfNodes": "set --prometheus-node-label to a label that names nodes, or relabel the series",
-            "ResponseUnreadable": "check that --prometheus-url leads to Prometheus; if it is large, use a query",
-        },
-    ),
-    CUSTOM: _SourceTexts(
-        "the custom metrics API",
-        {
-            "SourceUnreachable": _API_SERVER_REMEDY,
-            "SourceRefusesAccess": (
-                "grant nodewise the right to get nodes of custom.metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
-            ),
-            "SourceFails": (
-                "check prometheus-adapter: kubectl get apiservice v1beta1.custom.metrics.k8s.io, and its log"
-            ),
-            "SourceTimesOut": "check the load of prometheus-adapter and of its Prometheus, or raise --metrics-timeout",
-            "SourceNotInstalled": (
-                "install prometheus-adapter, or query Prometheus directly: --metrics prometheus --prometheus-url URL"
-            ),
-            "SeveralValuesPerNode": "set aggregate: max in the rule, or have the adapter give each node one value",
-            "MetricUnknown": (
-                "correct the name, or add a rule for it to prometheus-adapter; kubectl get --raw "
-                "/apis/custom.metrics.k8s.io/v1beta1 lists what it has"
-            ),
-            "NoSeries": "check in Prometheus that the adapter's rule for the metric gives a series for each node",
-            "NoSeriesOfNodes": "relabel the series so that the adapter's label for nodes has the names of nodes",
-        },
-    ),
-    RESOURCE: _SourceTexts(
-        "metrics-server",
-        {
-            "SourceUnreachable": _API_SERVER_REMEDY,
-            "SourceRefusesAccess": (
-                "grant nodewise the right to list nodes of metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
-            ),
-            "SourceFails": "check metrics-server: kubectl get apiservice v1beta1.metrics.k8s.io, and its log",
-            "SourceTimesOut": "check the load of metrics-server, or raise --metrics-timeout",
-            "SourceNotInstalled": "install metrics-server",
-            "NoSeries": "check metrics-server's log, and kubectl top nodes",
-        },
-    ),
-    FILE: _SourceTexts(
-        "the file of --metrics",
-        {
-            "MetricUnknown": "correct the name, or add the metric to the file",
-            "ResponseUnreadable": "correct the file; metric_failed in nodewise's log names the line",
-            "NoSeriesOfNodes": "use the names of nodes in the file",
-            "SeveralValuesPerNode": "set aggregate: max in the rule, or give each node one value",
-        },
-    ),
-}
 _REMEDIES: Final[Mapping[str, str]] = {
     "InvalidValues": "export a finite number",
     "SourceTimesOut": "raise --metrics-timeout",
@@ -190,7 +104,7 @@ contain labels of any series."""
 def source_title(source: str) -> str:
     """How messages name a source. The name of one of several servers contains its address, which is left out."""
     kind = source.partition(" ")[0]
-    return _SOURCES[kind].title if kind in _SOURCES else f"the source {kind}"
+    return SOURCES[kind].title if kind in SOURCES else f"the source {kind}"
 
 
 def is_one_of_several_servers(source: str) -> bool:
@@ -201,7 +115,7 @@ def is_one_of_several_servers(source: str) -> bool:
 def cause(reason: CauseReason, source: str, text: str, remedy: str = "") -> Cause:
     """A cause, with the remedy for this source unless another one is given. The text begins with the source's title."""
     kind = source.partition(" ")[0]
-    own = _SOURCES[kind].remedies if kind in _SOURCES else {}
+    own = SOURCES[kind].remedies if kind in SOURCES else {}
     chosen = remedy or own.get(reason) or _REMEDIES.get(reason, _LOG_REMEDY)
     return Cause(reason, f"{source_title(source)} {text}", chosen)
 

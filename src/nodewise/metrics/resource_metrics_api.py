@@ -5,7 +5,7 @@ One call for all metrics: `GET /apis/metrics.k8s.io/v1beta1/nodes`. Source: k8s.
 """
 
 import asyncio
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +14,15 @@ import msgspec
 from nodewise.base import clock, cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.custom_metrics_api import NodeSample, SeriesBuilder, parse_timestamp, parse_value
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
+from nodewise.metrics.metrics_source import (
+    MetricNotFound,
+    MetricRequest,
+    MetricsSource,
+    NoValues,
+    SourceDependencies,
+)
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
 
@@ -66,10 +72,16 @@ class NodeUsageResponse(NamedTuple):
     served: set[str]
 
 
+def create_sources(dependencies: SourceDependencies, _paths: Sequence[str]) -> list[MetricsSource]:
+    """The source, if there is a cluster."""
+    api, nodes, timeout_s = dependencies.api, dependencies.nodes, dependencies.timeout_s
+    return [ResourceMetricsSource(api, nodes, timeout_s)] if api else []
+
+
 class ResourceMetricsSource:
     """The source `resource`. Its four metrics share one call per refresh."""
 
-    name = missing_values.RESOURCE
+    name = source_table.RESOURCE
 
     def __init__(self, api: Api, nodes: NodeLookup, timeout_s: float = 5.0) -> None:
         self._api = api

@@ -10,7 +10,8 @@ import msgspec
 from nodewise.base import clock
 from nodewise.base.errors import truncate
 from nodewise.metrics import series
-from nodewise.metrics.missing_values import INCOMPLETE_REMEDY, REMEDY_SEPARATOR, Cause
+from nodewise.metrics.missing_values import REMEDY_SEPARATOR, Cause
+from nodewise.metrics.source_table import INCOMPLETE_REMEDY
 from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.hysteresis import NodeStateGroup
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from nodewise.base.errors import BadInput, Refused
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import NoValues
 from tests.unit.metrics.prometheus_suite import values
 from tests.unit.metrics.recorded_responses import error_of, fetch, metric_names, recorded
@@ -50,7 +50,7 @@ def test_refused_tenant_names_the_flag(response: Mapping[str, Any], status: int)
     assert response["status"] == status
     with pytest.raises(Refused, match=rf"HTTP status {status}: .*--prometheus-header X-Scope-OrgID=TENANT"):
         fetch({"fan_rpm * 2": response}, "fan_rpm * 2", NODES, NOW)
-    cause = missing_values.cause_of_error(error_of(response), missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error_of(response), source_table.PROMETHEUS)
     assert cause.reason == "SourceRefusesAccess"
 
 
@@ -69,7 +69,7 @@ def test_unknown_tenant_has_no_series() -> None:
 @pytest.mark.parametrize("query", RESPONSES["errors in queries"])
 def test_message_is_shown_unless_it_is_about_series(query: str) -> None:
     response = RESPONSES["errors in queries"][query]
-    cause = missing_values.cause_of_error(error_of(response), missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error_of(response), source_table.PROMETHEUS)
     message = " (HTTP status 422)" if query in OTHER_ERRORS else f": {response['body']['error']}"
     assert (cause.reason, cause.text) == ("InvalidQuery", f"Prometheus cannot run the query{message}")
 
@@ -78,7 +78,7 @@ def test_message_is_shown_unless_it_is_about_series(query: str) -> None:
 def test_limit_of_a_tenant_is_the_fault_of_the_query(limit: str) -> None:
     error = error_of(RESPONSES["limits"][limit])
     assert isinstance(error, BadInput)
-    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "InvalidQuery"
+    assert missing_values.cause_of_error(error, source_table.PROMETHEUS).reason == "InvalidQuery"
 
 
 @pytest.mark.parametrize("query", QUERIES)

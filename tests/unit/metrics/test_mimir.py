@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import NoValues
 from tests.unit.metrics.prometheus_suite import values
 from tests.unit.metrics.recorded_responses import error_of, fetch, metric_names, recorded
@@ -19,7 +19,7 @@ NOW: Final = 1795956330.0
 
 
 def reason_of(error: NodewiseError) -> str:
-    return missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason
+    return missing_values.cause_of_error(error, source_table.PROMETHEUS).reason
 
 
 class TestTenant:
@@ -63,7 +63,7 @@ class TestTenantHeader:
             Refused, match=f"HTTP status {status}: .*--prometheus-header X-Scope-OrgID=TENANT"
         ):
             fetch({"fan_rpm * 2": response}, "fan_rpm * 2", NODES, NOW)
-        cause = missing_values.cause_of_error(error_of(response), missing_values.PROMETHEUS)
+        cause = missing_values.cause_of_error(error_of(response), source_table.PROMETHEUS)
         assert cause.reason == "SourceRefusesAccess"
         assert "--prometheus-header for a tenant" in cause.remedy
 
@@ -106,7 +106,7 @@ def test_each_recorded_error_is_tested() -> None:
 @pytest.mark.parametrize(("query", "message"), PARSE_ERRORS.items(), ids=PARSE_ERRORS)
 def test_message_about_a_query_that_cannot_be_parsed_is_shown(query: str, message: str) -> None:
     error = error_of(RESPONSES["errors in queries"][query])
-    cause = missing_values.cause_of_error(error, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error, source_table.PROMETHEUS)
     assert (cause.reason, cause.text) == ("InvalidQuery", f"Prometheus cannot run the query: {message}")
 
 
@@ -114,7 +114,7 @@ def test_message_about_a_query_that_cannot_be_parsed_is_shown(query: str, messag
 def test_message_about_series_is_only_in_the_log(query: str) -> None:
     error = error_of(RESPONSES["errors in queries"][query])
     assert isinstance(error, BadInput)
-    cause = missing_values.cause_of_error(error, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error, source_table.PROMETHEUS)
     assert cause.text == "Prometheus cannot run the query (HTTP status 422)"
 
 

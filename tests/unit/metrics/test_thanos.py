@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from nodewise.base.errors import BadInput
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.series import Series
@@ -37,7 +37,7 @@ def test_complete_responses(query: str, nodes: set[str]) -> None:
 def test_refused_incomplete_response_is_no_wrong_query(query: str) -> None:
     with pytest.raises(NoValues, match=r"HTTP status 422: execution: expanding series") as caught:
         fetch(WITHOUT_PROMETHEUS, query)
-    cause = missing_values.cause_of_error(caught.value, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(caught.value, source_table.PROMETHEUS)
     assert cause.reason == "IncompleteAnswer"
     assert cause.text.startswith("Prometheus refuses an incomplete response")
     assert "127.0.0.1" not in str(cause)
@@ -80,4 +80,4 @@ def test_limit_of_a_storage_is_the_fault_of_the_query(message: str) -> None:
     body = json.dumps({"status": "error", "errorType": "execution", "error": message}).encode()
     error = query_responses.error_from_response("query", 422, body)
     assert isinstance(error, BadInput)
-    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "InvalidQuery"
+    assert missing_values.cause_of_error(error, source_table.PROMETHEUS).reason == "InvalidQuery"

@@ -12,7 +12,7 @@ import pytest
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus import query_responses
@@ -176,7 +176,7 @@ def test_message_about_a_query_that_cannot_be_parsed_is_shown(query: str, messag
     error = recorded_error(query)
     assert isinstance(error, BadInput)
     assert error.problems[0].found == f"bad_data: {message}"
-    cause = missing_values.cause_of_error(error, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error, source_table.PROMETHEUS)
     assert (cause.reason, cause.text) == ("InvalidQuery", f"Prometheus cannot run the query: {message}")
 
 
@@ -185,7 +185,7 @@ def test_message_about_series_is_only_in_the_log(query: str, beginning: str) -> 
     error = recorded_error(query)
     assert isinstance(error, BadInput)
     assert error.problems[0].found.startswith(beginning)
-    cause = missing_values.cause_of_error(error, missing_values.PROMETHEUS)
+    cause = missing_values.cause_of_error(error, source_table.PROMETHEUS)
     assert (cause.reason, cause.text) == (
         "InvalidQuery",
         "Prometheus cannot run the query (HTTP status 422)",
@@ -256,7 +256,7 @@ def test_timeout_on_the_server_is_a_timeout(status: int, body: bytes) -> None:
     error = error_of(status, body)
     assert isinstance(error, Unavailable)
     assert error.timeout_s == 4.0
-    assert missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason == "SourceTimesOut"
+    assert missing_values.cause_of_error(error, source_table.PROMETHEUS).reason == "SourceTimesOut"
 
 
 @pytest.mark.parametrize(("status", "body"), NO_TIMEOUTS.values(), ids=NO_TIMEOUTS)

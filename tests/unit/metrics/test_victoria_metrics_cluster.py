@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.series import Series
@@ -140,7 +140,7 @@ def error_of(status: int, message: str) -> NodewiseError:
 
 
 def reason_of(error: NodewiseError) -> str:
-    return missing_values.cause_of_error(error, missing_values.PROMETHEUS).reason
+    return missing_values.cause_of_error(error, source_table.PROMETHEUS).reason
 
 
 @pytest.mark.parametrize("status", [422, 503])
@@ -148,7 +148,7 @@ def reason_of(error: NodewiseError) -> str:
 def test_refused_partial_response_is_no_wrong_query(status: int, message: str) -> None:
     error = error_of(status, message)
     assert reason_of(error) == "IncompleteAnswer"
-    assert "10.0.0.9" not in str(missing_values.cause_of_error(error, missing_values.PROMETHEUS))
+    assert "10.0.0.9" not in str(missing_values.cause_of_error(error, source_table.PROMETHEUS))
 
 
 def test_any_reason_why_a_node_does_not_respond_is_an_incomplete_response() -> None:

@@ -15,7 +15,7 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
-from nodewise.metrics import missing_values
+from nodewise.metrics import source_table
 from nodewise.policies.agent import SCHEDULING_RESOURCE
 from nodewise.policies.policy_selection import POLICY_LABEL
 from nodewise.policies.policy_status import REJECTS_EVERY_NODE
@@ -44,7 +44,7 @@ _CONDITION_REMEDIES: Final = {
     "Flapping": "add the field that the message suggests to the rule",
     "NodesWithoutValues": "export the metric on these nodes, or set whenMissing: Reject; if series have other names for"
     " nodes, relabel them, or set --prometheus-node-label",
-    "IncompleteAnswers": f"{missing_values.INCOMPLETE_REMEDY}. Absent nodes are evaluated again with the next complete"
+    "IncompleteAnswers": f"{source_table.INCOMPLETE_REMEDY}. Absent nodes are evaluated again with the next complete"
     " response",
     "SamplesTooSparse": "set maxAge of the rule (max_age in a TASPolicy) to the time in the message, or remove it: the"
     " default follows from the distance of samples, up to 10 minutes. Or scrape the metric more often",

@@ -23,7 +23,7 @@ from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus
 from nodewise.kube.api_server_interface import NotFound
-from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api
+from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api, source_table
 from nodewise.metrics import series as columns
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, NoValues
@@ -51,12 +51,12 @@ async def _collect_metric_sources(session: Session) -> _MetricSources:
     listed = await session.get(collect_nodewise_workloads)
     if isinstance(listed, UnavailableFact) or not listed:
         return _MetricSources(custom=True, resource=True, other=True)
-    names = {name for extender in listed for name in extender.values("metrics") or ["auto"]}
+    kinds = source_table.kinds(name for extender in listed for name in extender.values("metrics") or ["auto"])
     has_prometheus = any("prometheus_url" in extender.settings for extender in listed)
     return _MetricSources(
-        custom=bool(names & {"auto", "custom"}),
-        resource=bool(names & {"auto", "resource"}),
-        other=has_prometheus or any(name.startswith("file:") for name in names),
+        custom=source_table.CUSTOM in kinds,
+        resource=source_table.RESOURCE in kinds,
+        other=has_prometheus or any(source_table.SOURCES[kind].path for kind in kinds),
     )
 
 

@@ -27,7 +27,7 @@ from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_t
 from nodewise.install import second_scheduler
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES
-from nodewise.metrics import custom_metrics_api, resource_metrics_api
+from nodewise.metrics import custom_metrics_api, resource_metrics_api, source_table
 from nodewise.policies import deleted_policies
 
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
@@ -152,10 +152,10 @@ def _rights_to_read_custom_metrics(
     """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
     if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:
         return
-    sources = set(extender.values("metrics") or ["auto"])
-    if sources & {"auto", "resource"} and any(name in resource_metrics_api.METRICS for name in metrics):
+    sources = source_table.kinds(extender.values("metrics") or ["auto"])
+    if source_table.RESOURCE in sources and any(name in resource_metrics_api.METRICS for name in metrics):
         yield AccessRight("list", resource_metrics_api.GROUP, "nodes")
-    if sources & {"auto", "custom"}:
+    if source_table.CUSTOM in sources:
         for name in [name for name in metrics if name not in resource_metrics_api.METRICS][:_MAX_METRICS]:
             yield AccessRight("get", custom_metrics_api.GROUP, f"nodes/{name}")
 

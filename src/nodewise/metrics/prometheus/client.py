@@ -25,7 +25,7 @@ from nodewise.kube import http_transport
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.api_server_interface import BeforeBody
 from nodewise.kube.http_transport import RenewingTransport
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse
@@ -430,7 +430,7 @@ class PrometheusClient:
             return await self._response_body(path, parameters, what, before_body)
         except tuple(kube_client.TRANSLATED) as error:
             actual = str(error) or type(error).__name__
-            remedy = missing_values.cause("SourceUnreachable", missing_values.PROMETHEUS, "").remedy
+            remedy = missing_values.cause("SourceUnreachable", source_table.PROMETHEUS, "").remedy
             raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))], remedy=remedy) from error
 
     async def _response_body(

@@ -18,7 +18,7 @@ from nodewise.base.errors import (
     shown,
     truncate,
 )
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import NoValues
 from nodewise.metrics.series import COUNTED, newest_distance_s
 
@@ -305,7 +305,7 @@ def error_from_response(
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _TENANT_REMEDY if is_about_tenant else _REMEDIES.get(status, "")
     if error_type != _TIMEOUT and _refuses_partial_response(status, message):
-        cause = missing_values.cause("IncompleteAnswer", missing_values.PROMETHEUS, _REFUSED_PARTIAL)
+        cause = missing_values.cause("IncompleteAnswer", source_table.PROMETHEUS, _REFUSED_PARTIAL)
         return NoValues(what, problems, cause=cause, remedy=cause.remedy)
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
     error = (Refused if is_about_tenant else kind)(what, problems, remedy=remedy)

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Problem
-from nodewise.metrics import missing_values, series
+from nodewise.metrics import missing_values, series, source_table
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
-from nodewise.metrics.metrics_source import MetricRequest, NoValues
+from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, NoValues, SourceDependencies
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.prometheus import node_matching, query_responses, range_matrix
 from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
@@ -79,7 +79,7 @@ def promql_duration(seconds: float) -> str:
     return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"
 
 
-NAME: Final = missing_values.PROMETHEUS
+NAME: Final = source_table.PROMETHEUS
 _NAMES_RANGE_S: Final = 300.0
 
 
@@ -89,6 +89,13 @@ class PrometheusSettings(NamedTuple):
     options: PrometheusOptions
     max_age_s: float
     """Range of a selector if a request has no maximum age."""
+
+
+def create_sources(dependencies: SourceDependencies, _paths: Sequence[str]) -> list[MetricsSource]:
+    """One source for each URL."""
+    settings = PrometheusSettings(dependencies.prometheus, dependencies.max_age_s)
+    nodes, registry = dependencies.nodes, dependencies.registry
+    return [PrometheusSource(url, settings, nodes, registry) for url in settings.options.prometheus_url]
 
 
 class PrometheusSource:
