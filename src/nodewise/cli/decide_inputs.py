@@ -30,7 +30,6 @@ from nodewise.base.errors import (
 )
 from nodewise.cli import object_and_metric_sources, terminal_output
 from nodewise.cli.explain import pod_state
-from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import metric_values_endpoint
@@ -44,14 +43,22 @@ from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.replicas import Replica
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics import metric_files
+from nodewise.metrics import metric_files, source_table
 from nodewise.metrics import node_attributes as node_facts
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricCatalog, MetricsSource, SeriesCatalog, merge_requests
+from nodewise.metrics.metrics_source import (
+    MetricCatalog,
+    MetricsSource,
+    SeriesCatalog,
+    SourceDependencies,
+    create_metric_sources,
+    merge_requests,
+)
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Series
+from nodewise.metrics.source_table import AUTO, CLUSTER, SOURCES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import policy_selection
@@ -364,7 +371,7 @@ _YEAR_S: Final = 365.2425 * 86400
 class LoadedMetrics:
     """A source of metrics that were read already. Standard input, for example, cannot be read again."""
 
-    name = metric_files.SOURCE
+    name = source_table.FILE
 
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
@@ -476,7 +483,7 @@ async def _open_sources(
         settings.refresh.metrics_timeout_s,
         registry,
     )
-    live = object_and_metric_sources.create_metric_sources(settings.names, (), dependencies)
+    live = create_metric_sources(settings.names, (), dependencies)
     loaded: list[MetricsSource] = (
         [LoadedMetrics(inputs.snapshot)] if inputs.snapshot.series or not live else []
     )
@@ -523,7 +530,9 @@ _SOURCE_FIELDS: Final = (
     "prometheus_replica_label",
 )
 """Parameters of a command that select other sources than those of the running nodewise."""
-_SOURCES_OF_THE_API_SERVER: Final = {"auto", "custom", "resource"}
+_SOURCES_OF_THE_API_SERVER: Final = frozenset(
+    [AUTO, *(name for name, kind in SOURCES.items() if kind.requires == CLUSTER)]
+)
 """The sources that a user can read with the rights of a kubeconfig. The URL of Prometheus is one inside of the cluster,
 and files are those of the replica."""
 

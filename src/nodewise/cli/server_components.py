@@ -29,7 +29,6 @@ from nodewise.cli.object_and_metric_sources import (
     ClosableSource,
     DataRequirements,
     ObjectFeed,
-    SourceDependencies,
 )
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.leader_controller_loop import LeaderLoop
@@ -41,7 +40,7 @@ from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EVALUATION_ANNOTATION, ApiServerLiveness, Elector, LeaseLock
 from nodewise.kube.store import Store
-from nodewise.metrics.metrics_source import MetricsSource
+from nodewise.metrics.metrics_source import MetricsSource, SourceDependencies, create_metric_sources
 from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
@@ -289,7 +288,7 @@ def create_snapshot_components(
         else object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
     )
     dependencies = _metric_source_dependencies(config, api, feed, tools)
-    sources = object_and_metric_sources.create_metric_sources(paths.metrics, paths.objects_from, dependencies)
+    sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
     refresh: RefreshOptions = config.settings[RefreshOptions]
     refresher = MetricsRefresher(sources, refresh, *tools)
     states = create_agent_states(config)

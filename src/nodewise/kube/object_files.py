@@ -351,4 +351,4 @@ class ObjectLineFinder:
         if document > len(self._documents[source]):
             return 0
         path = ".".join([*(f"items[{position}]" for position in items), field])
-        return yaml_json_documents.line_of_field(self._documents[source][document - 1], path)
+        return line_of_field(self._documents[source][document - 1], path)

@@ -10,18 +10,16 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option, SettingsByGroup
-from nodewise.cli import object_and_metric_sources
-from nodewise.cli.object_and_metric_sources import SourceDependencies
 from nodewise.cli.terminal_output import Progress
 from nodewise.kube import pod_requests
-from nodewise.kube import reflector as object_listing
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.reflector import Reflector, ReflectorTarget, list_objects
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.store import Store
 from nodewise.kube.struct_type_merge import merge
+from nodewise.metrics.metrics_source import SourceDependencies, create_metric_sources
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSource
@@ -123,9 +121,7 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         stores = []
         for target in _annotation_targets(_create_annotator_config(settings)):
             progress.say(f"reading {target.resource.plural}")
-            stores.append(
-                await object_listing.list_objects(access.api, target, access.registry, lambda _: None)
-            )
+            stores.append(await list_objects(access.api, target, access.registry, lambda _: None))
         components = _create_components(settings, stores, access)
         for close in components.closers:
             stack.push_async_callback(close)
@@ -214,11 +210,7 @@ def _create_components(
         registry,
     )
     sources = (
-        object_and_metric_sources.create_metric_sources(
-            [_usage_source_name(own, prometheus)], (), dependencies
-        )
-        if config.usage
-        else []
+        create_metric_sources([_usage_source_name(own, prometheus)], (), dependencies) if config.usage else []
     )
     selector = SourceSelector(
         sources, FetchLimits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry
@@ -231,7 +223,7 @@ def _create_components(
 
 
 def _usage_source_name(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
-    """The name of the source of usage, as `object_and_metric_sources.create_metric_sources` accepts it."""
+    """The name of the source of usage, as `create_metric_sources` accepts it."""
     has_url = bool(prometheus.prometheus_url)
     chosen = own.usage_from
     if chosen == "auto":
