@@ -293,7 +293,9 @@ def combine_policy_labels(
         mixed = []
         for column in wanted:
             values = frozenset(column.values)
-            owner, owner_values = owners.setdefault(_ownership_scope(column.key), (key, values))
+            # a policy owns the keys of `labeling` with the same prefix together, and each other key alone
+            scope = column.key.partition("/")[0] if column.key.startswith(PREFIX) else column.key
+            owner, owner_values = owners.setdefault(scope, (key, values))
             is_shared = values == owner_values and len(values) == 1 and not column.key.startswith(PREFIX)
             if owner != key and not is_shared:
                 rivals.setdefault(owner, []).append(column.key)
@@ -306,11 +308,6 @@ def combine_policy_labels(
         if messages:
             conflicts[key] = "; ".join(messages)
     return LabelAssignment(merge_label_columns(columns), conflicts)
-
-
-def _ownership_scope(key: str) -> str:
-    """What one policy owns together: the keys of `labeling` with the same prefix, or one other key."""
-    return key.partition("/")[0] if key.startswith(PREFIX) else key
 
 
 def _describe_rival(key: PolicyKey, owner: PolicyKey, keys: Sequence[str]) -> str:
@@ -376,12 +373,9 @@ def inheritable_label_keys(metadata: Mapping[str, Any], policies: frozenset[str]
     return frozenset(
         key
         for key, managers in owners.items()
-        if managers <= OLD_MANAGERS and _looks_like_telemetry_label(key, labels.get(key, ""), policies)
+        if managers <= OLD_MANAGERS
+        and (key.startswith(PREFIX) or (key in policies and labels.get(key) == VIOLATING))
     )
-
-
-def _looks_like_telemetry_label(key: str, value: str, policies: frozenset[str]) -> bool:
-    return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 
 def _may_be_policy_label(key: str, value: str) -> bool:
@@ -409,7 +403,9 @@ def transfer_ownership(
     This is how client-go's `csaupgrade` (v0.36) migrates a client-side apply to a server-side one.
     """
     entries = [
-        _entry_without_labels(entry, keys) if _is_older_system_entry(entry) else dict(entry)
+        _entry_without_labels(entry, keys)
+        if entry.get("manager") in OLD_MANAGERS and not entry.get("subresource")
+        else dict(entry)
         for entry in _managed_field_entries(metadata)
     ]
     ours = next((entry for entry in entries if _is_entry_of(entry, FIELD_MANAGER)), None)
@@ -453,10 +449,6 @@ def _managed_field_entries(metadata: Mapping[str, Any]) -> Sequence[ManagedField
 
 def _is_entry_of(entry: Mapping[str, Any], field_manager: str) -> bool:
     return entry.get("manager") == field_manager and entry.get("operation") == "Apply"
-
-
-def _is_older_system_entry(entry: Mapping[str, Any]) -> bool:
-    return entry.get("manager") in OLD_MANAGERS and not entry.get("subresource")
 
 
 def _label_keys(entry: Mapping[str, Any]) -> list[str]:

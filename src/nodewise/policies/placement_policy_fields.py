@@ -134,28 +134,10 @@ def _parse_duration(value: Any) -> float:
     return ns / 10**9
 
 
-def _parse_weight(value: Any) -> int:
-    if not is_integer(value) or not 1 <= value <= MAX_WEIGHT:
-        raise ValueError(f"an integer from 1 to {MAX_WEIGHT}")
-    return int(value)
-
-
-def _parse_percent(value: Any) -> int:
-    if not is_integer(value) or not 1 <= value <= MAX_PERCENT:
-        raise ValueError(f"an integer from 1 to {MAX_PERCENT}")
-    return int(value)
-
-
 def _parse_share(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(SHARE, value):
         raise ValueError('a text with a number between 0 and 1, such as "0.5"')
     return value
-
-
-def _parse_waiting_pods(value: Any) -> int:
-    if not is_integer(value) or not 0 <= value <= MAX_WAITING_PODS:
-        raise ValueError(f"an integer from 0 to {MAX_WAITING_PODS}")
-    return int(value)
 
 
 def _parse_guard_duration(value: Any) -> float:
@@ -177,6 +159,17 @@ def _parse_values(value: Any) -> frozenset[str]:
     if not all(isinstance(text, str) and len(text) <= MAX_LABEL_VALUE for text in value):
         raise ValueError(f"texts of at most {MAX_LABEL_VALUE} characters")
     return frozenset(value)
+
+
+def whole_number(least: int, most: int) -> Callable[[Any], int]:
+    """The parser of a field that has an integer within limits."""
+
+    def parse(value: Any) -> int:
+        if not is_integer(value) or not least <= value <= most:
+            raise ValueError(f"an integer from {least} to {most}")
+        return int(value)
+
+    return parse
 
 
 def choice(valid: Sequence[str]) -> Callable[[Any], str]:
@@ -218,7 +211,7 @@ PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "whenMissing": choice(WHEN_MISSING),
     "emptyMeans": choice(EMPTY_MEANS),
     "order": choice(ORDERS),
-    "weight": _parse_weight,
+    "weight": whole_number(1, MAX_WEIGHT),
 }
 """The parsers of the values in rules and preferences."""
 SPEC_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -226,7 +219,7 @@ SPEC_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "mode": choice(MODES),
 }
 """The parsers of the values that are fields of the spec."""
-CANARY_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {"percent": _parse_percent}
+CANARY_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {"percent": whole_number(1, MAX_PERCENT)}
 """The parsers of the values of `canary`."""
 HOLD_TIME_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "for": _parse_duration,
@@ -235,7 +228,7 @@ HOLD_TIME_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """The parsers of the times of a rule."""
 GUARD_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "maxRejectedShare": _parse_share,
-    "maxWaitingPods": _parse_waiting_pods,
+    "maxWaitingPods": whole_number(0, MAX_WAITING_PODS),
     "within": _parse_guard_duration,
     "resumeAfter": _parse_guard_duration,
 }

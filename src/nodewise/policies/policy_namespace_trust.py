@@ -10,7 +10,7 @@ ClusterPlacementPolicy is trusted, because only cluster administrators write it.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -73,7 +73,9 @@ class NamespaceTrust:
     def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
         namespaces: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
-        return self._named.union(name for (_, name), item in namespaces.items() if _has_trust_label(item))
+        return self._named.union(
+            name for (_, name), item in namespaces.items() if (item.metadata.labels or {}).get(LABEL) == VALUE
+        )
 
     def is_trusted(self, namespace: str, namespaces: frozenset[str]) -> bool:
         """Whether policies of a namespace may affect the whole cluster; `namespaces` are the `trusted_namespaces`."""
@@ -91,7 +93,10 @@ class NamespaceTrust:
             node_labels=(),
             sections=tuple(name for name in policy.sections if name not in omitted),
         ).with_comparisons(partial(self._restrict_comparison, policy=policy.key))
-        reasons = [*_no_effect_messages(omitted), *_trust_refusals(restricted)]
+        reasons = _trust_refusals(restricted)
+        if omitted:
+            verb = "has" if len(omitted) == 1 else "have"
+            reasons.insert(0, f"{' and '.join(omitted)} {verb} no effect")
         if not reasons:
             return restricted
         message = (
@@ -120,10 +125,6 @@ class NamespaceTrust:
         return ""
 
 
-def _has_trust_label(namespace: NamespaceObject) -> bool:
-    return (namespace.metadata.labels or {}).get(LABEL) == VALUE
-
-
 def remedy(namespace: str) -> str:
     """How an administrator grants trust."""
     return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
@@ -137,11 +138,6 @@ def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
     except re.error as error:
         seen = f"{shown(text)}: {error}"
         raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
-
-
-def _no_effect_messages(strategies: Sequence[str]) -> Iterator[str]:
-    if strategies:
-        yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
 
 
 def _trust_refusals(policy: Policy) -> list[str]:

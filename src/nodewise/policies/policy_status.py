@@ -119,7 +119,9 @@ def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> 
     unfetched = _unfetched_text(state)
     missing_reason = policy_status_fields.missing_metrics_reason(state.unfetched)
     yield _METRICS.create(not unfetched, missing_reason, unfetched, "every metric is available")
-    held = ", ".join(_comparison_texts(state))
+    held = ", ".join(
+        policy_rejection_reasons.comparison_text(rule, policy.key.kind) for rule in state.suspended
+    )
     text = policy_status_fields.suspension_text(held, state.lost)
     yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
     conflict = facts.label_conflict
@@ -192,11 +194,6 @@ def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
 def _unfetched_text(state: PolicyState) -> str:
     """Which metrics are not available; empty if all are."""
     return policy_status_fields.missing_metrics_text(state.unfetched, policy_status_fields.RULES_REJECT)
-
-
-def _comparison_texts(state: PolicyState) -> Iterator[str]:
-    kind = state.policy.key.kind
-    return (policy_rejection_reasons.comparison_text(rule, kind) for rule in state.suspended)
 
 
 def _flapping_text(state: PolicyState, now_s: float) -> str:

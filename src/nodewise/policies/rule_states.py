@@ -125,7 +125,7 @@ class RuleStates:
     ) -> RuleVerdict:
         before, nodes = self._known.get(key), cluster_state.nodes
         if rule.has_states:
-            sample = _levels(rule, rules) if is_known else None
+            sample = hysteresis.levels([_rule_part(part, rules) for part in rule.parts]) if is_known else None
             verdict = _verdict_by_states(rule, before, record, sample, cluster_state)
         else:
             broken = [rules.evaluated[part].broken for part in rule.parts]
@@ -182,11 +182,6 @@ def _decode_states(
             continue
         yield (rule.expression, counts[rule.expression]), states
         counts[rule.expression] += 1
-
-
-def _levels(rule: AvoidRule, rules: RuleEvaluationCache) -> Levels:
-    """How the values relate to the rule, by node number."""
-    return hysteresis.levels([_rule_part(part, rules) for part in rule.parts])
 
 
 def _rule_part(part: Comparison, rules: RuleEvaluationCache) -> RulePart:

@@ -13,6 +13,7 @@ from nodewise.base import clock, quantity
 from nodewise.base.errors import shown
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, Preference
+from nodewise.policies.placement_policy_fields import choice
 from nodewise.policies.policy_objects import (
     MAX_METRIC_NAME,
     MAX_POLICY_LABELS,
@@ -47,24 +48,6 @@ def _parse_duration(value: Any) -> float:
     return seconds
 
 
-def _parse_when_missing(value: Any) -> str:
-    if value not in ("pass", "reject"):
-        raise ValueError("pass or reject")
-    return str(value)
-
-
-def _parse_aggregate(value: Any) -> str:
-    if value not in AGGREGATIONS:
-        raise ValueError(" or ".join(AGGREGATIONS))
-    return str(value)
-
-
-def _parse_empty_means(value: Any) -> str:
-    if value != "healthy":
-        raise ValueError("healthy")
-    return "healthy"
-
-
 def parse_query(value: Any) -> str:
     """The expression; ValueError if it is not a text or is too long."""
     if not isinstance(value, str) or len(value) > _MAX_QUERY:
@@ -75,10 +58,10 @@ def parse_query(value: Any) -> str:
 OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {
     "target": (_parse_target, 0),
     "max_age": (_parse_duration, None),
-    "when_missing": (_parse_when_missing, ""),
+    "when_missing": (choice(("pass", "reject")), ""),
     "query": (parse_query, ""),
-    "aggregate": (_parse_aggregate, ""),
-    "empty_means": (_parse_empty_means, ""),
+    "aggregate": (choice(tuple(AGGREGATIONS)), ""),
+    "empty_means": (choice(("healthy",)), ""),
 }
 """The parser of each optional field of a rule, and its default."""
 
@@ -130,10 +113,12 @@ def parse_policy(policy: PolicyObject) -> Policy:
     metadata = policy.metadata
     parser.check_label_names(metadata.name, strategies)
     strategies = parser.limit_labels(strategies)
+    avoided = strategies.get("dontschedule", _NO_STRATEGY)
+    groups = [avoided.rules] if avoided.all_of and avoided.rules else [(rule,) for rule in avoided.rules]
     return Policy(
         PolicyKey("TASPolicy", metadata.namespace, metadata.name),
         metadata.creationTimestamp or "",
-        avoid=_avoid_rules(strategies.get("dontschedule", _NO_STRATEGY)),
+        avoid=tuple(map(AvoidRule, groups)),
         prefer=tuple(map(Preference, strategies.get("scheduleonmetric", _NO_STRATEGY).rules)),
         node_labels=(
             *_descheduling_rules(metadata.name, strategies.get("deschedule", _NO_STRATEGY)),
@@ -143,12 +128,6 @@ def parse_policy(policy: PolicyObject) -> Policy:
         problems=parser.limited_problems(),
         uid=metadata.uid,
     )
-
-
-def _avoid_rules(strategy: _Strategy) -> tuple[AvoidRule, ...]:
-    if strategy.all_of and strategy.rules:
-        return (AvoidRule(strategy.rules),)
-    return tuple(AvoidRule((rule,)) for rule in strategy.rules)
 
 
 def _descheduling_rules(policy: str, strategy: _Strategy) -> Iterator[LabelRule]:

@@ -63,7 +63,10 @@ def verdict_labels(
         key = label_key(policy.uid)
         if codes is None:
             if key in accepting:
-                columns[key] = _accepting_column(key, size)._replace(namespaces=policy.namespaces)
+                accepted = np.full(size, 2, np.int16)
+                columns[key] = LabelColumn(
+                    key, (VIOLATING, OK), accepted, np.zeros(size, np.bool_), namespaces=policy.namespaces
+                )
         elif not policy.no_verdict_label:
             has_ok = rejects_missing(policy) or (policy.namespace, key) in required_ok
             columns[key] = _column(key, labelled, codes, has_ok=has_ok)
@@ -73,20 +76,12 @@ def verdict_labels(
 def _column(key: str, labelled: LabelledPolicy, codes: Codes, *, has_ok: bool) -> LabelColumn:
     namespaces = labelled.policy.namespaces
     if labelled.awaits_metrics:
-        return _held_column(key, len(codes))._replace(namespaces=namespaces)
+        # labels stay as they are
+        held = np.ones(len(codes), np.bool_)
+        return LabelColumn(key, (VIOLATING, OK), np.zeros(len(codes), np.int16), held, namespaces=namespaces)
     accepted = np.int16(2 if has_ok else 0)
     values = np.where(codes > 0, np.int16(1), accepted)
     return LabelColumn(key, (VIOLATING, OK), values, np.zeros(len(codes), np.bool_), namespaces=namespaces)
-
-
-def _accepting_column(key: str, size: int) -> LabelColumn:
-    """Every node is `ok`."""
-    return LabelColumn(key, (VIOLATING, OK), np.full(size, 2, np.int16), np.zeros(size, np.bool_))
-
-
-def _held_column(key: str, size: int) -> LabelColumn:
-    """Labels that stay as they are."""
-    return LabelColumn(key, (VIOLATING, OK), np.zeros(size, np.int16), np.ones(size, np.bool_))
 
 
 MAX_KEYS: Final = 64

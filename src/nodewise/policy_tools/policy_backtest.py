@@ -175,14 +175,10 @@ def _other_targets(part: Comparison, ordered: Values) -> list[int]:
     targets = {part.target * 9 // 10, part.target * 11 // 10} if part.target else set()
     for share in _SHARES:
         place = round(share * (len(ordered) - 1))
-        targets.add(_rounded(int(ordered[-1 - place] if order < 0 else ordered[place])))
+        value = int(ordered[-1 - place] if order < 0 else ordered[place])
+        unit: int = 10 ** max(len(str(abs(value))) - _SIGNIFICANT_DIGITS, 0)
+        targets.add((value + unit // 2) // unit * unit)
     return sorted(targets - {part.target}, reverse=order < 0)
-
-
-def _rounded(nano: int) -> int:
-    """The number with three significant digits."""
-    unit: int = 10 ** max(len(str(abs(nano))) - _SIGNIFICANT_DIGITS, 0)
-    return (nano + unit // 2) // unit * unit
 
 
 def threshold_curves(policy: Policy, samples: Mapping[str, NodeMatrix]) -> list[ThresholdCurve]:

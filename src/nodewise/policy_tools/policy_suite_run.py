@@ -10,7 +10,6 @@ from nodewise.agent import NodeIndex, ObjectKey
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.engine import pod_events
-from nodewise.engine.decision import Decision
 from nodewise.kube.event_recorder import NO_NODE_PASSES
 from nodewise.policies import node_labels, policy_status, selected_pods
 from nodewise.policies.placement_policy import PolicyKey
@@ -177,16 +176,13 @@ class _Outcome:
 
     def events(self) -> list[ExpectedEvent]:
         """The events of policies since the expectation before, and those of pods that no node takes now."""
-        decisions = ((key, self._moment.filter(pod)) for key, pod in self._test.pods.items())
-        return [
-            *self._history.events,
-            *(_no_node_event(key, decision) for key, decision in decisions if not decision.feasible().any()),
-        ]
-
-
-def _no_node_event(pod: ObjectKey, decision: Decision) -> ExpectedEvent:
-    text = pod_events.summarize_rejections(decision)
-    return ExpectedEvent(f"pod {'/'.join(pod)}", NO_NODE_PASSES, text)
+        events = [*self._history.events]
+        for key, pod in self._test.pods.items():
+            decision = self._moment.filter(pod)
+            if not decision.feasible().any():
+                text = pod_events.summarize_rejections(decision)
+                events.append(ExpectedEvent(f"pod {'/'.join(key)}", NO_NODE_PASSES, text))
+        return events
 
 
 def _compare(expectation: Expectation, outcome: _Outcome, *, with_texts: bool) -> Iterator[Mismatch]:
@@ -257,14 +253,15 @@ def _event_differences(
     left = list(actual)
     missing = []
     for event in expected:
-        match = next((other for other in left if _is_same_event(event, other, with_texts=with_texts)), None)
+        same = (
+            other
+            for other in left
+            if (event.about, event.reason) == (other.about, other.reason)
+            and (not with_texts or event.message in other.message)
+        )
+        match = next(same, None)
         if match is None:
             missing.append(event)
         else:
             left.remove(match)
     return [*(f"- {event.text()}" for event in missing), *(f"+ {event.text()}" for event in left)]
-
-
-def _is_same_event(expected: ExpectedEvent, actual: ExpectedEvent, *, with_texts: bool) -> bool:
-    is_message_same = not with_texts or expected.message in actual.message
-    return (expected.about, expected.reason) == (actual.about, actual.reason) and is_message_same

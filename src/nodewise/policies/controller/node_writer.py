@@ -8,7 +8,7 @@ meantime need no write at all.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -164,10 +164,11 @@ class LabelWriter:
         for node, cause in sorted(self.failures().items()):
             if node not in self._conflicts and any(node in pending.get(key, ()) for key in keys):
                 nodes_by_cause.setdefault(cause, []).append(node)
-        return "; ".join(
-            f"{cause} on node {_name_first_nodes(nodes)}; it is not changed"
-            for cause, nodes in sorted(nodes_by_cause.items())
-        )
+        texts = []
+        for cause, nodes in sorted(nodes_by_cause.items()):
+            more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
+            texts.append(f"{cause} on node {', '.join(nodes[:_MAX_NAMED])}{more}; it is not changed")
+        return "; ".join(texts)
 
     async def step(
         self,
@@ -403,7 +404,8 @@ class LabelWriter:
             if not wanted:
                 del self._owned[node]
             if self._owner.is_forced:
-                left = self._owner.select(_labels_of_response(response)).keys() - wanted.keys()
+                labels = msgspec.json.decode(response, type=_LabelledObject).metadata.labels
+                left = self._owner.select(labels).keys() - wanted.keys()
                 await self._remove_foreign_labels(node, left)
 
     async def _remove_foreign_labels(self, node: str, keys: Iterable[str]) -> None:
@@ -477,21 +479,12 @@ class _LabelledObject(msgspec.Struct):
     metadata: Metadata
 
 
-def _labels_of_response(response: bytes) -> Labels:
-    return msgspec.json.decode(response, type=_LabelledObject).metadata.labels
-
-
 def decode_node_labels(node: Any) -> dict[str, str]:
     """The labels of a node. They are decoded when needed, because few of thousands of nodes need them."""
     labels = msgspec.json.decode(node.metadata.labels)
     if not isinstance(labels, dict):
         return {}
     return {key: value for key, value in labels.items() if isinstance(value, str)}
-
-
-def _name_first_nodes(nodes: Sequence[str]) -> str:
-    more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
-    return ", ".join(nodes[:_MAX_NAMED]) + more
 
 
 def _conflicting_keys(error: Conflict) -> set[str]:
