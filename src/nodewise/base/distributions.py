@@ -5,8 +5,10 @@ two are looked up, which takes a hundredth of a scan of all installed packages.
 """
 
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint  # a fifth of the start of `nodewise --help`
 
 EXTRAS: Final = {"nodewise-cpu": "cpu", "nodewise-scorers": "scorers"}
 """The extra of nodewise that installs a distribution."""
@@ -16,7 +18,7 @@ LEADER_TASKS: Final = "nodewise.leader_tasks"
 
 
 @cache
-def own_entry_points(group: str) -> tuple[EntryPoint, ...]:
+def own_entry_points(group: str) -> "tuple[EntryPoint, ...]":
     """The entry points of a group in the installed ones of nodewise's distributions, in the declared order."""
     return tuple(entry for name in EXTRAS for entry in _entry_points_of(name) if entry.group == group)
 
@@ -26,7 +28,9 @@ def install_command(name: str) -> str:
     return f"pip install 'nodewise[{EXTRAS[name]}]'"
 
 
-def _entry_points_of(name: str) -> tuple[EntryPoint, ...]:
+def _entry_points_of(name: str) -> "tuple[EntryPoint, ...]":
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         return tuple(distribution(name).entry_points)
     except PackageNotFoundError:

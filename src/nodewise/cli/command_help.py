@@ -112,16 +112,13 @@ def _write_common_options(
     common = [option for option in options if _is_shared(option) and _is_common(option)]
     sections["Options"] = [*common, *sections.get("Options", [])]
     _write_sections(ctx, formatter, sections)
-    _write_topics(formatter, _by_heading(option for option in options if not _is_common(option)))
-
-
-def _write_topics(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[click.Option]]) -> None:
+    topics = _by_heading(option for option in options if not _is_common(option))
+    counts = [
+        (heading, f"{len(of_topic)} option{'s' * (len(of_topic) != 1)}")
+        for heading, of_topic in topics.items()
+    ]
     with formatter.section("More options, by topic"):
-        formatter.write_dl([(heading, _count(options)) for heading, options in sections.items()], col_max=60)
-
-
-def _count(options: Sequence[click.Option]) -> str:
-    return "1 option" if len(options) == 1 else f"{len(options)} options"
+        formatter.write_dl(counts, col_max=60)
 
 
 def _options_of_topic(options: Sequence[click.Option], topic: str) -> list[click.Option]:

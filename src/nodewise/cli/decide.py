@@ -236,7 +236,7 @@ def _print_summary(decisions: PodDecisions, counts: Counter[str]) -> None:
 def _waiting_pod_row(pod_decision: PodDecision) -> list[str]:
     kept = int(pod_decision.filtered.feasible().sum())
     return [
-        _qualified_name(pod_decision),
+        f"{pod_decision.filtered.pod.namespace}/{pod_decision.filtered.pod.name}",
         f"{kept}/{len(pod_decision.filtered.names)}",
         _best_node(pod_decision),
         _best_node_details(pod_decision),
@@ -254,10 +254,6 @@ def _running_pod_row(pod_decision: PodDecision) -> list[str]:
     )
     reasons = "; ".join(rejection["reason"] for rejection in here.get(pod_decision.node, []))
     return [name, pod_decision.node, "no", fits, best, gets, reasons]
-
-
-def _qualified_name(pod_decision: PodDecision) -> str:
-    return f"{pod_decision.filtered.pod.namespace}/{pod_decision.filtered.pod.name}"
 
 
 def _best_node(pod_decision: PodDecision) -> str:
@@ -509,7 +505,8 @@ def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
     selection = inputs.selection
     pods = _pods_to_decide(inputs.objects, selection)
     _check_nodes_and_pods_exist(selection, inputs.objects, pods, live=live)
-    chain = _create_agent_chain(inputs)
+    plugins = [kind.agent(inputs.selection.options[kind.name]) for kind in inputs.objects.kinds]
+    chain = AgentChain(plugins, assign_weights(plugins, inputs.chain_options), inputs.states)
     names = inputs.objects.node_names
     decisions = (decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
     return PodDecisions(decisions, selection.running, inputs.running_source)
@@ -674,11 +671,6 @@ def _check_nodes_and_pods_exist(
         problems.append(Problem(where, actual, "at least one to decide"))
     if problems:
         raise BadInput("decide", problems)
-
-
-def _create_agent_chain(inputs: DecisionInputs) -> AgentChain:
-    made = [kind.agent(inputs.selection.options[kind.name]) for kind in inputs.objects.kinds]
-    return AgentChain(made, assign_weights(made, inputs.chain_options), inputs.states)
 
 
 command = options_from_settings.create_click_command(

@@ -332,7 +332,9 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
         )
     for query, objects in zip(queries, listed, strict=True):
         if objects is None and not query.watched.is_optional:
-            _warn_of_missing_kind(query.watched.resource)
+            resource = query.watched.resource
+            name = f"{resource.plural}.{resource.group}".rstrip(".")
+            terminal_output.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
     return [objects or {} for objects in listed]
 
 
@@ -356,11 +358,6 @@ async def _list_objects_of_query(
         )
         return None
     return store.snapshot()
-
-
-def _warn_of_missing_kind(resource: Resource) -> None:
-    name = f"{resource.plural}.{resource.group}".rstrip(".")
-    terminal_output.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
 
 
 _MAX_CHECKED: Final = 20

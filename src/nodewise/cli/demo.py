@@ -318,7 +318,8 @@ def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
     for node, value in stage.values.items():
         mark = "[red]✗ failing[/]    " if node in bad else "[green]✓[/]" + " " * 12
         alone_names, our_names = (
-            _format_pod_names(nodes_by_node.get(node, [])) for nodes_by_node in (by_requests, by_us)
+            (", ".join(name.removeprefix("demo-") for name in nodes_by_node.get(node, [])) or "-")
+            for nodes_by_node in (by_requests, by_us)
         )
         print_demo_text(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
     wait_until(lambda: bool(stage.labels().get("rack1-b")))
@@ -327,10 +328,6 @@ def show_placements(stage: DemoCluster, served: ExtenderProcess) -> None:
             f"[red]{node}[/] rejected: {why}; labelled {stage.label}={stage.label_value},"
             " so a descheduler drains it"
         )
-
-
-def _format_pod_names(pods: list[str]) -> str:
-    return ", ".join(name.removeprefix("demo-") for name in pods) or "-"
 
 
 def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:

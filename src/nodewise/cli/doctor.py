@@ -104,20 +104,15 @@ def run(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     settings = command_line.settings(DoctorOptions)
-    _check_finding_ids(settings.skip)
+    if unknown := [finding for finding in settings.skip if finding not in CATALOGUE]:
+        expected = "one of " + ", ".join(CATALOGUE) + did_you_mean(unknown[0], [*CATALOGUE])
+        raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
     if set(settings.skip) >= set(CATALOGUE) - {NOT_CHECKED}:
         raise BadSettings("settings", [Problem("--skip", "every finding", "at least one that is left")])
     report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if not report.has_no_errors_or_warnings:
         click.get_current_context().exit(terminal_output.NO)
-
-
-def _check_finding_ids(ids: Sequence[str]) -> None:
-    unknown = [id_ for id_ in ids if id_ not in CATALOGUE]
-    if unknown:
-        expected = "one of " + ", ".join(CATALOGUE) + did_you_mean(unknown[0], [*CATALOGUE])
-        raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
 
 
 async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:

@@ -145,7 +145,13 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
     request_handler = RequestHandler(
         config.agents, config.agent_options, snapshots.states, config.settings[ChainOptions]
     )
-    extender = _create_extender(config, request_handler, snapshots.cache, recorder, tools)
+    extender = Extender(
+        request_handler,
+        lambda *_: snapshots.cache.snapshot,
+        DecisionRing(own.decisions_bytes),
+        *tools,
+        recorder,
+    )
     return _assemble_extender(
         config, api, ExtenderComponents(snapshots, recorder, request_handler, extender), tools
     )
@@ -274,19 +280,6 @@ def _create_request_recorder(
     )
     snapshot_cache.subscribe(recorder.record_cluster_state)
     return recorder
-
-
-def _create_extender(
-    config: ServerConfig,
-    request_handler: RequestHandler,
-    snapshot_cache: SnapshotCache,
-    recorder: request_recorder.RequestRecorder,
-    tools: ClockAndMetrics,
-) -> Extender:
-    ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)
-    return Extender(
-        request_handler, lambda *_: snapshot_cache.snapshot, ring, tools.clock, tools.registry, recorder
-    )
 
 
 def create_agent_memory(

@@ -324,7 +324,11 @@ def _expand_next_option(left: list[str], table: Mapping[str, FlagTranslation]) -
             yield word
             continue
         if len(candidates) > 1:
-            raise _usage_error(name, "the beginning of several options", _format_option_names(candidates))
+            raise _usage_error(
+                name,
+                "the beginning of several options",
+                "one of " + ", ".join(f"--{candidate}" for candidate in candidates),
+            )
         flag = table[candidates[0]]
         if flag.boolean and equals:
             raise _usage_error(f"--{candidates[0]}", f"the value {value!r}", "none")
@@ -344,10 +348,6 @@ def _options_matching_prefix(option: str, table: Mapping[str, FlagTranslation]) 
     if name == option or not name:
         return []
     return [name] if name in table else [candidate for candidate in table if candidate.startswith(name)]
-
-
-def _format_option_names(names: Sequence[str]) -> str:
-    return "one of " + ", ".join(f"--{name}" for name in names)
 
 
 def _usage_error(option: str, actual: str, expected: str) -> BadSettings:

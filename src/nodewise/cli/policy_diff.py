@@ -33,7 +33,7 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
-from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import POLICY_KINDS, PolicyState
 from nodewise.policy_tools import policy_diff, policy_timeline
 from nodewise.policy_tools.policy_backtest import Backtest
@@ -156,14 +156,10 @@ def _rejected(backtest: Backtest, keys: Sequence[PolicyKey], steps: int, node_co
     rejected: Mask = np.zeros((steps, node_count), bool)
     for key in keys:
         record = backtest.records.get(key)
-        if record is not None and _rejects_pods(record.policy):
+        if record is not None and not (record.policy.only_prefers or record.policy.not_enforced):
             mask = record.rejected.mask()
             rejected |= mask[len(mask) - steps :]
     return rejected
-
-
-def _rejects_pods(policy: Policy) -> bool:
-    return not (policy.only_prefers or policy.not_enforced)
 
 
 def _compare_group(

@@ -127,7 +127,13 @@ def format_suite(policy: NewPolicy) -> str:
     test = {
         "name": f"nodes with {_comparison(policy)} {'come last' if policy.is_preferred else 'take no pods'}",
         "nodes": [*values, "without-a-value"],
-        "pods": [_pod(policy)],
+        "pods": [
+            {
+                "name": _POD,
+                "namespace": policy.namespace,
+                **({"labels": dict(policy.labels)} if policy.labels else {}),
+            }
+        ],
         "input_series": [
             {"series": f'{name}node="{node}"}}', "values": text} for node, text in values.items()
         ],
@@ -190,11 +196,6 @@ _COMMENTS: Final[Sequence[str]] = (
     "Tests of the policy: nodewise policy test FOLDER.",
     "Values are one per minute: 80+1x10 are 80 to 90, _ is a missing value, and stale ends a series.",
 )
-
-
-def _pod(policy: NewPolicy) -> dict[str, Any]:
-    labels = {"labels": dict(policy.labels)} if policy.labels else {}
-    return {"name": _POD, "namespace": policy.namespace, **labels}
 
 
 _MOST_NODES: Final = 5

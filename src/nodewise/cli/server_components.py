@@ -153,7 +153,9 @@ def _event_loop_factory() -> asyncio.AbstractEventLoop:
 
 async def _serve_until_signal(wire: Callable[[], WiredServer], shutdown_delay_s: float) -> None:
     running = wire()
-    signals = _termination_signal_queue()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     tasks = [asyncio.create_task(background_tasks.keep_running(task)) for task in running.tasks]
     try:
         gc.collect()
@@ -177,14 +179,6 @@ async def _serve_until_signal(wire: Callable[[], WiredServer], shutdown_delay_s:
         await asyncio.gather(*tasks, return_exceptions=True)
         await running.close()
         traces.flush()
-
-
-def _termination_signal_queue() -> asyncio.Queue[int]:
-    """A queue of the received termination signals."""
-    received: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
-    return received
 
 
 class InputPaths(NamedTuple):

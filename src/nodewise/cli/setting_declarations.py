@@ -191,7 +191,9 @@ def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -
         *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
     ]
     for owner, section, group in declarations:
-        for field, setting in _settings_by_field(group, section).items():
+        for field, setting in {
+            setting.field: setting._replace(section=section) for setting in list_settings(group)
+        }.items():
             settings[field] = (
                 _setting_with_more_choices(settings[field], setting) if field in settings else setting
             )
@@ -199,15 +201,13 @@ def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -
     return [
         setting._replace(
             help=_merge_help_texts(owners_by_help[field]),
-            section=_help_heading_of_setting(setting, _owners(owners_by_help[field])),
-            owners=tuple(owner for owner in _owners(owners_by_help[field]) if owner != "nodewise"),
+            section=setting.section
+            if len(owners := _owners(owners_by_help[field])) == 1 or "nodewise" in owners
+            else "Several agents",
+            owners=tuple(owner for owner in owners if owner != "nodewise"),
         )
         for field, setting in settings.items()
     ]
-
-
-def _settings_by_field(group: Group, section: str) -> dict[str, Setting]:
-    return {setting.field: setting._replace(section=section) for setting in list_settings(group)}
 
 
 def settings_group_heading(group: Group) -> str:
@@ -217,10 +217,6 @@ def settings_group_heading(group: Group) -> str:
 
 def _owners(owners_by_help: Mapping[str, Sequence[str]]) -> list[str]:
     return [owner for owners in owners_by_help.values() for owner in owners]
-
-
-def _help_heading_of_setting(setting: Setting, owners: Sequence[str]) -> str:
-    return setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
 
 
 def _merge_help_texts(owners_by_help: Mapping[str, Sequence[str]]) -> str:

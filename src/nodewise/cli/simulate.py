@@ -234,7 +234,9 @@ def run(command_line: CommandLine) -> None:
             {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
         )
     click.echo(
-        _encode_trace_runs_json(runs, means) if own.output == "json" else _format_trace_table(means, known)
+        msgspec.json.encode(runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}).decode()
+        if own.output == "json"
+        else _format_trace_table(means, known)
     )
 
 
@@ -250,12 +252,6 @@ def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
             for placement in placements
             for seed in range(own.seed, own.seed + own.seeds)
         ]
-
-
-def _encode_trace_runs_json(runs: Sequence[TraceResult], means: Mapping[str, Any]) -> str:
-    """A single run, or several runs with their means."""
-    document: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
-    return msgspec.json.encode(document).decode()
 
 
 def _format_trace_table(

@@ -27,7 +27,7 @@ def _imported_modules(command: str, *others: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("command", "agent", "limit"),
-    [("controller", (), 135), ("controller", _AGENT_OF_CONTROLLER, 185), ("extender", (), 180)],
+    [("controller", (), 125), ("controller", _AGENT_OF_CONTROLLER, 160), ("extender", (), 170)],
     ids=["command line of controller", "running controller", "command line of extender"],
 )
 def test_number_of_imported_modules(command: str, agent: tuple[str, ...], limit: int) -> None:

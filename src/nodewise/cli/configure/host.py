@@ -198,12 +198,8 @@ def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str
         return print_problems(error)
     except OSError as error:
         raise NodewiseError(
-            "file check error", [Problem(str(error.filename), _error_reason(error), "")]
+            "file check error", [Problem(str(error.filename), (error.strerror or str(error)).lower(), "")]
         ) from error
-
-
-def _error_reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
 
 
 def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:

@@ -277,7 +277,7 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
                 format_score_parts(node.parts) or "-",
                 _format_values(node),
                 _format_details(node) or "-",
-                _format_reasons(node),
+                "; ".join(reason.text() for _, reason in node.reasons) or "-",
             ]
             for node in findings
         ]
@@ -530,10 +530,6 @@ def _format_rule(measured: MeasuredRule) -> str:
 
 def _format_details(node: NodeExplanation) -> str:
     return "; ".join(text for _, text in node.details)
-
-
-def _format_reasons(node: NodeExplanation) -> str:
-    return "; ".join(reason.text() for _, reason in node.reasons) or "-"
 
 
 def format_age(seconds: float) -> str:

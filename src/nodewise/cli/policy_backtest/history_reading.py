@@ -247,7 +247,9 @@ async def for_each_block(
     add: Callable[[TimeGrid, Mapping[str, NodeMatrix]], None],
 ) -> None:
     """Call `add`, in another thread, with each block of times in order. The next block is read meanwhile."""
-    blocks = _blocks(grid, history.steps_per_part)
+    blocks = [
+        grid.part(first, history.steps_per_part) for first in range(0, grid.steps, history.steps_per_part)
+    ]
     reader = _BlockReader(history, requests_for, grid)
     with _progress(grid.steps) as progress:
         reading = asyncio.create_task(reader.read(blocks[0]))
@@ -295,10 +297,6 @@ def _progress(steps: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("evaluating", total=steps)
         yield lambda count: progress.advance(bar, count)
-
-
-def _blocks(grid: TimeGrid, steps: int) -> list[TimeGrid]:
-    return [grid.part(first, steps) for first in range(0, grid.steps, steps)]
 
 
 async def _read_samples(setup: _Setup, needed: Backtest, grid: TimeGrid) -> Mapping[str, NodeMatrix]:

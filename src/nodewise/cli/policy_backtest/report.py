@@ -351,13 +351,9 @@ def alternatives_table(policy: PolicyReport) -> TableData:
     rows = [["as it is", "", *measure_cells(policy.measures)]]
     rows += [
         [policy.rules[alternative.rule].text, alternative.change, *measure_cells(alternative.measures)]
-        for alternative in _by_rule(policy.alternatives)
+        for alternative in sorted(policy.alternatives, key=lambda alternative: alternative.rule)
     ]
     return TableData(["rule", "instead", *MEASURE_HEAD], rows if policy.alternatives else [])
-
-
-def _by_rule(alternatives: Sequence[AlternativeReport]) -> list[AlternativeReport]:
-    return sorted(alternatives, key=lambda alternative: alternative.rule)
 
 
 def measure_cells(measures: Measures) -> list[str]:
