@@ -47,7 +47,7 @@ def is_violated(rule: dict[str, Any], value: int | None) -> bool:
 
 
 @given(RULES, VALUES, VALUES)
-def test_any_of_rejects_who_breaks_one_rule_and_all_of_who_breaks_all(
+def test_any_of_rejects_a_node_that_meets_one_rule_and_all_of_a_node_that_meets_all(
     rules: list[Any], a: dict[str, int], b: dict[str, int]
 ) -> None:
     values = {"a": a, "b": b}

@@ -44,7 +44,7 @@ def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
 
 
 @each([row for row in ROWS if row.signal])
-def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
+def test_a_process_that_receives_a_signal_to_end(row: ProcessRow, tmp_path: Path) -> None:
     certificates = CertificateFiles(tmp_path)
     with extender_process.started(tmp_path, arguments(row, certificates, tmp_path), certificates) as running:
         os.kill(running.process.pid, getattr(signal, row.signal))

@@ -170,7 +170,7 @@ async def test_a_label_that_somebody_took_away_comes_back() -> None:
     assert fixture.labelled() == {"n0"}
 
 
-async def test_an_api_server_that_answers_nobody_is_left_alone() -> None:
+async def test_no_further_writes_to_an_api_server_that_answers_no_request() -> None:
     fixture = ApiServerFixture(100)
     fixture.api.fail(DOWN, 1000)
     with pytest.raises(Unavailable):

@@ -232,7 +232,7 @@ def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:
     assert len(reasons["n1"]) < 200
 
 
-def test_what_many_rules_say_together_is_cut() -> None:
+def test_the_reason_of_many_rules_is_truncated() -> None:
     many = {"rules": [rule("m" * 200, target=9)] * 100, "logicalOperator": "allOf"}
     reasons = rejected(
         snapshot(cluster_state([policy(dontschedule=many)], metrics_snapshot(series("m" * 200, n1=10)))), "n1"

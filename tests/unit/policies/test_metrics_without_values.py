@@ -271,7 +271,7 @@ class TestEmptyResult:
             "n1": "telemetry policy d/pol: m GreaterThan 0"
         }
 
-    def test_what_is_invalid_on_all_nodes_is_not_healthy(self) -> None:
+    def test_values_that_are_invalid_on_all_nodes_are_not_healthy(self) -> None:
         bad = msgspec.structs.replace(invalid("n1"), metric=f"m or nothing by {QUERY}")
         assert rejected(snapshot(cluster_state([emptying()], metrics_snapshot(bad)))) == never_fetched(
             SHORT_CONFLICT

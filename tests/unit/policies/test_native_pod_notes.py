@@ -101,7 +101,7 @@ def texts(pods: list[UnscheduledPod], *states: PolicyState, deleted: tuple[str, 
     return [native_mode_pods.event_text(waiting, text) for waiting, text in notes]
 
 
-def test_the_event_says_what_to_do() -> None:
+def test_the_event_has_a_remedy() -> None:
     (text,) = texts([pod("waits")], state("cool", 1, 1, 0, 0))
     assert text == (
         "policies reject 2 of 4 nodes: 2 placement policy web/cool: temp above 80; relax a rule, or wait until nodes"

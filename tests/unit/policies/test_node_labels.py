@@ -46,10 +46,10 @@ def violating(
 class TestDeschedule:
     rules = policy(deschedule=[rule("m", target=10)])
 
-    def test_who_violates_is_labelled(self) -> None:
+    def test_a_node_that_meets_a_rule_is_labelled(self) -> None:
         assert desired(self.rules, series("m", n1=5, n2=15)) == {"n2": {"pol": "violating"}}
 
-    def test_who_is_well_again_is_not(self) -> None:
+    def test_a_node_that_no_longer_meets_a_rule_is_not_labelled(self) -> None:
         assert desired(self.rules, series("m", n1=5), owned={"n1": {"pol": "violating"}}) == {}
 
     def test_a_value_that_is_stale_or_missing_or_bad_holds_the_label(self) -> None:
@@ -144,7 +144,7 @@ class TestLabeling:
             "n2": {"gpu": "card1"},
         }
 
-    def test_what_is_no_label_is_left_out_and_nothing_else(self) -> None:
+    def test_only_invalid_labels_are_left_out(self) -> None:
         rules = [rule("a", target=1, labels=["good=1", "bad", "a/b=c", "x=y=z", "e=", "=v", 7])]
         assert violating(rules, series("a", n1=2)) == {"n1": {"good": "1", "e": ""}}
 

@@ -158,14 +158,14 @@ def test_a_policy_of_node_labels_selects_pods_only_by_both_selectors() -> None:
 
 
 @pytest.mark.parametrize("obj", ACCEPTED.values(), ids=ACCEPTED)
-def test_accepts_what_the_api_server_accepts(obj: Any) -> None:
+def test_accepts_every_policy_that_the_api_server_accepts(obj: Any) -> None:
     policy = parse(without_none(obj["spec"]), obj["kind"])
     assert not policy.problems
     assert not any(comparison.unusable for comparison in policy.comparisons())
 
 
 @pytest.mark.parametrize(("obj", "parts"), REJECTED.values(), ids=REJECTED)
-def test_rejects_what_the_api_server_rejects_at_the_same_place(obj: Any, parts: list[str]) -> None:
+def test_reports_problems_at_the_place_of_the_api_servers_refusal(obj: Any, parts: list[str]) -> None:
     policy = parse(without_none(obj.get("spec")), obj["kind"])
     fields = [problem.field for problem in policy.problems]
     places = [part.split(":")[0].split(" in body")[0] for part in parts if part.startswith("spec")]

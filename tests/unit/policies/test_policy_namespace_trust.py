@@ -171,7 +171,7 @@ def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> No
     assert not_trusted.message.endswith(REMEDY)
 
 
-def test_an_expression_that_is_none_is_named_at_the_start() -> None:
+def test_an_invalid_regular_expression_fails_at_the_start() -> None:
     with pytest.raises(BadSettings, match="--allowed-metrics"):
         TelemetryStateBuilder(TelemetryOptions(allowed_metrics="node_("), 60.0)
 

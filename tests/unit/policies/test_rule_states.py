@@ -176,7 +176,7 @@ def test_a_restart_at_any_time_continues_with_the_states_of_the_status(restart: 
     assert seen[0] == set()
 
 
-def test_all_replicas_reject_what_the_leader_has_written() -> None:
+def test_all_replicas_reject_the_nodes_in_the_status_that_the_leader_wrote() -> None:
     rule = HOT | {"for": "1m"}
     leader, follower = Replica(rule), Replica(rule)
     for replica in (leader, follower):

@@ -80,7 +80,7 @@ def test_only_the_first_rule_counts_and_its_target_does_not() -> None:
     assert scores(snapshot(cluster), "n2 n1") == {"n1": 10, "n2": 9}
 
 
-def test_a_metric_that_nobody_gave_scores_nothing() -> None:
+def test_a_metric_without_values_scores_nothing() -> None:
     cluster = cluster_state([policy(scheduleonmetric=[rule("absent")])], metrics_snapshot())
     assert scores(snapshot(cluster), "n1 n2") == {"n1": 0, "n2": 0}
 

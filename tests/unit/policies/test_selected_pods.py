@@ -148,7 +148,7 @@ def test_a_pod_with_a_megabyte_of_labels_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)
-def test_selectors_mean_what_the_admission_policies_mean(case: SelectorCase) -> None:
+def test_selectors_agree_with_the_admission_policies(case: SelectorCase) -> None:
     policy = placement_policy("pol", case.selector)
     selected = SelectionIndex([policy], {}).select(PodFields(PodMetadata("web", case.labels)))
     assert policy.problems == ()

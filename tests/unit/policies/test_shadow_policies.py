@@ -22,7 +22,7 @@ def shadow(name: str = "trial", namespace: str = "d") -> object:
     return policy_object(name, namespace, "1", spec)
 
 
-def test_the_verdict_names_what_would_be_rejected() -> None:
+def test_the_verdict_names_the_nodes_that_would_be_rejected() -> None:
     cluster = Cluster(shadow(), placement("cool", ALL, HOT | {"above": 40}))
     verdict = TelemetryAgent().filter(pod(), candidates(cluster.snapshot, "n3 n1"), cluster.snapshot)
     assert verdict is not None

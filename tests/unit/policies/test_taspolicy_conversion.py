@@ -69,7 +69,7 @@ def test_rules_with_metric_names_become_a_placement_policy_of_the_same_name() ->
     )
 
 
-def test_what_reaches_beyond_the_namespace_becomes_a_cluster_placement_policy() -> None:
+def test_rules_with_an_effect_beyond_the_namespace_become_a_cluster_placement_policy() -> None:
     made = convert(
         dontschedule=[HOT, rule("errors", target=0, query="up", empty_means="healthy")],
         deschedule={"rules": [HOT, rule("errors", target=3)], "logicalOperator": "allOf"},

@@ -78,7 +78,7 @@ def test_a_good_policy_has_none() -> None:
 
 
 @pytest.mark.parametrize("spec", [7, [], {"strategies": []}, {"strategies": "all"}, {"strategies": 0}])
-def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: Any) -> None:
+def test_an_unreadable_policy_rejects_every_node(spec: Any) -> None:
     policy_object = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     (only,) = policies.parse_policy(policy_object).avoided()
     assert only.unusable
@@ -123,7 +123,7 @@ def test_deep_nesting_is_a_problem_not_a_crash() -> None:
 @pytest.mark.parametrize(
     "name", ['up"} or secret #', "a/../b", "..", "a b", "a\nb", "a%2fb", "sum(secret)", "é"]
 )
-def test_a_rule_whose_metric_name_is_none_is_not_asked_for(name: str) -> None:
+def test_a_rule_with_an_invalid_metric_name_requests_no_metric(name: str) -> None:
     """The CRD refuses such names; an object that was stored without it must not reach a source."""
     [read] = policies.parse_policy(policy(dontschedule=[rule(name)])).avoided()
     assert "metricname" in read.unusable

@@ -44,7 +44,7 @@ def test_only_pods_that_native_mode_concerns_are_stored() -> None:
     assert stored(gates=[{"name": GATE}]).gate == 0
 
 
-def test_what_a_pod_requires_of_labels() -> None:
+def test_requirements_of_a_pod_for_labels() -> None:
     pod = stored("p", "web", [OWN_GATE, {"name": GATE}], [("zone", ["z"]), (A, ["violating"])], [(B, ["ok"])])
     assert (pod.keys, pod.keys_with_ok, pod.gate) == ({A, B}, {B}, 1)
     assert pod.spec == UnscheduledPod().spec, "the spec takes no memory"

@@ -35,7 +35,7 @@ def test_expectations_that_are_met(tmp_path: Path, expect: str) -> None:
     assert run(tmp_path, expect) == []
 
 
-def test_a_mismatch_shows_what_differs(tmp_path: Path) -> None:
+def test_a_mismatch_shows_the_differences(tmp_path: Path) -> None:
     [rejected, ranks] = run(
         tmp_path,
         f"  - {{eval_time: 1m, {_WEB}, rejected: {{a: temp above 81, b: ''}}, ranks: {{c: 2, b: 1}}}}",
