@@ -18,7 +18,7 @@ from nodewise.cli import policy_test
 from nodewise.policy_tools import policy_suite_parser
 from nodewise.policy_tools.policy_suite_run import SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
-from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, TEST
+from tests.unit.policy_tools.policy_suite_texts import POLICY, TEST
 
 PASSES: Final = "  - {eval_time: 1m, pod: web/web-1, rejected: [a], ranks: {c: 1, b: 2}}\n"
 EVERYTHING: Final = (

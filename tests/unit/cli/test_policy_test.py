@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nodewise.cli import policy_test
-from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, TEST
+from tests.unit.policy_tools.policy_suite_texts import POLICY, TEST
 
 _PASSES = "  - {eval_time: 1m, pod: web/web-1, rejected: [a], ranks: {c: 1, b: 2}}\n"
 _FAILS = "  - {eval_time: 1m, pod: web/web-1, rejected: [b]}\n"

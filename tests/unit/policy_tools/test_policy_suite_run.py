@@ -11,7 +11,7 @@ from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import policy_suite_adequacy
 from nodewise.policy_tools.policy_suite_run import SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
-from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, read, run
+from tests.unit.policy_tools.policy_suite_texts import POLICY, read, run
 
 _WEB = "pod: web/web-1"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.base.errors import BadInput
-from tests.unit.policy_tools.policy_suites.suite_texts import POLICY, TEST, read
+from tests.unit.policy_tools.policy_suite_texts import POLICY, TEST, read
 
 _EXPECT = "  - {eval_time: 1m, pod: web/web-1, rejected: [a]}\n"
 _METRICS = "a metric that a policy names: power, temp"
