@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-
 from nodewise.policies import hysteresis
 from nodewise.policies.hysteresis import BETWEEN, BROKEN, RELEASED, UNKNOWN, HoldTimes, RulePart
+from nodewise.agent import NodeIndex
+from nodewise.policies.hysteresis import FlapHistory
+
 
 LEVELS = {"B": BROKEN, "r": RELEASED, "-": BETWEEN, "?": UNKNOWN}
 PHASES = "pnRk"
@@ -71,3 +73,29 @@ def test_unchanged_states_are_the_same_object() -> None:
     assert hysteresis.advance(states, np.full(3, RELEASED), HoldTimes(60), 1.0) is states
     states = hysteresis.advance(states, np.full(3, BROKEN), HoldTimes(60), 1.0)
     assert hysteresis.advance(states, np.full(3, BROKEN), HoldTimes(60), 2.0) is states
+
+
+NODES = NodeIndex(tuple(f"n{number}" for number in range(1000)))
+
+
+def test_the_history_of_a_rule_that_rejects_other_nodes_each_time_is_limited() -> None:
+    """A tenant can have 128 such rules."""
+    random = np.random.default_rng(1)
+    history, before = FlapHistory(), np.zeros(1001, np.bool_)
+    for time in range(50):
+        rejected = random.random(1001) < 0.5
+        history = history.update(before, rejected, NODES, 5.0 * time)
+        before = rejected
+    assert len(history.changes) <= 64
+    assert len(history.recent(250.0)) == 100
+
+
+def test_the_newest_flaps_count() -> None:
+    history, passes, rejects = FlapHistory(), np.array([False, False]), np.array([True, False])
+    nodes = NodeIndex(("a",))
+    for time in range(130):
+        history = history.update(passes, rejects, nodes, 2.0 * time)
+        history = history.update(rejects, passes, nodes, 2.0 * time + 1.0)
+    flaps = history.recent(260.0)
+    assert [flap.at for flap in flaps] == [2.0 * time for time in range(30, 130)]
+    assert {(flap.node, flap.rejected_s) for flap in flaps} == {("a", 1.0)}
