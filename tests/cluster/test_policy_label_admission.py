@@ -13,7 +13,7 @@ import yaml
 from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects, program_cache
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.namespace_sandboxes import Sandbox, wait
-from tests.unit.policies.test_misspelt_policy_label import MISSPELT, OTHERS
+from tests.unit.policies.test_policy_selection import MISSPELT, OTHERS
 
 RIGHT = {"telemetry-policy": "pol"}
 KINDS = {

@@ -1,10 +1,8 @@
 """Which policies select a pod, and the union of their verdicts."""
 
 from typing import Any
-
 import msgspec
 import pytest
-
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.policy_budgets import MAX_ENFORCED
@@ -13,6 +11,7 @@ from nodewise.policies.policy_selection import PodFields, PodMetadata
 from tests.label_selector_cases import SELECTOR_CASES, SelectorCase
 from tests.unit.policies.placement_policy_cluster import ALL, BUSY, HOT, Cluster, placement, pod, wide
 from tests.unit.policies.policy_snapshot_builders import candidates, policy, rejected, rule
+from nodewise.policies.agent import find_misspelt_policy_label
 
 
 @pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)
@@ -267,3 +266,28 @@ def test_a_namespace_has_the_label_with_its_name_also_if_a_file_does_not_contain
     in_d = {"matchLabels": {"kubernetes.io/metadata.name": "d"}}
     cluster = Cluster(wide("wide", namespaces=in_d), namespaces={"d": {}, "e": {}})
     assert [bool(cluster.policies_of(pod(namespace=name))) for name in ("d", "e")] == [True, False]
+
+
+MISSPELT = (
+    *("telemetry-polcy", "telemetry-policyy", "telemetry-poilcy", "telemetri-policy", "elemetry-policy"),
+    *("Telemetry-Policy", "telemetry_policy", "telemetrypolicy", "telemetry.policy", "telemetry-policies"),
+    *("x/telemetry-policy", "telemetry.intel.com/telemetry-policy", "x.y/Telemetry_Polcy"),
+)
+OTHERS = (
+    *("telemetry", "policy", "telemetry-pipeline", "telemetry-profile", "network-policy"),
+    *("telemetry-policy.example.com/enabled", "telemetry-plcyy", "app"),
+)
+
+
+@pytest.mark.parametrize("key", MISSPELT)
+def test_a_misspelt_key_is_found(key: str) -> None:
+    assert find_misspelt_policy_label(["app", key]) == key
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_another_key_is_none(key: str) -> None:
+    assert find_misspelt_policy_label([key]) == ""
+
+
+def test_a_pod_with_the_label_itself_has_no_misspelt_one() -> None:
+    assert find_misspelt_policy_label(["telemetry-policy", "x/telemetry-policy"]) == ""
