@@ -1,12 +1,11 @@
-"""The states of one node under rules with `for`, `release` and `keepFor`."""
+"""States of nodes under rules with hold times, and the history of flaps."""
 
 import numpy as np
 import pytest
-from nodewise.policies import hysteresis
-from nodewise.policies.hysteresis import BETWEEN, BROKEN, RELEASED, UNKNOWN, HoldTimes, RulePart
-from nodewise.agent import NodeIndex
-from nodewise.policies.hysteresis import FlapHistory
 
+from nodewise.agent import NodeIndex
+from nodewise.policies import hysteresis
+from nodewise.policies.hysteresis import BETWEEN, BROKEN, RELEASED, UNKNOWN, FlapHistory, HoldTimes, RulePart
 
 LEVELS = {"B": BROKEN, "r": RELEASED, "-": BETWEEN, "?": UNKNOWN}
 PHASES = "pnRk"

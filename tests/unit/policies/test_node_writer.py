@@ -1,11 +1,13 @@
-"""The controller with a failing API server: failed writes are repeated, and writes without a response are read back."""
+"""Writes to nodes: failures, conflicts, and how many nodes native mode may label while pods wait."""
 
 import contextlib
 from collections.abc import Iterable
 from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
+
 from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.base.clock import ManualClock
@@ -17,7 +19,7 @@ from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import taspolicy_parser as policies
-from nodewise.policies.controller.node_writer import LabelWriter
+from nodewise.policies.controller.node_writer import ExaminationBudget, LabelWriter
 from nodewise.policies.controller.policy_status_writer import StatusWriter
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import Policy
@@ -26,8 +28,6 @@ from nodewise.policies.state import POLICIES, PolicyState
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
 from tests.unit.policies.policy_snapshot_builders import tas_key
-from nodewise.policies.controller.node_writer import ExaminationBudget
-
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")

@@ -1,17 +1,18 @@
 """Which policies select a pod, and the union of their verdicts."""
 
 from typing import Any
+
 import msgspec
 import pytest
+
 from nodewise.agent import NodeIndex, Snapshot
-from nodewise.policies.agent import TelemetryAgent
+from nodewise.policies.agent import TelemetryAgent, find_misspelt_policy_label
 from nodewise.policies.policy_budgets import MAX_ENFORCED
 from nodewise.policies.policy_namespace_trust import NamespaceMetadata, NamespaceObject, drop_oversized_labels
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from tests.label_selector_cases import SELECTOR_CASES, SelectorCase
 from tests.unit.policies.placement_policy_cluster import ALL, BUSY, HOT, Cluster, placement, pod, wide
 from tests.unit.policies.policy_snapshot_builders import candidates, policy, rejected, rule
-from nodewise.policies.agent import find_misspelt_policy_label
 
 
 @pytest.mark.parametrize("case", SELECTOR_CASES, ids=lambda case: case.name)

@@ -1,19 +1,18 @@
-"""Rules that lose the values of most nodes are suspended."""
+"""Rules that are suspended while most values are missing, and nodes whose series differ."""
+
+from typing import Any
 
 import msgspec
-from nodewise.agent import Snapshot
+import pytest
+
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.series import DifferingValues, Sample, Series
 from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.state import TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import cluster_state, policy, rejected, rule
-from typing import Any
-import pytest
-from nodewise.agent import ClusterState, NodeIndex
-from nodewise.metrics.series import DifferingValues, Sample, Series
-from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
-
 
 POLICY = policy(dontschedule=[rule("m", target=10)])
 MAX_AGE_S = 60.0

@@ -1,12 +1,13 @@
-"""A suite with mistakes: each message has file, line and field, and the closest valid name."""
+"""The parser of suites, and the notation of series and their values."""
 
 from pathlib import Path
+
 import pytest
+
 from nodewise.base.errors import BadInput
-from tests.unit.policy_tools.policy_suite_texts import POLICY, TEST, read
 from nodewise.policy_tools import policy_suite
 from nodewise.policy_tools.policy_suite import NotationError
-
+from tests.unit.policy_tools.policy_suite_texts import POLICY, TEST, read
 
 _EXPECT = "  - {eval_time: 1m, pod: web/web-1, rejected: [a]}\n"
 _METRICS = "a metric that a policy names: power, temp"
