@@ -49,7 +49,7 @@ class CommandTable(click.Group):
     """A group that imports a command's module only when the command is called."""
 
     def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **options: Any) -> None:
-        """`commands_of`: by command, its module or distribution and its short help."""
+        """`commands_of`: by command, its module (`MODULE:ATTRIBUTE` of several) or distribution, and its short help."""
         super().__init__(*arguments, **options)
         self._table = commands_of
 
@@ -59,12 +59,12 @@ class CommandTable(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in self._table:
             return None
-        module = self._table[cmd_name][0]
+        module, _, attribute = self._table[cmd_name][0].partition(":")
         if module in distributions.EXTRAS:
             return _command_of_distribution(module, cmd_name)
         gc.disable()  # imports leave hardly any garbage, and collections take a twentieth of their time
         try:
-            command = import_module(module).command
+            command = getattr(import_module(module), attribute or "command")
         except ModuleNotFoundError as error:
             if error.name != module or not getattr(sys, "frozen", False):
                 raise

@@ -200,7 +200,7 @@ def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path)
     assert run_check("--host", tmp_path)[0] == 0
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_keeps_previous_file(tmp_path: Path) -> None:
     run("--host", tmp_path)
     before = file_contents(tmp_path)
     limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

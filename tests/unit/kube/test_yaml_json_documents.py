@@ -100,7 +100,7 @@ BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]\n" + "".join(
         pytest.param(f"a: {'9' * 5000}", "document 1", id="a number without end"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
+def test_error_names_unreadable_part(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=r"^F: ") as raised:
         read(text)
     assert words in str(raised.value)

@@ -81,7 +81,7 @@ def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
         asyncio.run(source.fetch(MetricRequest("cpu_usage"), 0.0))
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_error_names_unreadable_part(tmp_path: Path) -> None:
     path = write_objects(tmp_path, ONE | {"timestamp": 5})
     with pytest.raises(BadInput, match=r"0\.json, document 1: Expected .*; expected a NodeMetrics"):
         metric_files.read_snapshot(object_files.read([path]))

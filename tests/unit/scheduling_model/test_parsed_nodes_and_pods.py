@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("obj", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_cannot_be_read_is_named(obj: Any, message: str) -> None:
+def test_error_names_unreadable_part(obj: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         parsed_nodes_and_pods.pod(obj)
 

@@ -129,7 +129,7 @@ def test_every_difference_is_on_the_page_once() -> None:
     assert sorted(differences_page.rows(HEADING)) == sorted({row.number for row in tables() if row.differs})
 
 
-def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
+def test_page_names_outcome_and_rows_of_every_fault() -> None:
     differences_page.check_faults(HEADING, FAULTS, NUMBERS)
 
 

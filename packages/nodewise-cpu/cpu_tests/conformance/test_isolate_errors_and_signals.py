@@ -98,7 +98,7 @@ def test_a_cpuset_that_forbids_the_pool_is_an_error(
         assert parse_output(done)["cpus"] == [0]
 
 
-def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_state_names_remedy(tmp_path: Path) -> None:
     done = run(cpu(DirectoryNode(tmp_path / "none"), *show_command()))
     assert (done.returncode, "nodewise cpu init" in done.stderr) == (FAILED, True)
     assert not (tmp_path / "none").exists()

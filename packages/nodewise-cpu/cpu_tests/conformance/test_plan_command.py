@@ -147,7 +147,7 @@ def test_forms_for_people(tmp_path: Path) -> None:
     assert ET.fromstring(drawn).tag.endswith("svg")
 
 
-def test_the_picture_in_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
+def test_picture_in_docs_equals_output(tmp_path: Path) -> None:
     root = recorded_machine_files.unpack("64amd64-4s2n4ca2co", tmp_path)
     counts = (
         "--num-exclusive-cores=12",

@@ -181,7 +181,7 @@ def _is_in(plan: PoolPlan, pool: str, cpus: Iterable[int]) -> bool:
 
 
 @given(CPUS)
-def test_a_list_of_ranges_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
+def test_cpu_ranges_round_trip(cpus: set[int]) -> None:
     assert cpu_set_formats.parse_cpu_numbers(cpu_set_formats.format_cpu_ranges(cpus)) == tuple(sorted(cpus))
 
 
@@ -193,7 +193,7 @@ def test_a_list_keeps_its_order(cpus: list[int]) -> None:
 
 
 @given(CPUS)
-def test_a_mask_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
+def test_cpu_mask_round_trip(cpus: set[int]) -> None:
     assert cpu_set_formats.parse_cpu_mask(cpu_set_formats.format_cpu_mask(cpus)) == cpus
 
 
@@ -221,7 +221,7 @@ def allocated_pools(draw: st.DrawFn) -> Allocations:
 
 
 @given(allocated_pools())
-def test_a_state_reads_as_what_it_was_written_from(before: Allocations) -> None:
+def test_allocations_round_trip(before: Allocations) -> None:
     texts = configmap.format_config_map_data(before)
     assert configmap.parse_config_map_data(texts) == before
     assert configmap.format_config_map_data(configmap.parse_config_map_data(texts)) == texts

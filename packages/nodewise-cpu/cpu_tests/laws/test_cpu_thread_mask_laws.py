@@ -20,7 +20,7 @@ def test_a_thread_stays_within_the_cpuset_and_is_never_left_without_a_cpu(
 
 
 @given(mask=CPUS, old=CPUS, new=CPUS, data=st.data())
-def test_a_thread_of_a_task_stays_on_the_task_s_cpus_and_keeps_what_it_chose_of_them(
+def test_thread_keeps_its_choice_among_the_cpus_of_its_task(
     mask: frozenset[int], old: frozenset[int], new: frozenset[int], data: st.DataObject
 ) -> None:
     own = data.draw(st.frozensets(st.sampled_from(sorted(new)), min_size=1))

@@ -22,7 +22,7 @@ def unpack(name: str, into: Path) -> Path:
 
 @cache
 def texts(name: str) -> dict[str, str]:
-    """The files of a machine in the form of the result of `sysfs.read`."""
+    """The files of a machine in the form of the result of `machine_features.read_sysfs_files`."""
     with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
         files = {member.name: archive.extractfile(member) for member in archive}
         return {path: file.read().decode() if file else "" for path, file in files.items()}

@@ -7,7 +7,7 @@ from cpu_tests.unit import recorded_machine_files
 from nodewise.base.errors import BadInput
 from nodewise_cpu import cpu_set_formats, pool_planning, topology
 from nodewise_cpu.pool_planning import PoolOptions
-from nodewise_cpu.topology import Topology
+from nodewise_cpu.topology import CPUS, Topology
 
 
 @pytest.mark.parametrize("mode", ["packed", "spread"])
@@ -177,3 +177,85 @@ def test_isolated_cores_in_a_partition_are_not_counted() -> None:
 def test_listed_core_in_a_partition_is_refused_with_the_reason() -> None:
     with pytest.raises(BadInput, match="core 5 is in a cgroup partition"):
         pool_planning.plan(partitioned("T8", "5"), PoolOptions(1, 1, non_isolcpus="5"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "cores"),
+    [
+        ("T8", "5", [5]),
+        ("T8", "7,0-2", [0, 1, 2, 7]),
+        ("T8", " 3 , 3 ", [3]),
+        ("T8", "cpu13", [5]),
+        ("D8r", "2", [2, 6]),
+        ("D8r", "4", [4]),
+        ("D8r", "0:2", [2]),
+        ("D8r", "1:0", [4]),
+        ("D8r", "0:3,1:3", [3, 7]),
+        ("SP", "9", [4]),
+        ("SP", "2", [2]),
+    ],
+)
+def test_names(machine: str, text: str, cores: list[int]) -> None:
+    selected = pool_planning.parse_cores(text, topology.parse(texts(machine)))
+    assert [core.core for core in selected] == cores
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("0:9", "0:9"),
+        ("2:0", "2:0"),
+        ("cpu16", "cpu16"),
+        ("8-9", "8, 9"),
+        ("1:", "'1:'"),
+        ("cpu", "'cpu'"),
+        ("0-99999", "up to 65535"),
+        ("9999999999", "'9999999999'"),
+    ],
+)
+def test_missing_cores_are_named(text: str, seen: str) -> None:
+    with pytest.raises(BadInput, match="--excl-non-isolcpus") as caught:
+        pool_planning.parse_cores(text, topology.parse(texts("D8r")))
+    assert seen in str(caught.value)
+
+
+def frequencies(*khz: str) -> dict[str, str]:
+    return {f"{CPUS}/cpu{cpu}/cpufreq/base_frequency": text for cpu, text in enumerate(khz)}
+
+
+@pytest.mark.parametrize(
+    ("khz", "base_mhz", "fast"),
+    [
+        (("2700000\n", "2100000\n"), 2300, {0}),
+        (("2700000", "2300000"), 2300, {0}),
+        (("2700000", "2100000"), None, {0}),
+        (("2300000", "2300000"), None, set()),
+        (("<unsupported>", "2700000"), 2300, {1}),
+        ((), 2300, set()),
+        ((), None, set()),
+    ],
+)
+def test_fast_cpus(khz: tuple[str, ...], base_mhz: int | None, fast: set[int]) -> None:
+    assert pool_planning.cpus_above_base_frequency(frequencies(*khz), base_mhz) == fast
+
+
+def test_preferences_are_those_of_cpus_and_not_of_core_ids() -> None:
+    """With adjacent siblings, core 1 has the CPUs 2 and 3."""
+    cores = topology.parse(texts("D8a")).cores
+    wishes = dict.fromkeys(range(16), "power") | {2: "performance", 3: "performance"}
+    assert [core.core for core in pool_planning.group_cores_by_power_class(cores, wishes)["performance"]] == [
+        1
+    ]
+
+
+def test_a_core_whose_cpus_differ_is_in_no_class() -> None:
+    cores = topology.parse(texts("T4")).cores
+    wishes = {0: "power", 4: "performance", 1: "power", 5: "power", 2: "default", 6: "default"}
+    classes = pool_planning.group_cores_by_power_class(cores, wishes)
+    assert {name: [core.core for core in members] for name, members in classes.items()} == {"power": [1]}
+
+
+def test_a_real_machine_of_one_preference() -> None:
+    wishes = pool_planning.energy_preferences(recorded_machine_files.texts("20em64t-hybrid-1p6c2t+2ca4co1t"))
+    assert set(wishes.values()) == {"balance_performance"}
+    assert len(wishes) == 20

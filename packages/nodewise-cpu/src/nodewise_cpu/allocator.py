@@ -161,7 +161,10 @@ def _free_lists(
     all_free = [cpu_list for socket in sockets for cpu_list in free[socket]]
     for candidates in (*free.values(), all_free):
         chosen = _without_overlaps(
-            sorted(candidates, key=lambda cpu_list: _preference_key(cpu_list, request))
+            sorted(
+                candidates,
+                key=lambda cpu_list: (set(request.prefer).isdisjoint(cpu_list.cpus), cpu_list.cpus),
+            )
         )
         if len(chosen) >= request.lists:
             return (
@@ -196,11 +199,6 @@ def _is_free(cpu_list: CpuListAllocation, busy: set[int], numa_cpus: Collection[
     """Whether a list has no tasks and no busy CPUs, and lies within the NUMA node, if one is requested."""
     in_node = numa_cpus is None or set(cpu_list.cpus) <= set(numa_cpus)
     return in_node and not cpu_list.tasks and busy.isdisjoint(cpu_list.cpus)
-
-
-def _preference_key(cpu_list: CpuListAllocation, request: AllocationRequest) -> tuple[bool, tuple[int, ...]]:
-    """The sort key: lists with preferred CPUs first, then by first CPU."""
-    return set(request.prefer).isdisjoint(cpu_list.cpus), cpu_list.cpus
 
 
 def _without_overlaps(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:

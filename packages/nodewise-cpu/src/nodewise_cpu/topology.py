@@ -189,7 +189,7 @@ def _parse_cpus(path: str, text: str) -> Iterable[int]:
 
 
 def parse(texts: Mapping[str, str]) -> Topology:
-    """The topology of the machine with these files: path below its root to text (`sysfs.read`).
+    """The topology of the machine with these files: path below its root to text (`machine_features.read_sysfs_files`).
 
     BadInput names every file that the kernel would not write like that, or says that there is no CPU.
     """

@@ -79,5 +79,5 @@ def test_the_page_names_each_row_once():
     assert len(differences_page.rows(HEADING)) == len(set(differences_page.rows(HEADING)))
 
 
-def test_the_page_says_what_became_of_every_fault_and_in_which_rows():
+def test_page_names_outcome_and_rows_of_every_fault():
     differences_page.check_faults(HEADING, FAULTS, NUMBERS)

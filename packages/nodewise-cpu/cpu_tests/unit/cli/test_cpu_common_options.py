@@ -1,22 +1,25 @@
 """Options of the CPU manager's commands: the node, the host's processes and the timeout of locks."""
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
+from tests import forked_commands
 
 from nodewise.base.errors import BadSettings
 from nodewise.cli import options_from_settings
 from nodewise.kube.resource_kinds import PODS
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise.server.options import AdminOptions
+from nodewise_cpu import cli
 from nodewise_cpu.cli import COMMANDS, common_options
 from nodewise_cpu.cli.common_options import NodeOptions, ProcessOptions
 from nodewise_cpu.cluster.blocking_client import BlockingClient
+from nodewise_cpu.node import other_cpu_managers
 
 INSIDE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "web-1"}
 UNNAMED = NodeOptions(kubeconfig="", namespace="default", node_name="")
@@ -88,8 +91,9 @@ def test_a_mount_that_was_named_is_the_hosts() -> None:
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"isolate", "reaffinitize"}))
 def test_a_command_has_a_typed_field_for_each_parameter(name: str) -> None:
     """Commands of click's decorators have their parameters in their signature."""
-    module, _ = COMMANDS[name]
-    command = importlib.import_module(module).command
+    command = cli.command.get_command(click.Context(cli.command), name)
+    assert command is not None
+    assert command.callback is not None
     exposed = {parameter.name for parameter in command.params if parameter.expose_value}
     called = inspect.getclosurevars(command.callback).nonlocals.get("options")
     if called is None:
@@ -99,3 +103,26 @@ def test_a_command_has_a_typed_field_for_each_parameter(name: str) -> None:
         parameter.name for parameter in options_from_settings.click_parameters(AdminOptions, has_file=False)
     }
     assert exposed == (names - {"admin"}) | (admin if "admin" in names else set())
+
+
+def start(folder: Path, *options: str) -> tuple[int, str]:
+    """The exit code and stderr of an agent that cannot start."""
+    store = f"--conf-dir={folder / 'state'}"
+    pools = ("--num-exclusive-cores=0", "--num-shared-cores=0")
+    forked_commands.run([forked_commands.NODEWISE, "cpu", "init", store, *pools])
+    done = forked_commands.run(
+        [forked_commands.NODEWISE, "cpu", "agent", store, f"--socket={folder / 'socket'}", *options]
+    )
+    return done.returncode, done.stderr
+
+
+def test_partitions_need_enforcement(tmp_path: Path) -> None:
+    code, stderr = start(tmp_path, "--isolate=partition")
+    assert (code, "--isolate: partition; expected --enforce cgroup" in stderr) == (2, True)
+
+
+def test_host_is_the_root_of_the_first_process_or_the_copy_of_a_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc/1/root").mkdir(parents=True)
+    assert other_cpu_managers.host_root(Path("/"), tmp_path / "proc") == tmp_path / "proc/1/root"
+    assert other_cpu_managers.host_root(Path("/"), tmp_path / "none") == Path("/")
+    assert other_cpu_managers.host_root(tmp_path, tmp_path / "proc") == tmp_path

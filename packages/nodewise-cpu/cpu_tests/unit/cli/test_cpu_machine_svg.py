@@ -11,7 +11,7 @@ from cpu_tests.conformance import case_cpu_topologies as made_up
 from cpu_tests.laws.test_cpu_pool_laws import machines as any_machine
 from cpu_tests.unit import recorded_machine_files
 from nodewise_cpu import pool_planning, topology
-from nodewise_cpu.cli import machine_svg
+from nodewise_cpu.cli import machine_commands
 from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.topology import Topology
 
@@ -39,7 +39,7 @@ def texts(drawn: ET.Element) -> Counter[str]:
 def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
     machine = recorded_machine_files.machine(name)
     plan = pool_planning.plan(machine, PoolOptions(1, 0))
-    drawn = ET.fromstring(machine_svg.draw_machine_svg(machine, plan))
+    drawn = ET.fromstring(machine_commands.draw_machine_svg(machine, plan))
     shapes = Counter(name for *_, name in rectangles(drawn))
     assert shapes["cell"] == len(machine.online)
     assert shapes["off"] == len(machine.cpus) - len(machine.online)
@@ -54,7 +54,7 @@ def test_every_cpu_of_a_real_machine_is_drawn_once(name: str) -> None:
 def test_the_legend_counts_the_cores_of_each_pool() -> None:
     machine = topology.parse(made_up.texts("T8", "0-2,8-10"))
     drawn = ET.fromstring(
-        machine_svg.draw_machine_svg(machine, pool_planning.plan(machine, PoolOptions(1, 1)))
+        machine_commands.draw_machine_svg(machine, pool_planning.plan(machine, PoolOptions(1, 1)))
     )
     assert {"exclusive: 1 core", "shared: 1 core", "infra: 5 cores", "unused: 1 core"} <= set(texts(drawn))
     assert "isolated by the kernel" in texts(drawn)
@@ -67,15 +67,15 @@ def test_the_legend_counts_the_cores_of_each_pool() -> None:
 
 def test_kinds_of_cores_are_distinguished() -> None:
     drawn = ET.fromstring(
-        machine_svg.draw_machine_svg(recorded_machine_files.machine("20em64t-hybrid-1p6c2t+2ca4co1t"))
+        machine_commands.draw_machine_svg(recorded_machine_files.machine("20em64t-hybrid-1p6c2t+2ca4co1t"))
     )
     assert {"NUMA node 0, performance cores", "NUMA node 0, efficiency cores"} <= set(texts(drawn))
 
 
 @given(any_machine())
 def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
-    text = machine_svg.draw_machine_svg(machine)
-    assert text == machine_svg.draw_machine_svg(machine)
+    text = machine_commands.draw_machine_svg(machine)
+    assert text == machine_commands.draw_machine_svg(machine)
     drawn = ET.fromstring(text)
     (_, _, width, height, _), *shapes = rectangles(drawn)
     assert all(0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height for x0, y0, x1, y1, _ in shapes)
@@ -86,6 +86,6 @@ def test_nothing_overlaps_and_all_is_inside(machine: Topology) -> None:
 
 
 def test_the_picture_has_dark_colours() -> None:
-    text = machine_svg.draw_machine_svg(recorded_machine_files.machine("rv64-visionfive2"))
+    text = machine_commands.draw_machine_svg(recorded_machine_files.machine("rv64-visionfive2"))
     assert "@media (prefers-color-scheme: dark)" in text
     assert "<script" not in text

@@ -119,7 +119,7 @@ def test_partition_with_other_cpus_is_undone_before_its_cpuset_changes(tree: Cgr
     assert (tree.state(cgroup), tree.exclusive()) == ("member", {})
 
 
-def test_next_agent_completes_and_undoes_what_an_ended_one_began(tree: CgroupTree) -> None:
+def test_next_agent_completes_and_undoes_partitions_of_ended_agent(tree: CgroupTree) -> None:
     """The agent ended after it wrote the file and before, or while, it changed the cgroups."""
     cgroup = tree.create(cgroupfs(POD, ONE))
     tree.record.write_text(json.dumps({ONE: {"cpus": "2,10", "cgroup": cgroup}}))

@@ -116,7 +116,7 @@ def test_the_cpuset_is_read_from_the_specification_of_older_runtimes(
 @pytest.mark.parametrize(
     "sandbox", [lambda *_: {"info": {"info": '{"pid": 0}'}}, fails(grpc.StatusCode.NOT_FOUND)]
 )
-def test_a_pod_without_a_process_of_its_own_leaves_what_the_machine_has(
+def test_pod_without_own_process_keeps_cpus_of_machine(
     runtime: FakeContainerRuntime, asking: ContainerRuntime, sandbox: Answer
 ) -> None:
     runtime.runs(json.dumps({"sandboxID": "s"}))
@@ -184,7 +184,7 @@ def test_a_runtime_that_does_not_answer_is_unavailable(runtime: FakeContainerRun
     slow.close()
 
 
-def test_a_socket_that_nobody_listens_at_is_unavailable(tmp_path: Path) -> None:
+def test_socket_without_listener_is_unavailable(tmp_path: Path) -> None:
     alone = ContainerRuntime(tmp_path / "nobody.sock", tmp_path, timeout_s=5)
     with pytest.raises(Unavailable, match=r"nobody\.sock"):
         alone.version()

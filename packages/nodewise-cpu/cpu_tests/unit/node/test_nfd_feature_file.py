@@ -46,7 +46,7 @@ def test_the_file_of_the_older_script_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "cpu").read_text() == "power.sst_cp.enabled\nother\n"
 
 
-def test_without_the_folder_nobody_would_read_it(tmp_path: Path) -> None:
+def test_missing_folder_writes_nothing(tmp_path: Path) -> None:
     assert not machine_features.write_feature_file(tmp_path / "none", ["power", "performance"])
     assert list(tmp_path.iterdir()) == []
 
@@ -63,14 +63,14 @@ def test_the_agent_looks_at_all_cpus(tmp_path: Path) -> None:
     assert (tmp_path / "features.d" / "nodewise-cpu").read_text() == WANTED
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_keeps_previous_file(tmp_path: Path) -> None:
     """The test simulates a full disk by a process whose limit of file sizes is 0."""
     (tmp_path / "nodewise-cpu").write_text("old\n")
     program = (
-        "import resource, signal; from pathlib import Path; from nodewise_cpu.node import nfd_feature_file\n"
+        "import resource, signal; from pathlib import Path; from nodewise_cpu.node import machine_features\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        f"nfd_feature_file.write_feature_file(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
+        f"machine_features.write_feature_file(Path({str(tmp_path)!r}), ['power', 'performance'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert Refused.__name__ in done.stderr

@@ -61,7 +61,7 @@ def test_keys_and_annotations_of_others_are_kept(
         ({"metadata": {"annotations": {cmk_names.INTENT: "{}"}}}, cmk_names.INTENT),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_error_names_unreadable_part(
     store: ConfigMapStore, api_client: InMemoryApiClient, change: dict[str, Any], seen: str
 ) -> None:
     store.create(FREE)

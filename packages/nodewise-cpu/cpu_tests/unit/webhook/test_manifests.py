@@ -153,7 +153,7 @@ def test_client_certificates_are_optional(cafile: str, arguments: list[str]) -> 
     assert container["args"][3:] == arguments
 
 
-def test_an_older_api_server_gets_only_what_it_knows() -> None:
+def test_older_api_server_gets_known_fields_only() -> None:
     webhook_config = installed(WebhookInstallation(version="v1beta1"))["MutatingWebhookConfiguration"]
     assert webhook_config["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
     assert webhook_config["webhooks"][0].keys() == {
@@ -208,6 +208,6 @@ def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
     assert names == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
 
 
-def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
+def test_shipped_manifest_equals_output_of_command() -> None:
     shipped = (Path(__file__).parents[5] / "deploy/cpu-webhook.yaml").read_text()
     assert list(yaml.safe_load_all(shipped)) == manifests.objects(WebhookInstallation("cmk-namespace"), None)

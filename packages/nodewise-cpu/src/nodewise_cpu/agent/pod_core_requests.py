@@ -92,14 +92,10 @@ def _pods_by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
     mirrors: dict[str, Object] = {}
     own = {pod["metadata"]["uid"]: pod for pod in pods}
     for pod in sorted(own.values(), key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        if static_uid := _static_pod_uid(pod):
-            mirrors.setdefault(static_uid, pod)
+        static_uid = (pod["metadata"].get("annotations") or {}).get("kubernetes.io/config.mirror")
+        if static_uid:
+            mirrors.setdefault(str(static_uid), pod)
     return {**mirrors, **own}
-
-
-def _static_pod_uid(pod: Object) -> str:
-    """The uid that the kubelet gave to a static pod, if this is its mirror pod."""
-    return str((pod["metadata"].get("annotations") or {}).get("kubernetes.io/config.mirror", ""))
 
 
 def _requested_units(pod: Object | None, resource: str, container: str, wanted: int) -> int | None:

@@ -12,7 +12,6 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -31,6 +30,7 @@ from nodewise_cpu.agent.pod_core_requests import PodRequests
 from nodewise_cpu.agent.socket_server import ConnectionLimits
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cli import common_options
+from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cpusets import container_runtime_client
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
 from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups
@@ -42,6 +42,7 @@ from nodewise_cpu.reconfiguration import execution
 from nodewise_cpu.topology import ROOT_CGROUP
 
 LEAST_INTERVAL_S: Final = 0.1
+_HOST_KUBELET: Final = f"1/root{other_cpu_managers.DEFAULT_FOLDER}"
 _SPARE_FILES: Final = 256
 """The files that are open besides connections: for `/proc`, the API server, the container runtime."""
 
@@ -50,18 +51,49 @@ _SPARE_FILES: Final = 256
 class AgentOptions(common_options.StoreOptions, common_options.MachineOptions, common_options.ProcessOptions):
     """Options of `agent`."""
 
-    socket: str
-    interval: float
-    enforce: str
-    isolate: str
-    runtime_endpoint: str
-    kubelet_dir: str
-    allow_unrequested: bool
-    no_taint: bool
-    nfd_dir: str
-    publish: bool
-    max_connections: int
-    max_per_pod: int
+    socket: str = option(
+        "Path of the socket, in a folder that only root can write.", cmk_names.DEFAULT_SOCKET, metavar="PATH"
+    )
+    interval: float = option(
+        "Interval of garbage collections. The end of a task's connection also starts one.",
+        "5s",
+        type=Duration(),
+    )
+    enforce: str = common_options.choice(
+        "cgroup: limit the cpuset of each container to the CPUs of its tasks.", "none", "cgroup"
+    )
+    isolate: str = common_options.choice(
+        "partition: make containers with exclusive CPUs isolated cgroup partitions, with --enforce cgroup, cgroup "
+        "version 2 and Linux 6.7 or newer. none: undo them.",
+        "none",
+        "partition",
+    )
+    runtime_endpoint: str = option(
+        "The container runtime's socket, for --enforce. Default: the first known one that exists.",
+        metavar="PATH",
+    )
+    kubelet_dir: str = option(
+        f"Folder of the kubelet's checkpoints. Default: the host's {other_cpu_managers.DEFAULT_FOLDER}.",
+        metavar="DIR",
+    )
+    allow_unrequested: bool = flag("Allocate exclusive CPUs also to containers that do not request them.")
+    no_taint: bool = flag("Do not taint the node: other pods may use it.")
+    nfd_dir: str = option(
+        "Folder of Node Feature Discovery's feature files; ignored if it does not exist.",
+        str(machine_features.FEATURE_FOLDER),
+        metavar="DIR",
+    )
+    publish: bool = option("Write reports to the API server.", True, "--publish/--no-publish")
+    max_connections: int = option(
+        "Limit of all connections. At the limit, idle ones are closed.",
+        ConnectionLimits().connections,
+        type=click.IntRange(1, 100_000),
+    )
+    max_per_pod: int = option(
+        "Limit of connections, and of tasks, per pod.",
+        ConnectionLimits().of_one,
+        type=click.IntRange(1, 100_000),
+    )
     admin: AdminOptions
 
 
@@ -230,90 +262,4 @@ def _create_report_publishers(
     return active
 
 
-_HOST_KUBELET: Final = f"1/root{other_cpu_managers.DEFAULT_FOLDER}"
-
-_OWN: Final[Sequence[click.Parameter]] = (
-    click.Option(
-        ["--socket"],
-        default=cmk_names.DEFAULT_SOCKET,
-        show_default=True,
-        metavar="PATH",
-        help="Path of the socket, in a folder that only root can write.",
-    ),
-    click.Option(
-        ["--interval"],
-        type=Duration(),
-        default="5s",
-        show_default=True,
-        help="Interval of garbage collections. The end of a task's connection also starts one.",
-    ),
-    click.Option(
-        ["--enforce"],
-        type=click.Choice(["none", "cgroup"]),
-        default="none",
-        show_default=True,
-        help="cgroup: limit the cpuset of each container to the CPUs of its tasks.",
-    ),
-    click.Option(
-        ["--isolate"],
-        type=click.Choice(["none", "partition"]),
-        default="none",
-        show_default=True,
-        help="partition: make containers with exclusive CPUs isolated cgroup partitions, with --enforce cgroup, cgroup "
-        "version 2 and Linux 6.7 or newer. none: undo them.",
-    ),
-    click.Option(
-        ["--runtime-endpoint"],
-        default="",
-        metavar="PATH",
-        help="The container runtime's socket, for --enforce. Default: the first known one that exists.",
-    ),
-    click.Option(
-        ["--kubelet-dir"],
-        default="",
-        metavar="DIR",
-        help=f"Folder of the kubelet's checkpoints. Default: the host's {other_cpu_managers.DEFAULT_FOLDER}.",
-    ),
-    click.Option(
-        ["--allow-unrequested"],
-        is_flag=True,
-        help="Allocate exclusive CPUs also to containers that do not request them.",
-    ),
-    click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
-    click.Option(
-        ["--nfd-dir"],
-        default=str(machine_features.FEATURE_FOLDER),
-        show_default=True,
-        metavar="DIR",
-        help="Folder of Node Feature Discovery's feature files; ignored if it does not exist.",
-    ),
-    click.Option(
-        ["--publish/--no-publish"], default=True, show_default=True, help="Write reports to the API server."
-    ),
-    click.Option(
-        ["--max-connections"],
-        type=click.IntRange(1, 100_000),
-        default=ConnectionLimits().connections,
-        show_default=True,
-        help="Limit of all connections. At the limit, idle ones are closed.",
-    ),
-    click.Option(
-        ["--max-per-pod"],
-        type=click.IntRange(1, 100_000),
-        default=ConnectionLimits().of_one,
-        show_default=True,
-        help="Limit of connections, and of tasks, per pod.",
-    ),
-)
-
-command = common_options.create_click_command(
-    "agent",
-    run,
-    AgentOptions,
-    "Allocate CPUs to containers of a node.",
-    [
-        *common_options.click_parameters(*common_options.STORE, "sysfs", "proc_fs"),
-        *_OWN,
-        *cli_options.click_parameters(AdminOptions, has_file=False),
-    ],
-)
+command = common_options.create_click_command("agent", run, AgentOptions)

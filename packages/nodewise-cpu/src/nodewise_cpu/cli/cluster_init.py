@@ -10,7 +10,8 @@ import click
 
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import tables, terminal_output
-from nodewise_cpu.cli import common_options, node_setup_options
+from nodewise_cpu.cli import cluster_commands, common_options
+from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cli.webhook import is_any_parameter_set, parse_boolean_word
 from nodewise_cpu.cluster import (
     api_server,
@@ -21,7 +22,7 @@ from nodewise_cpu.cluster import (
 )
 from nodewise_cpu.cluster import node_setup_objects as pods
 from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
-from nodewise_cpu.cluster.node_setup import PreparedNode, SetupPlan, SetupReport
+from nodewise_cpu.cluster.node_setup import SetupPlan, SetupReport
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.webhook import manifests
@@ -38,17 +39,22 @@ _NO_AGENT: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterInitOptions(node_setup_options.SetupParameters):
+class ClusterInitOptions(cluster_commands.SetupParameters):
     """Options of `cluster-init`."""
 
-    host_list: str
-    all_hosts: bool
-    cmk_cmd_list: str
-    pull_secret: str
-    no_taint: bool
-    no_agent: bool
-    cafile: str
-    insecure: str
+    host_list: str = option("Nodes to prepare, separated by commas.", metavar="NODES")
+    all_hosts: bool = flag("Prepare all nodes that are schedulable.")
+    cmk_cmd_list: str = option(
+        "Commands to run on them.", "init,reconcile,install,discover,nodereport", metavar="COMMANDS"
+    )
+    pull_secret: str = option("Secret for pulling the image.", metavar="NAME")
+    no_taint: bool = flag("Do not taint the nodes: other pods may use them.")
+    no_agent: bool = flag("Do not start the node agent: use --direct in pods, or start it yourself.")
+    cafile: str = option(
+        "CA of the webhook's clients, a path in its container.", manifests.DEFAULT_CAFILE, metavar="FILE"
+    )
+    insecure: str = option("Whether clients need no certificate of that CA.", "False", metavar="True|False")
+    timeout_s: float = common_options.timeout(cluster_commands.TIMEOUT_HELP, TIMEOUT_S)
 
 
 def run(options: ClusterInitOptions) -> None:
@@ -75,7 +81,7 @@ def run(options: ClusterInitOptions) -> None:
     """
     common_options.start_cmk_logging()
     commands = pods.parse_commands(options.cmk_cmd_list)
-    pods_options = node_setup_options.build_setup_options(
+    pods_options = cluster_commands.build_setup_options(
         options, pull_secret=options.pull_secret, taint=not options.no_taint
     )
     if bool(options.host_list) == options.all_hosts:
@@ -89,7 +95,7 @@ def run(options: ClusterInitOptions) -> None:
         build_agent_daemonset(options, pods_options, features),
         build_webhook_objects(options, pods_options, api, features),
     )
-    with node_setup_options.progress_reporter() as report_progress:
+    with cluster_commands.progress_reporter() as report_progress:
         report = node_setup.execute_setup_plan(
             api, plan, features, Deadline(options.timeout_s), report_progress
         )
@@ -156,55 +162,15 @@ def print_report(report: SetupReport, output: str) -> None:
     parts = [(node.node, node) for node in report.nodes]
     parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
     rows = [
-        (name, "failed" if part.error else "ready", _node_detail_text(part))
+        (
+            name,
+            "failed" if part.error else "ready",
+            part.error or ", ".join(f"{step.name} {step.outcome}" for step in part.steps),
+        )
         for name, part in parts
         if part.steps
     ]
     tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
 
 
-def _node_detail_text(node: PreparedNode) -> str:
-    return node.error or ", ".join(f"{step.name} {step.outcome}" for step in node.steps)
-
-
-command = common_options.create_click_command(
-    "cluster-init",
-    run,
-    ClusterInitOptions,
-    "Prepare nodes from one place.",
-    [
-        click.Option(
-            ["--host-list"], default="", metavar="NODES", help="Nodes to prepare, separated by commas."
-        ),
-        click.Option(["--all-hosts"], is_flag=True, help="Prepare all nodes that are schedulable."),
-        click.Option(
-            ["--cmk-cmd-list"],
-            default="init,reconcile,install,discover,nodereport",
-            show_default=True,
-            metavar="COMMANDS",
-            help="Commands to run on them.",
-        ),
-        click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret for pulling the image."),
-        click.Option(["--no-taint"], is_flag=True, help="Do not taint the nodes: other pods may use them."),
-        click.Option(
-            ["--no-agent"],
-            is_flag=True,
-            help="Do not start the node agent: use --direct in pods, or start it yourself.",
-        ),
-        click.Option(
-            ["--cafile"],
-            default=manifests.DEFAULT_CAFILE,
-            show_default=True,
-            metavar="FILE",
-            help="CA of the webhook's clients, a path in its container.",
-        ),
-        click.Option(
-            ["--insecure"],
-            default="False",
-            show_default=True,
-            metavar="True|False",
-            help="Whether clients need no certificate of that CA.",
-        ),
-        *node_setup_options.click_parameters(TIMEOUT_S),
-    ],
-)
+command = common_options.create_click_command("cluster-init", run, ClusterInitOptions)

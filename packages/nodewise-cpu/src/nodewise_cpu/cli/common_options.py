@@ -10,13 +10,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from nodewise.base.clock import format_duration
 from nodewise.base.errors import BadSettings, Conflict, Problem, Refused, Unavailable, shown
 from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.options_from_settings import warn_of_unknown_variables
@@ -36,30 +37,86 @@ from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.store.configmap import ConfigMapStore
 from nodewise_cpu.store.directory import DirectoryStore
 from nodewise_cpu.topology import Topology
+from nodewise_cpu.workload import agentless_allocator
 
 T = TypeVar("T")
+
+
+def option(text: str, default: Any = "", *flags: str, **settings: Any) -> Any:
+    """A field of a dataclass that is an option with this help text; its flag has the name of the field by default.
+
+    `settings` are those of `click.Option`. A default other than empty or False is shown.
+    """
+    if default is not None:
+        settings["default"] = default
+    if default:
+        settings["show_default"] = True
+    return field(metadata={"flags": flags, "help": text, **settings})
+
+
+def flag(text: str) -> Any:
+    """A field that is a flag with this help text."""
+    return option(text, default=False, is_flag=True)
+
+
+def choice(text: str, *values: str) -> Any:
+    """A field that is an option with one of these values, by default the first."""
+    return option(text, values[0], type=click.Choice(values))
+
+
+def output_choice(*formats: str) -> Any:
+    """The field of the option `--output` with these formats, by default the first."""
+    return option("Output format.", formats[0], "-o", "--output", type=click.Choice(formats))
+
+
+def terminal_output_choice() -> Any:
+    """The field of the option `--output` with a default that depends on the terminal."""
+    text = "Output format. Default: a table on a terminal, else JSON."
+    return option(text, None, "-o", "--output", type=click.Choice(["json", "table"]))
+
+
+def timeout(text: str, seconds: float) -> Any:
+    """The field of the option `--timeout`, in seconds."""
+    kind = Duration(has_default_unit=True, is_positive=True)
+    return option(text, format_duration(seconds), "--timeout", "timeout_s", type=kind, metavar="DURATION")
+
+
+def namespace_option(text: str = "Namespace of the ConfigMaps of nodes.") -> Any:
+    """The field of the option `--namespace`."""
+    return option(text, "default", metavar="NAMESPACE")
+
+
+def install_dir_option(text: str) -> Any:
+    """The field of the option `--install-dir`."""
+    return option(text, cmk_names.DEFAULT_INSTALL_DIR, metavar="DIR")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApiServerOptions:
     """Options of a command that uses the API server."""
 
-    kubeconfig: str
+    kubeconfig: str = option(
+        "A kubeconfig file. Default: the pod's service account, else that of kubectl.",
+        envvar="NODEWISE_KUBECONFIG", show_envvar=True, metavar="FILE",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions(ApiServerOptions):
     """Options that select a node, and the namespace of its objects."""
 
-    namespace: str
-    node_name: str
+    namespace: str = namespace_option()
+    node_name: str = option(
+        "The node. Default: the node of this pod.",
+        envvar=cmk_names.NODE_NAME, show_envvar=True, metavar="NODE",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions(NodeOptions):
     """Options that select a node's store."""
 
-    conf_dir: str
+    conf_dir: str = option("Store the state in this directory instead of a ConfigMap.", metavar="DIR")
 
     @property
     def is_in_cluster(self) -> bool:
@@ -71,36 +128,69 @@ class StoreOptions(NodeOptions):
 class MachineOptions:
     """The option for the folder that holds the machine's `sys` and `proc`."""
 
-    sysfs: str
+    sysfs: str = option(
+        "Folder with the machine's `sys` and `proc`.", "/",
+        envvar=cmk_names.SYSFS, show_envvar=True, metavar="DIR",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
     """The option for the host's `/proc`."""
 
-    proc_fs: str
+    proc_fs: str = option(
+        "The host's /proc. Default: /proc, outside of containers.",
+        envvar=cmk_names.PROC_FS, show_envvar=True, metavar="DIR",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolCounts:
+class PoolModes:
+    """Options for the choice of the cores of pools."""
+
+    exclusive_mode: str = option(
+        "Choose cores one socket after the other, or of each socket in turn.",
+        "packed",
+        metavar="packed|spread",
+    )
+    shared_mode: str = option("The same for shared.", "packed", metavar="packed|spread")
+    excl_non_isolcpus: str = option(
+        "Cores outside the isolated ones that are exclusive as well; -1: none.", "-1", metavar="LIST"
+    )
+    exclusive_kind: str = option(
+        "Kind of the exclusive cores on a machine with several kinds, such as performance. Default: any.",
+        metavar="KIND",
+    )
+
+    def pool_options(self, exclusive: int, shared: int) -> PoolOptions:
+        """The options with these numbers of cores."""
+        modes = (self.exclusive_mode, self.shared_mode, self.excl_non_isolcpus, self.exclusive_kind)
+        return PoolOptions(exclusive, shared, *modes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolCounts(PoolModes):
     """Options for the sizes of pools."""
 
-    num_exclusive_cores: int
-    num_shared_cores: int
-    exclusive_mode: str
-    shared_mode: str
-    excl_non_isolcpus: str
-    exclusive_kind: str
+    num_exclusive_cores: int = option(
+        "Cores of the pool exclusive.", PoolOptions().exclusive, type=int, metavar="N"
+    )
+    num_shared_cores: int = option("Cores of the pool shared.", PoolOptions().shared, type=int, metavar="N")
 
     @property
     def pools(self) -> PoolOptions:
-        return PoolOptions(
-            self.num_exclusive_cores,
-            self.num_shared_cores,
-            self.exclusive_mode,
-            self.shared_mode,
-            self.excl_non_isolcpus,
-            self.exclusive_kind,
+        return self.pool_options(self.num_exclusive_cores, self.num_shared_cores)
+
+
+class _Interval(Duration):
+    """A plain number of seconds must be whole, as in CMK."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        return (
+            float(click.INT.convert(value, param, ctx))
+            if text[-1:].isdigit()
+            else super().convert(value, param, ctx)
         )
 
 
@@ -108,32 +198,40 @@ class PoolCounts:
 class IntervalOptions:
     """Options of a command that may run at an interval."""
 
-    interval: float
-    publish: bool
+    interval: float = option(
+        "Repeat at this interval, such as 5m; 0: run once. A plain number means seconds.", 0,
+        type=_Interval(has_default_unit=True), show_default=True, metavar="DURATION",
+    )  # fmt: skip
+    publish: bool = flag("Store the report in the API server as well.")
 
 
 def create_click_command(
-    name: str,
-    run: Callable[[T], None],
-    options: type[T],
-    short_help: str,
-    parameters: Sequence[click.Parameter],
+    name: str, run: Callable[[T], None], options: type[T], *hidden: click.Parameter
 ) -> click.Command:
     """A command that calls `run`, whose docstring is the help, with its typed options.
 
-    The dataclass `options` has a field for each parameter. A field `admin` takes those of the admin port.
+    Each field of the dataclass `options` is a parameter. A field `admin` takes those of the admin port.
     """
+    own = fields(options)  # type: ignore[arg-type]
+    parameters: list[click.Parameter] = []
+    for item in own:
+        if item.name == "admin":
+            parameters += cli_options.click_parameters(AdminOptions, has_file=False)
+        elif item.metadata.get("argument"):
+            parameters.append(click.Argument([item.name], metavar=item.metadata["argument"]))
+        else:
+            settings = dict(item.metadata)
+            flags = settings.pop("flags") or (f"--{item.name.replace('_', '-')}",)
+            parameters.append(click.Option(flags, **settings))
 
     def callback(**values: Any) -> None:
         warn_of_unknown_variables(click.get_current_context())
-        own = {field.name: values[field.name] for field in fields(options) if field.name in values}  # type: ignore[arg-type]
-        if any(field.name == "admin" for field in fields(options)):  # type: ignore[arg-type]
-            own["admin"] = cli_options.build_group(AdminOptions, values)
-        run(options(**own))
+        typed = {item.name: values[item.name] for item in own if item.name in values}
+        if any(item.name == "admin" for item in own):
+            typed["admin"] = cli_options.build_group(AdminOptions, values)
+        run(options(**typed))
 
-    return click.Command(
-        name, callback=callback, help=run.__doc__, short_help=short_help, params=list(parameters)
-    )
+    return click.Command(name, callback=callback, help=run.__doc__, params=[*parameters, *hidden])
 
 
 _LEVELS: Final[Mapping[str, str]] = {
@@ -141,78 +239,6 @@ _LEVELS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _API_CLIENT_KEY: Final = "nodewise_cpu.cli.api_client"
 """The key of the client in `click.Context.meta`."""
-_INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
-"""The number of the initial namespace of process ids, and of no other (PROC_PID_INIT_INO)."""
-
-_OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
-    "namespace": lambda: click.Option(
-        ["--namespace"], default="default", show_default=True, metavar="NAMESPACE",
-        help="Namespace of the ConfigMaps of nodes."
-    ),
-    "node_name": lambda: click.Option(
-        ["--node-name"], default="", envvar=cmk_names.NODE_NAME, show_envvar=True, metavar="NODE",
-        help="The node. Default: the node of this pod.",
-    ),
-    "kubeconfig": lambda: click.Option(
-        ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True, metavar="FILE",
-        help="A kubeconfig file. Default: the pod's service account, else that of kubectl.",
-    ),
-    "conf_dir": lambda: click.Option(
-        ["--conf-dir"], default="", metavar="DIR", help="Store the state in this directory instead of a ConfigMap."
-    ),
-    "sysfs": lambda: click.Option(
-        ["--sysfs"], default="/", envvar=cmk_names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
-        help="Folder with the machine's `sys` and `proc`.",
-    ),
-    "proc_fs": lambda: click.Option(
-        ["--proc-fs"], default="", envvar=cmk_names.PROC_FS, show_envvar=True, metavar="DIR",
-        help="The host's /proc. Default: /proc, outside of containers.",
-    ),
-    "num_exclusive_cores": lambda: click.Option(
-        ["--num-exclusive-cores"], type=int, default=PoolOptions().exclusive, show_default=True, metavar="N",
-        help="Cores of the pool exclusive.",
-    ),
-    "num_shared_cores": lambda: click.Option(
-        ["--num-shared-cores"], type=int, default=PoolOptions().shared, show_default=True, metavar="N",
-        help="Cores of the pool shared.",
-    ),
-    "exclusive_mode": lambda: click.Option(
-        ["--exclusive-mode"], default="packed", show_default=True, metavar="packed|spread",
-        help="Choose cores one socket after the other, or of each socket in turn.",
-    ),
-    "exclusive_kind": lambda: click.Option(
-        ["--exclusive-kind"], default="", metavar="KIND",
-        help="Kind of the exclusive cores on a machine with several kinds, such as performance. Default: any.",
-    ),
-    "shared_mode": lambda: click.Option(
-        ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="The same for shared."
-    ),
-    "excl_non_isolcpus": lambda: click.Option(
-        ["--excl-non-isolcpus"], default="-1", show_default=True, metavar="LIST",
-        help="Cores outside the isolated ones that are exclusive as well; -1: none.",
-    ),
-    "output": lambda: click.Option(
-        ["-o", "--output"], type=click.Choice(["json", "table"]), default=None,
-        help="Output format. Default: a table on a terminal, else JSON.",
-    ),
-}  # fmt: skip
-
-STORE: Final = ("namespace", "node_name", "kubeconfig", "conf_dir")
-"""The parameters of `StoreOptions`."""
-POOLS: Final = (
-    "num_exclusive_cores",
-    "num_shared_cores",
-    "exclusive_mode",
-    "shared_mode",
-    "excl_non_isolcpus",
-    "exclusive_kind",
-)
-"""The parameters of `PoolCounts`."""
-
-
-def click_parameters(*names: str) -> list[click.Parameter]:
-    """The parameters with these names."""
-    return [_OPTIONS[name]() for name in names]
 
 
 def start_cmk_logging() -> None:
@@ -290,20 +316,7 @@ def resolve_node_name(
 
 def host_proc_path(options: ProcessOptions) -> Path:
     """The host's `/proc`. BadSettings in a container without the option: its own `/proc` has other process ids."""
-    if options.proc_fs:
-        return Path(options.proc_fs)
-    if _own_pid_namespace() != _INITIAL_PID_NAMESPACE:
-        seen = "not set, and /proc is a container's own"
-        problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
-        raise BadSettings("cannot see the host's processes", [problem])
-    return Path("/proc")
-
-
-def _own_pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
+    return agentless_allocator.find_host_proc(options.proc_fs)
 
 
 def read_machine(options: MachineOptions) -> Topology:
@@ -327,29 +340,6 @@ def print_json(value: Any) -> None:
         raise
     except OSError as error:
         raise Unavailable("cannot print", [Problem("standard output", str(error), "")]) from error
-
-
-class _Interval(Duration):
-    """A plain number of seconds must be whole, as in CMK."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        return (
-            float(click.INT.convert(value, param, ctx))
-            if text[-1:].isdigit()
-            else super().convert(value, param, ctx)
-        )
-
-
-def interval_options() -> list[click.Parameter]:
-    """`--interval` and `--publish`."""
-    return [
-        click.Option(
-            ["--interval"], type=_Interval(has_default_unit=True), default=0, show_default=True, metavar="DURATION",
-            help="Repeat at this interval, such as 5m; 0: run once. A plain number means seconds.",
-        ),
-        click.Option(["--publish"], is_flag=True, help="Store the report in the API server as well."),
-    ]  # fmt: skip
 
 
 def run_at_interval(operation: Callable[[], None], interval_s: float) -> None:

@@ -4,6 +4,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ import click
 from nodewise.base.errors import BadSettings, Problem
 from nodewise_cpu import cmk_names
 from nodewise_cpu.cli import COMMANDS, common_options
-from nodewise_cpu.cli.common_options import ProcessOptions
+from nodewise_cpu.cli.common_options import ProcessOptions, option
 from nodewise_cpu.install import bundle, installation
 
 _READY: Final = Path(sys.prefix) / "share" / "nodewise" / installation.PROGRAM
@@ -22,38 +23,37 @@ _ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-@click.command(params=common_options.click_parameters("proc_fs"))
-@click.option(
-    "--install-dir",
-    type=_FOLDER,
-    default=cmk_names.DEFAULT_INSTALL_DIR,
-    show_default=True,
-    help="The host's folder, as mounted here.",
-)
-@click.option(
-    "--mount-path",
-    type=_FOLDER,
-    default=cmk_names.DEFAULT_INSTALL_DIR,
-    show_default=True,
-    help="The path of that folder in containers. The program starts only there.",
-)
-@click.option(
-    "--from",
-    "ready",
-    type=_FOLDER,
-    metavar="DIR",
-    help="A bundle. Default: the image's, else one is built.",
-)
-@click.option(
-    "--build",
-    "build_only",
-    type=_FOLDER,
-    metavar="DIR",
-    help="Only build a bundle there, for an image; needs nodewise[install].",
-)
-def command(
-    install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, proc_fs: str
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class InstallOptions(ProcessOptions):
+    """Options of `install`."""
+
+    install_dir: Path = option(
+        "The host's folder, as mounted here.", cmk_names.DEFAULT_INSTALL_DIR, type=_FOLDER
+    )
+    mount_path: Path = option(
+        "The path of that folder in containers. The program starts only there.",
+        cmk_names.DEFAULT_INSTALL_DIR,
+        type=_FOLDER,
+    )
+    ready: Path | None = option(
+        "A bundle. Default: the image's, else one is built.",
+        None,
+        "--from",
+        "ready",
+        type=_FOLDER,
+        metavar="DIR",
+    )
+    build_only: Path | None = option(
+        "Only build a bundle there, for an image; needs nodewise[install].",
+        None,
+        "--build",
+        "build_only",
+        type=_FOLDER,
+        metavar="DIR",
+    )
+
+
+def run(options: InstallOptions) -> None:
     """Install `cmk` on the host: a program that containers of any image can run.
 
     The command is idempotent. Running processes keep their version, new ones get the new version at once, and unused
@@ -74,18 +74,24 @@ def command(
       2  the command line or a setting is invalid
     """  # fmt: skip
     common_options.start_cmk_logging()
-    if build_only is not None:
-        click.echo(f"{bundle.build(build_only, bundled_modules())}: ready to be installed")
+    if options.build_only is not None:
+        click.echo(f"{bundle.build(options.build_only, bundled_modules())}: ready to be installed")
         return
-    if not mount_path.is_absolute():
-        raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
-    with _find_or_build_bundle(ready or _existing_bundle()) as folder:
-        done = installation.install(folder, install_dir, mount_path, _host_proc_path(proc_fs))
+    if not options.mount_path.is_absolute():
+        raise BadSettings(
+            "cannot install", [Problem("--mount-path", str(options.mount_path), "an absolute path")]
+        )
+    try:
+        proc = common_options.host_proc_path(options)
+    except BadSettings:
+        proc = None
+    with _find_or_build_bundle(options.ready or _existing_bundle()) as folder:
+        done = installation.install(folder, options.install_dir, options.mount_path, proc)
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
-        click.echo(f"{install_dir / version}: removed, no process uses it")
+        click.echo(f"{options.install_dir / version}: removed, no process uses it")
     for version in done.kept:
-        click.echo(f"{install_dir / version}: kept, a process may still use it")
+        click.echo(f"{options.install_dir / version}: kept, a process may still use it")
 
 
 @contextmanager
@@ -100,7 +106,8 @@ def _find_or_build_bundle(folder: Path | None) -> Iterator[Path]:
 
 def bundled_modules() -> list[str]:
     """The modules that the program imports by name."""
-    return [module for name, (module, _) in COMMANDS.items() if name not in _ELSEWHERE]
+    paths = [path for name, (path, _) in COMMANDS.items() if name not in _ELSEWHERE]
+    return list(dict.fromkeys(path.partition(":")[0] for path in paths))
 
 
 def _existing_bundle() -> Path | None:
@@ -110,8 +117,4 @@ def _existing_bundle() -> Path | None:
     return own if is_bundle else _READY if _READY.is_dir() else None
 
 
-def _host_proc_path(proc_fs: str) -> Path | None:
-    try:
-        return common_options.host_proc_path(ProcessOptions(proc_fs=proc_fs))
-    except BadSettings:
-        return None
+command = common_options.create_click_command("install", run, InstallOptions)

@@ -11,7 +11,6 @@ from typing import Final, Literal
 import click
 
 from nodewise.base.errors import BadSettings, Problem, shown
-from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -19,7 +18,7 @@ from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions, ServeOptions
 from nodewise.server.server import admin_routes, admin_server
 from nodewise_cpu.cli import common_options
-from nodewise_cpu.cmk_names import DEFAULT_INSTALL_DIR
+from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.webhook import https_server, manifests
 from nodewise_cpu.webhook.manifests import ApiServerCertificate, WebhookInstallation
 
@@ -37,21 +36,50 @@ _UNTRUSTED: Final = (
 class WebhookOptions:
     """Options of `webhook`."""
 
-    conf_file: str
-    cafile: str
-    insecure: str
+    conf_file: str = option(
+        "server.yaml, a folder of *.yaml, or a pattern.", https_server.DEFAULT_FILE, metavar="PATH"
+    )
+    cafile: str = option(
+        "CA of the certificate that the API server must present.", manifests.DEFAULT_CAFILE, metavar="FILE"
+    )
+    insecure: str = option(
+        "Require no client certificate: serve every client.", "False", metavar="True|False"
+    )
     admin: AdminOptions
-    shutdown_delay: float
-    print_admission_config: str
-    client_certificate: str
-    client_key: str
-    print_manifests: bool
-    with_certificate: bool
-    namespace: str
-    image: str
-    install_dir: str
-    failure_policy: Literal["Ignore", "Fail"]
-    namespace_selector: Sequence[str]
+    shutdown_delay: float = option(
+        "Time after SIGTERM in which requests are still served and connections are closed.",
+        "5s",
+        type=Duration(),
+    )
+    print_admission_config: str = option(
+        "Write the two files that make the API server present a certificate, and exit.", metavar="DIR|-"
+    )
+    client_certificate: str = option(
+        "The certificate that it presents; a path on its machine.",
+        ApiServerCertificate().certificate,
+        metavar="FILE",
+    )
+    client_key: str = option("The key of that certificate.", ApiServerCertificate().key, metavar="FILE")
+    print_manifests: bool = flag(
+        "Print the webhook's manifests, and exit. The webhook requires client certificates only if --cafile or "
+        "--insecure=false is given."
+    )
+    with_certificate: bool = flag("Include a new certificate with its key.")
+    namespace: str = common_options.namespace_option("Namespace of the webhook.")
+    image: str = option("Image of the webhook.", WebhookInstallation().image, metavar="IMAGE")
+    install_dir: str = common_options.install_dir_option("Folder of the program on nodes.")
+    failure_policy: Literal["Ignore", "Fail"] = common_options.choice(
+        "Whether a pod that requests cores is created without mutation or rejected while the webhook does not "
+        "respond.",
+        "Ignore",
+        "Fail",
+    )
+    namespace_selector: Sequence[str] = option(
+        "Only pods of namespaces with this label; repeat it for several. Default: all but kube-system.",
+        None,
+        metavar="LABEL=VALUE",
+        multiple=True,
+    )
 
 
 def run(options: WebhookOptions) -> None:
@@ -186,56 +214,4 @@ async def _serve_webhook(options: WebhookOptions, *, any_client: bool) -> None:
         await server.stop()
 
 
-def _server_parameters() -> list[click.Parameter]:
-    """The parameters of the server and its clients."""
-    option = click.Option
-    admin = cli_options.click_parameters(AdminOptions, has_file=False)
-    return [
-        option(["--conf-file"], metavar="PATH", default=https_server.DEFAULT_FILE, show_default=True,
-               help="server.yaml, a folder of *.yaml, or a pattern."),
-        option(["--cafile"], metavar="FILE", default=manifests.DEFAULT_CAFILE, show_default=True,
-               help="CA of the certificate that the API server must present."),
-        option(["--insecure"], metavar="True|False", default="False", show_default=True,
-               help="Require no client certificate: serve every client."),
-        *admin,
-        option(["--shutdown-delay"], type=Duration(), default="5s", show_default=True,
-               help="Time after SIGTERM in which requests are still served and connections are closed."),
-    ]  # fmt: skip
-
-
-def _manifest_parameters() -> list[click.Parameter]:
-    """The parameters for printing manifests instead of serving."""
-    option = click.Option
-    return [
-        option(["--print-admission-config"], metavar="DIR|-", default="",
-               help="Write the two files that make the API server present a certificate, and exit."),
-        option(["--client-certificate"], metavar="FILE", default=ApiServerCertificate().certificate, show_default=True,
-               help="The certificate that it presents; a path on its machine."),
-        option(["--client-key"], metavar="FILE", default=ApiServerCertificate().key, show_default=True,
-               help="The key of that certificate."),
-        option(["--print-manifests"], is_flag=True,
-               help="Print the webhook's manifests, and exit. The webhook requires client certificates only if "
-               "--cafile or --insecure=false is given."),
-        option(["--with-certificate"], is_flag=True, help="Include a new certificate with its key."),
-        option(["--namespace"], metavar="NAMESPACE", default="default", show_default=True,
-               help="Namespace of the webhook."),
-        option(["--image"], metavar="IMAGE", default=WebhookInstallation().image, show_default=True,
-               help="Image of the webhook."),
-        option(["--install-dir"], metavar="DIR", default=DEFAULT_INSTALL_DIR, show_default=True,
-               help="Folder of the program on nodes."),
-        option(["--failure-policy"], type=click.Choice(["Ignore", "Fail"]), default="Ignore", show_default=True,
-               help="Whether a pod that requests cores is created without mutation or rejected while the webhook does "
-               "not respond."),
-        option(["--namespace-selector"], metavar="LABEL=VALUE", multiple=True,
-               help="Only pods of namespaces with this label; repeat it for several. Default: all but "
-               "kube-system."),
-    ]  # fmt: skip
-
-
-command = common_options.create_click_command(
-    "webhook",
-    run,
-    WebhookOptions,
-    "Serve the admission webhook for pods.",
-    [*_server_parameters(), *_manifest_parameters()],
-)
+command = common_options.create_click_command("webhook", run, WebhookOptions)

@@ -1,4 +1,4 @@
-"""A blocking client of the API server: `kube.http_client.HttpApi` as an `api_client_interface.ApiClient`.
+"""A blocking client of the API server: `kube.http_client.HttpApi` as an `api_server.ApiClient`.
 
 The client runs on an event loop in a thread of its own, so any number of threads may use it.
 """

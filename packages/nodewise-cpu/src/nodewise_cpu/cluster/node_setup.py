@@ -127,7 +127,9 @@ def execute_setup_plan(
 
     Refused before anything is changed if the node agent has no account.
     """
-    _check_unique_node_names(plan)
+    if len(set(plan.nodes)) != len(plan.nodes):
+        # otherwise the names of their objects would not be unique
+        raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
     _check_service_account_exists(api, plan)
     preparing = _NodeSetup(api, plan, features, deadline, report_progress)
     preparing.run_pods_to_completion([command for command in plan.commands if command in ONCE])
@@ -137,12 +139,6 @@ def execute_setup_plan(
     shared = _create_shared_objects(api, plan.shared, deadline, report_progress) if is_wanted else ()
     nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
     return SetupReport(nodes, agent, PreparedNode("", tuple(shared)))
-
-
-def _check_unique_node_names(plan: SetupPlan) -> None:
-    """The names of nodes must be unique, so that the names of their objects are."""
-    if len(set(plan.nodes)) != len(plan.nodes):
-        raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
 
 
 def _check_service_account_exists(api: ApiClient, plan: SetupPlan) -> None:
@@ -209,7 +205,9 @@ class _NodeSetup:
             there, now = list_all_pages(self._api, looked_up, {}), self._deadline.now()
             return {
                 node: watched.steady(
-                    object_writer.pods_owned_by(there, pod["metadata"]["uid"]), _template_digest(pod), now
+                    object_writer.pods_owned_by(there, pod["metadata"]["uid"]),
+                    pod["metadata"]["annotations"][node_setup_objects.MADE_FROM],
+                    now,
                 )
                 for node, pod in waiting.items()
             }
@@ -315,10 +313,6 @@ class _NodeSetup:
 
     def _record_failure(self, node: str, why: str) -> None:
         self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
-
-
-def _template_digest(made: Object) -> str:
-    return str(made["metadata"]["annotations"][node_setup_objects.MADE_FROM])
 
 
 def _abbreviated_node_names(nodes: Iterable[str]) -> str:

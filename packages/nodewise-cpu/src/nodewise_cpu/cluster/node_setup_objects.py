@@ -346,6 +346,8 @@ _PULLING: Final = ("image", "imagePullPolicy")
 def agent_daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
     """The DaemonSet for all nodes with the label `LABEL`."""
     labels = {"app": AGENT}
+    app_armor = {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}
+    annotations = {} if features.app_armor == "field" else {"annotations": app_armor}
     return {
         "apiVersion": features.daemon_sets,
         "kind": "DaemonSet",
@@ -354,17 +356,11 @@ def agent_daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
             "selector": {"matchLabels": labels},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
             "template": {
-                "metadata": {"labels": labels, **_annotations(features)},
+                "metadata": {"labels": labels, **annotations},
                 "spec": _agent_pod_template(options, features),
             },
         },
     }
-
-
-def _annotations(features: ApiFeatures) -> Object:
-    if features.app_armor == "field":
-        return {}
-    return {"annotations": {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}}
 
 
 def _agent_pod_template(options: SetupOptions, features: ApiFeatures) -> Object:

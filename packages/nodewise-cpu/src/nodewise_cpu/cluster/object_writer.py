@@ -126,7 +126,8 @@ def create_or_replace(api: ApiClient, wanted: Object, deadline: Deadline) -> Ens
     A failed pod is replaced; one that succeeded stays, and is not run again. Conflict if others keep changing it;
     raises any other error of the API server.
     """
-    wanted = wanted if _has_template_digest(wanted) else node_setup_objects.with_template_digest(wanted)
+    if node_setup_objects.MADE_FROM not in wanted["metadata"].get("annotations", {}):
+        wanted = node_setup_objects.with_template_digest(wanted)
     for _ in range(_TRIES - 1):
         try:
             return _create_or_replace_object(api, wanted, deadline)
@@ -135,48 +136,34 @@ def create_or_replace(api: ApiClient, wanted: Object, deadline: Deadline) -> Ens
     return _create_or_replace_object(api, wanted, deadline)
 
 
-def _has_template_digest(wanted: Object) -> bool:
-    return node_setup_objects.MADE_FROM in wanted["metadata"].get("annotations", {})
-
-
 def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
     at = path(wanted)
     current = find_object(api, at)
     if current is None:
         return EnsureResult(_create_object(api, wanted), "created")
-    if _is_usable(current) and node_setup_objects.has_same_template(current, wanted):
+    is_leaving = current["metadata"].get("deletionTimestamp")
+    is_usable = not is_leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
+    if is_usable and node_setup_objects.has_same_template(current, wanted):
         return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)
         return EnsureResult(_create_object(api, wanted), "replaced")
     try:
-        return EnsureResult(_replace_object(api, at, current, wanted), "replaced")
+        if wanted["kind"] == "Service":  # keeps the address that the API server chose
+            change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
+            return EnsureResult(api.patch(at, change, "merge"), "replaced")
+        # the annotations and labels of others are kept
+        before, own = current["metadata"], wanted["metadata"]
+        kept = {key: {**(before.get(key) or {}), **own.get(key, {})} for key in ("annotations", "labels")}
+        body = {**wanted, "metadata": {**own, **kept, "resourceVersion": before["resourceVersion"]}}
+        return EnsureResult(api.replace(at, body), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
-
-
-def _replace_object(api: ApiClient, at: str, current: Object, wanted: Object) -> Any:
-    if wanted["kind"] == "Service":  # keeps the address that the API server chose
-        change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
-        return api.patch(at, change, "merge")
-    return api.replace(at, _replacement_body(current, wanted))
 
 
 def _create_object(api: ApiClient, wanted: Object) -> Any:
     metadata = wanted["metadata"]
     return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
-
-
-def _is_usable(current: Object) -> bool:
-    leaving = current["metadata"].get("deletionTimestamp")
-    return not leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
-
-
-def _replacement_body(current: Object, wanted: Object) -> Object:
-    """The wanted object as a replacement of this version, with the annotations and labels of others."""
-    before, own = current["metadata"], wanted["metadata"]
-    kept = {key: {**(before.get(key) or {}), **own.get(key, {})} for key in ("annotations", "labels")}
-    return {**wanted, "metadata": {**own, **kept, "resourceVersion": before["resourceVersion"]}}
 
 
 def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | None = None) -> bool:
@@ -191,13 +178,13 @@ def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | N
     uid = current["metadata"]["uid"]
     with contextlib.suppress(NotFound, Conflict):  # deleted meanwhile, or created again
         api.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
-    deadline.until(f"waiting until {title(made)} is gone", lambda: True if _is_gone(api, at, uid) else None)
+
+    def is_gone() -> bool | None:
+        current = find_object(api, at)
+        return True if current is None or current["metadata"]["uid"] != uid else None
+
+    deadline.until(f"waiting until {title(made)} is gone", is_gone)
     return True
-
-
-def _is_gone(api: ApiClient, at: str, uid: str) -> bool:
-    current = find_object(api, at)
-    return current is None or current["metadata"]["uid"] != uid
 
 
 def phase(pod: Object) -> str:

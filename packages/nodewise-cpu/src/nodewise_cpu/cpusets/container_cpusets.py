@@ -1,5 +1,7 @@
 """Cgroups and cpusets of containers and processes, and the file with their cpusets before enforcement.
 
+Standard library only.
+
 Process ids are those of the host, as in its `/proc`, `proc`.
 """
 

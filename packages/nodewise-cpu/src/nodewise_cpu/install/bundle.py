@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.base.errors import BadInput, BadSettings, Problem
-from nodewise_cpu.install.installation import LIBRARIES, LONGEST_PATH, PROGRAM, relocate
+from nodewise_cpu.install.installation import LIBRARIES, PROGRAM, relocate, reserved_path
 
 _SPECIFICATION: Final = """\
 found = Analysis([{launcher!r}], hiddenimports={modules!r}, excludes={excluded!r}, datas={data!r})
@@ -138,10 +138,9 @@ def reserve_paths(program: Path) -> None:
 
     The installation writes them. BadInput has patchelf's last lines if it failed.
     """
-    room = "/".ljust(LONGEST_PATH, "x")
     patchelf = _find_patchelf() or "patchelf"
-    run_command([patchelf, "--force-rpath", "--set-rpath", room, program], "patchelf")
-    run_command([patchelf, "--set-interpreter", room, program], "patchelf")
+    run_command([patchelf, "--force-rpath", "--set-rpath", reserved_path("libraries"), program], "patchelf")
+    run_command([patchelf, "--set-interpreter", reserved_path("loader"), program], "patchelf")
     program.write_bytes(relocate(program.read_bytes(), "", ""))
 
 

@@ -12,9 +12,8 @@ import fcntl
 import hashlib
 import os
 import shutil
-import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,101 +23,38 @@ from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, show
 from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
 
 LONGEST_PATH: Final = 255
-"""The space in bytes that `bundle.build` reserves for a path, and so the longest path."""
-
-_HEADER_BYTES: Final = 64
-_MAGIC: Final = b"\x7fELF\x02"
-"""The first bytes of 64-bit files; the next byte is the byte order, 1 for little-endian."""
-_ORDERS: Final = {1: "<", 2: ">"}
-_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
-_STRINGS, _RPATH = 5, 15
+"""The longest path of the loader and of the libraries in the program, in bytes."""
+_ELF: Final = b"\x7fELF\x02"
+"""The first bytes of 64-bit executables."""
+_TAGS: Final = {"loader": b"<nodewise:loader>", "libraries": b"<nodewise:libraries>"}
+"""The end of the space for each path, by which it is found in the program. The path ends at the first zero byte."""
 
 
-class _Segment(NamedTuple):
-    """A program header (Elf64_Phdr)."""
-
-    kind: int
-    flags: int
-    offset: int
-    address: int
-    physical: int
-    stored: int
-    memory: int
-    alignment: int
+def reserved_path(name: str) -> str:
+    """The path of the `loader` or the `libraries` by which patchelf makes space for others."""
+    return "/".ljust(LONGEST_PATH + 1, "x") + _TAGS[name].decode()
 
 
 def relocate(program: bytes, loader: str, libraries: str) -> bytes:
     """The program with other paths. BadInput if it is not an executable with space for them."""
-    for what, path, at in zip(
-        ("loader", "libraries"), (loader, libraries), _path_offsets(program), strict=True
-    ):
+    if not program.startswith(_ELF):
+        raise _unsupported_program_error("executable", shown(program[:8]), "a 64-bit ELF executable")
+    for name, path in (("loader", loader), ("libraries", libraries)):
         text = path.encode()
         if len(text) > LONGEST_PATH:
-            wanted = f"at most {LONGEST_PATH} bytes"
-            raise BadInput(
-                "cannot relocate the program", [Problem(f"path of the {what}", shown(path), wanted)]
+            raise _unsupported_program_error(
+                f"path of the {name}", shown(path), f"at most {LONGEST_PATH} bytes"
             )
-        program = program[:at] + text.ljust(LONGEST_PATH, b"\0") + program[at + LONGEST_PATH :]
+        before, tag, after = program.partition(_TAGS[name])
+        if not tag or tag in after or len(before) <= LONGEST_PATH:
+            wanted = "a program that `install --build` made"
+            raise _unsupported_program_error("executable", "no room for paths", wanted)
+        program = before[: -LONGEST_PATH - 1] + text.ljust(LONGEST_PATH + 1, b"\0") + tag + after
     return program
 
 
-def _path_offsets(program: bytes) -> tuple[int, int]:
-    """The offsets of the two paths, each with space behind it."""
-    order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
-    if order is None:
-        raise _unsupported_elf_error(shown(program[:8]), "a 64-bit ELF executable")
-    segments: dict[int, list[_Segment]] = {_LOAD: [], _DYNAMIC: [], _INTERPRETER: []}
-    entries: dict[int, int] = {}
-    try:
-        for segment in _read_program_headers(program, order):
-            segments.setdefault(segment.kind, []).append(segment)
-        for segment in segments[_DYNAMIC]:
-            entries.update(_dynamic_entries(program, order, segment))
-    except struct.error as error:
-        raise _unsupported_elf_error("cut off", "a whole file") from error
-    if not segments[_INTERPRETER] or not {_RPATH, _STRINGS} <= entries.keys():
-        raise _unsupported_elf_error(
-            "no path of a loader or of libraries", "a program that `install --build` made"
-        )
-    loader = segments[_INTERPRETER][0].offset
-    libraries = _file_offset(entries[_STRINGS] + entries[_RPATH], segments[_LOAD])
-    if libraries is None or not all(_has_reserved_space(program, at) for at in (loader, libraries)):
-        raise _unsupported_elf_error("no room for paths", "a program that `install --build` made")
-    return loader, libraries
-
-
-def _file_offset(address: int, loaded: Iterable[_Segment]) -> int | None:
-    """The offset in the file of what is loaded at an address; None if no segment contains the address."""
-    for segment in loaded:
-        if 0 <= address - segment.address < segment.stored:
-            return segment.offset + address - segment.address
-    return None
-
-
-def _has_reserved_space(program: bytes, at: int) -> bool:
-    """Whether there is a path, padded with zeros to the reserved space."""
-    path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
-    return len(path) + len(rest) == LONGEST_PATH and not rest.strip(b"\0")
-
-
-def _read_program_headers(program: bytes, order: str) -> Iterator[_Segment]:
-    (table,) = struct.unpack_from(f"{order}Q", program, 32)
-    size, count = struct.unpack_from(f"{order}HH", program, 54)
-    for number in range(count):
-        yield _Segment(*struct.unpack_from(f"{order}IIQQQQQQ", program, table + number * size))
-
-
-def _dynamic_entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[int, int]]:
-    """Tag and value of each entry of the dynamic section."""
-    for at in range(segment.offset, segment.offset + segment.stored, 16):
-        tag, value = struct.unpack_from(f"{order}QQ", program, at)
-        if not tag:
-            return
-        yield tag, value
-
-
-def _unsupported_elf_error(seen: str, wanted: str) -> BadInput:
-    return BadInput("cannot relocate the program", [Problem("executable", seen, wanted)])
+def _unsupported_program_error(field: str, seen: str, wanted: str) -> BadInput:
+    return BadInput("cannot relocate the program", [Problem(field, seen, wanted)])
 
 
 PROGRAM: Final = "cmk"
@@ -249,7 +185,7 @@ def _place_version(folder: Path, target: Path, loader: Path) -> bool:
     try:
         _copy_bundle_files(folder, unfinished)
         program = unfinished / PROGRAM
-        _write_and_flush(program, relocate(program.read_bytes(), str(loader), str(loader.parent)), runs=True)
+        program.write_bytes(relocate(program.read_bytes(), str(loader), str(loader.parent)))
         for path in (unfinished, *(path for path in unfinished.rglob("*") if not path.is_symlink())):
             _fsync_path(path)
         unfinished.rename(target)
@@ -281,11 +217,6 @@ def _copy_bundle_files(folder: Path, target: Path) -> None:
         else:
             shutil.copyfile(path, copy)
             copy.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
-
-
-def _write_and_flush(path: Path, content: bytes, *, runs: bool) -> None:
-    path.write_bytes(content)
-    path.chmod(0o755 if runs else 0o644)
 
 
 def _fsync_path(path: Path) -> None:

@@ -6,7 +6,7 @@ ordered by name) or a pattern such as `/etc/webhook/*.yaml`. Several files are m
 
 import asyncio
 import glob
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -218,12 +218,17 @@ def create_webhook_server(
         """Respond to a review. Large ones are processed in another thread, one at a time, and delay no others."""
         if len(request.body) < _LARGE_BYTES:
             return log_and_render(request, pod_mutation.respond_to_review(request.body, mutations))
+        valid_mutations: Mutations | BadSettings
         try:
             valid_mutations = mutations()
-        except BadSettings as error:  # an error only if the pod requests cores
-            get_mutations = _raise_when_called(error)
-        else:
-            get_mutations = lambda: valid_mutations  # noqa: E731
+        except BadSettings as error:
+            valid_mutations = error
+
+        def get_mutations() -> Mutations:
+            if isinstance(valid_mutations, BadSettings):
+                raise valid_mutations  # an error only if the pod requests cores
+            return valid_mutations
+
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(
             aside, pod_mutation.respond_to_review, request.body, get_mutations
@@ -235,10 +240,3 @@ def create_webhook_server(
         [Route("POST", pod_mutation.PATH, mutate, limit)], metrics_registry, max_body_bytes=LONGEST_BYTES
     )
     return HttpServer(app, options, metrics_registry, verify_clients=not any_client)
-
-
-def _raise_when_called(error: BadSettings) -> Callable[[], Mutations]:
-    def fail() -> Mutations:
-        raise error
-
-    return fail

@@ -204,18 +204,17 @@ def print_log_line(level: str, text: str) -> None:
 
 
 def _run_isolated(options: IsolateArguments, runner: CommandRunner) -> int:
-    request = AllocateRequest(
-        options.pool, _requested_list_count(options.pool), options.socket, options.affinity
-    )
+    # only exclusive pools have more than one list per task; unknown pools may be exclusive
+    is_exclusive = IS_EXCLUSIVE.get(options.pool, True)
+    count = allocator.parse_core_count(os.environ.get(allocator.COUNT_VARIABLE, "1")) if is_exclusive else 1
+    request = AllocateRequest(options.pool, count, options.socket, options.affinity)
     deadline = time.monotonic() + options.wait_s
     pause_s = 0.05
     while True:
         cpu_allocator = None
         try:
             cpu_allocator = _open_allocator(options, runner)
-            response = cpu_allocator.allocate(
-                request, _pin_to_allocation if options.affinity else _log_unpinned
-            )
+            response = cpu_allocator.allocate(request, _pin if options.affinity else _log_unpinned)
             break
         except Unavailable as error:
             if cpu_allocator is not None:
@@ -260,13 +259,6 @@ def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> 
         print_log_line("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
 
 
-def _requested_list_count(pool: str) -> int:
-    """The number of requested lists. Only exclusive pools have more than one; unknown pools may be exclusive."""
-    if not IS_EXCLUSIVE.get(pool, True):
-        return 1
-    return allocator.parse_core_count(os.environ.get(allocator.COUNT_VARIABLE, "1"))
-
-
 def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllocator:
     """The node agent if there is one, so that a node never has two states; else the directory or the ConfigMap."""
     socket = Path(options.agent_socket or cmk_names.DEFAULT_SOCKET)
@@ -286,7 +278,9 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
     if options.conf_dir:
         from nodewise_cpu.store.directory import DirectoryStore
 
-        directory = DirectoryStore(Path(options.conf_dir), _lock_timeout_s())
+        text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
+        timeout_s = isolate_arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
+        directory = DirectoryStore(Path(options.conf_dir), timeout_s)
         return agentless_allocator.DirectAllocator(directory, proc, runner.sleep)
     from nodewise_cpu.workload import service_account_client
 
@@ -295,12 +289,7 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
     )
 
 
-def _lock_timeout_s() -> float:
-    text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
-    return isolate_arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
-
-
-def _pin_to_allocation(response: AllocateResponse) -> None:
+def _pin(response: AllocateResponse) -> None:
     set_own_affinity(response.cpus)
 
 

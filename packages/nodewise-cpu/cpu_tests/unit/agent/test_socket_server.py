@@ -1,18 +1,145 @@
-"""The identification of processes by the kernel."""
+"""The agent's socket file: one agent at a time, in a folder that only root can change."""
 
+import os
 import socket
+import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.cluster import skip_conditions
 
-from nodewise.base.errors import Unavailable
+from nodewise.base.errors import BadSettings, Unavailable
 from nodewise_cpu import procfs
 from nodewise_cpu.agent import socket_server
+from nodewise_cpu.agent.socket_server import FairWorkerPool
 from nodewise_cpu.procfs import USER_SLICE, CgroupOwner, parse_cgroup
+
+
+def test_every_user_may_connect_and_the_file_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run/cpu.sock"
+    with socket_server.opened_socket(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+    assert not path.exists()
+
+
+def test_a_second_agent_is_turned_away(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.sock"
+    with (
+        socket_server.opened_socket(path),
+        pytest.raises(Unavailable, match="no other agent serves"),
+        socket_server.opened_socket(path, patience_s=0.2),
+    ):
+        pass
+
+
+def test_the_socket_of_a_dead_agent_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.sock"
+    program = (
+        "import os, sys; from pathlib import Path; from nodewise_cpu.agent import socket_server\n"
+        "with socket_server.opened_socket(Path(sys.argv[1])): os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, path], check=False)
+    assert path.exists()
+    with socket_server.opened_socket(path, patience_s=0.0):
+        pass
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777], ids=oct)
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with (
+        pytest.raises(BadSettings, match="writable by no one else"),
+        socket_server.opened_socket(tmp_path / "cpu.sock"),
+    ):
+        pass
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.root
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(BadSettings, match="owner 65534"), socket_server.opened_socket(tmp_path / "cpu.sock"):
+        pass
+    os.chown(tmp_path, 0, 0)
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BadSettings, match="a path for a Unix socket"),
+        socket_server.opened_socket(tmp_path / ("x" * 120)),
+    ):
+        pass
+
+
+PATIENCE_S = 30.0
+
+
+class GatedJobs:
+    """Jobs whose begin and end tests control."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._open: dict[str, threading.Event] = {}
+        self._changed = threading.Condition()
+
+    def job(self, name: str) -> partial[None]:
+        self._open[name] = threading.Event()
+        return partial(self._run, name)
+
+    def _run(self, name: str) -> None:
+        with self._changed:
+            self.begun.append(name)
+            self._changed.notify_all()
+        assert self._open[name].wait(PATIENCE_S)
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._open[name].set()
+
+    def expect(self, *names: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.begun == list(names), PATIENCE_S), self.begun
+
+
+def test_owners_take_turns() -> None:
+    gates, turns = GatedJobs(), FairWorkerPool(1)
+    for name in ("a1", "a2", "a3", "b1", "b2"):
+        turns.add(name[0], gates.job(name))
+    for done, then in enumerate(["a1", "b1", "a2", "b2", "a3"]):
+        gates.expect(*["a1", "b1", "a2", "b2", "a3"][: done + 1])
+        gates.end(then)
+    turns.stop(PATIENCE_S)
+
+
+def test_an_owner_has_one_job_under_way_at_a_time() -> None:
+    gates, turns = GatedJobs(), FairWorkerPool(2)
+    turns.add("a", gates.job("a1"))
+    gates.expect("a1")
+    turns.add("a", gates.job("a2"))
+    turns.add("b", gates.job("b1"))
+    gates.expect("a1", "b1")
+    gates.end("a1")
+    gates.expect("a1", "b1", "a2")
+    gates.end("a2", "b1")
+    turns.stop(PATIENCE_S)
+
+
+def test_stop_finishes_running_jobs_and_drops_the_others() -> None:
+    gates, turns = GatedJobs(), FairWorkerPool(1)
+    turns.add("a", gates.job("a1"))
+    turns.add("a", gates.job("a2"))
+    gates.expect("a1")
+    threading.Timer(0.1, gates.end, ["a1"]).start()
+    turns.stop(PATIENCE_S)
+    turns.add("b", gates.job("b1"))
+    assert gates.begun == ["a1"]
+
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
 ESCAPED = POD.replace("-", "_")
