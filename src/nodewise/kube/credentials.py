@@ -1,7 +1,7 @@
 """Credentials of a connection to the API server: tokens, exec plugins, trusted authorities and client certificate.
 
 Exec plugins are those of client-go (KEP-541), in all versions of their protocol. Source: client-go v0.36
-transport/token_source.go, rest/config.go.
+transport/token_source.go, rest/config.go, plugin/pkg/client/auth/exec/exec.go and pkg/apis/clientauthentication.
 """
 
 import asyncio

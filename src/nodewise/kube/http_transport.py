@@ -8,6 +8,9 @@ the calls in flight.
 
 A connection can go silent: a NAT gateway or a proxy loses its entry, usually of several connections at once. Each idle
 connection would then cost a later call its timeout. So after a timeout, calls use new connections.
+
+Source: golang.org/x/net http/httpproxy, which client-go uses. httpx2 does not support networks in NO_PROXY, but pods of
+clusters behind a proxy have settings such as `NO_PROXY=10.0.0.0/8`.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -15,6 +15,13 @@ the write may arrive although its response does not.
 An annotation names the process that wrote the Lease. A process that finds its own identity, but another process of the
 same host name, takes the Lease at once, because a container has restarted in its pod. A process of another host waits,
 and so does a process from which the Lease was taken: two replicas have one identity by mistake.
+
+A measurement is the time from a call until the next response, through all timeouts in between. So an API server that is
+stopped or restarted counts once, whatever number of calls fails meanwhile, and only one that is slow again and again
+counts as slow.
+
+Every replica reads or writes the Lease every few seconds, and a response means that the API server and its storage
+work. A watch may have no events for a minute, and other calls are irregular.
 """
 
 import math

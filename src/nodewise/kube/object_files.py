@@ -2,6 +2,9 @@
 JSON or YAML with the YAML semantics of Kubernetes.
 
 They are stored like those of a reflector: `StoreWriter.replace(objects.of(NODES, Node))`.
+
+Kubernetes converts YAML to JSON (sigs.k8s.io/yaml v1.6 on go.yaml.in/yaml v2). So `y` and `on` are true; times, base-60
+numbers and keys are strings; and a duplicate key is an error.
 """
 
 import json

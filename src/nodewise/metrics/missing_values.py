@@ -4,6 +4,8 @@ values of a metric that other nodes have.
 This is the only place that classifies failures of sources. The texts appear in the status of policies, which tenants
 read, in explanations and in findings of doctor. So they contain no addresses, no credentials and nothing about other
 tenants, and no counts or times that would change a status with every refresh. The log has the complete errors.
+
+Such nodes pass a rule by default. Often their series exist, under another name: then the message has the closest name.
 """
 
 import socket

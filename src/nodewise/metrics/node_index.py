@@ -3,6 +3,14 @@
 Each array has one entry more than there are nodes. The last entry represents unknown nodes, so that a request may name
 any node and lookups need no branch. The names are also kept as JSON text in rows of equal width, which numpy decodes
 and encodes all at once.
+
+Decoding 5,000 names as strings and looking them up in a dict takes half a millisecond, mostly cache misses: each name
+is a separate object, also in the dict. The rows are contiguous, so numpy needs only a few passes.
+
+A row is looked up with a multilinear hash of its 8-byte words (Carter and Wegman 1979, "Universal classes of hash
+functions") in two tables; the second one is for names that collide in the first. Matches are then compared completely.
+A row is encoded as its name in quotes, padded with spaces and terminated by a comma; JSON allows spaces there. Rows are
+selected with `take`, which takes a third of the time of indexing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,18 @@
 """The series of one metric from one source: a value for each node, with time and window; the same as arrays by node
 number; and the distance of its samples, from which the maximum age of its values follows.
+
+A value gets as old as the scrape interval before the next one arrives, and twice as old if a scrape fails. So the
+maximum age of a rule without its own is 2.5 distances, but at least the default of the settings (60 s), and at most
+`MAX_DERIVED_S`: a metric with one sample per hour must not count as fresh for hours unless its rule says so.
+
+The distance is that of one metric, not of one node: in nine of ten nodes, samples are at most this far apart. A single
+exporter that is scraped rarely, or fails often, does not make the values of all others count for longer; the states of
+its node are held in its gaps (`nodewise.policies.rule_evaluation`).
+
+Prometheus responds with several samples of a series, whose times give the distance in every response
+(`Series.is_distance_measured`). While they do not, it is asked for `LOOKBACK_S`, and samples that are older than the
+maximum age are left out. Of other sources the distance follows from the times of successive responses: the smaller one
+of the last two, so that one gap does not count. A source without sample times has no distance.
 """
 
 from bisect import bisect_left

@@ -7,6 +7,9 @@ over. For a name that no source has, the most similar existing one is suggested.
 After `MAX_TIMEOUTS` timeouts in a row a metric is not requested from that source for a pause, which doubles with each
 further timeout. A timeout counts only if the source answered another request since the previous one: an outage of
 the source opens no breaker, so that all metrics are fetched again when it ends.
+
+Anyone can create policies with any names, so the cost is limited: within `NAMES_S`, the names of a source are
+requested once, and as many misspelt names are compared with them as a namespace, and all namespaces, may have.
 """
 
 import asyncio

@@ -3,6 +3,8 @@ responses: errors and refusals as JSON, and responses as bytes of HTTP/1.1.
 
 `Application` does not use sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request header,
 passes it the body and writes its response.
+
+An error or a refusal has one form: `{"error": text, "problems": [{"field", "seen", "wanted"}]}`.
 """
 
 import http

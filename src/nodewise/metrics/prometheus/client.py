@@ -2,6 +2,8 @@
 
 It translates the exceptions of httpx2, and removes secrets from errors. Files of certificates, credentials and headers
 are reread, so that they can be renewed.
+
+A value is never shown: in a message `hide` replaces it.
 """
 
 import asyncio

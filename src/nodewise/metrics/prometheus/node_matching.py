@@ -2,6 +2,15 @@
 and reduces those of each node to one value.
 
 Series that differ only in labels of replicas are one series, scraped several times: the newest sample counts.
+
+Of the configured labels, only those apply that name a node in at least one series of the response; of these, the first
+label of a series decides. So `node="0"`, the number of a memory zone, is ignored in favour of `instance`. If `node`
+does name nodes, a series of a deleted node does not match the node that reports it.
+
+An exporter that reports about other nodes has them in a label of its own, and every series has the exporter's node in a
+label of the target. If series of one node differ in such a label, that label says which node is meant: otherwise a sick
+node would pass, and the exporter's node be rejected. If it is not clear which of two labels does, the nodes have no
+value.
 """
 
 import math

@@ -1,4 +1,9 @@
-"""The source `prometheus`, and PromQL queries for metrics."""
+"""The source `prometheus`, and PromQL queries for metrics.
+
+An instant query of a selector returns every value with the time of the evaluation, regardless of the age of the sample.
+So the query of a plain selector is a range, `temp[60s]`, which returns the samples with their own times (Prometheus,
+"Querying basics": range vector selectors). Any other expression is used unchanged; the age of its values is unknown.
+"""
 
 import contextlib
 import re
