@@ -121,11 +121,15 @@ class _PolicyParser(ProblemCollector):
     def _check_fields_of_rules(self, spec: Mapping[str, Any]) -> None:
         """Check that fields about rules come with such rules."""
         if "enforcement" in spec and "avoid" not in spec:
-            self.add_problem("spec.enforcement", "it without avoid", "it only together with avoid")
+            self.add_problem(
+                "spec.enforcement", "enforcement without avoid", "enforcement only together with avoid"
+            )
         if "mode" in spec and "avoid" not in spec and "prefer" not in spec:
-            self.add_problem("spec.mode", "it with node labels only", "it only together with avoid or prefer")
+            self.add_problem(
+                "spec.mode", "mode with node labels only", "mode only together with avoid or prefer"
+            )
         if "guard" in spec and "avoid" not in spec:
-            self.add_problem("spec.guard", "it without avoid", "it only together with avoid")
+            self.add_problem("spec.guard", "guard without avoid", "guard only together with avoid")
         if spec.get("mode") == "Canary" and "canary" not in spec:
             self.add_problem("spec.canary", "none", "podSelector or percent, with the mode Canary")
 
@@ -310,7 +314,9 @@ class _PolicyParser(ProblemCollector):
         if len(operators) != 1:
             self.add_problem(path, " and ".join(operators) or "no operator", _ONE_OPERATOR)
         if "emptyMeans" in rule and "query" not in rule:
-            self.add_problem(f"{path}.emptyMeans", "it without query", "it only together with query")
+            self.add_problem(
+                f"{path}.emptyMeans", "emptyMeans without query", "emptyMeans only together with query"
+            )
         values = self._parse_values(path, rule, fields.PARSERS)
         operator = next(iter(operators), "")
         comparison = Comparison(
@@ -339,8 +345,8 @@ class _PolicyParser(ProblemCollector):
             return None
         direction = rule_operators.sort_direction(operator)
         if direction == 0:
-            expected = "it only together with above, atLeast, below or atMost"
-            self.add_problem(f"{path}.release", f"it together with {operator}", expected)
+            expected = "release only together with above, atLeast, below or atMost"
+            self.add_problem(f"{path}.release", f"release together with {operator}", expected)
         elif (release - target) * direction <= 0:
             side = "below" if direction < 0 else "above"
             expected = f"a value {side} {shown(rule[operator])}, the value of {operator}"
