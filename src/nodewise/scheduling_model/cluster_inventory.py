@@ -3,8 +3,8 @@
 import uuid
 from collections.abc import Mapping
 
-from nodewise.scheduling_model import node_info, parsed_nodes_and_pods
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
 
 
@@ -36,7 +36,7 @@ class Inventory:
             self._nodes[node.name] = known.with_node(node)
         else:
             on_it = [pod for pod in self._pods.values() if pod.node == node.name]
-            self._nodes[node.name] = node_info.node_info_with_pods(node, on_it)
+            self._nodes[node.name] = parsed_nodes_and_pods.node_info_with_pods(node, on_it)
 
     def remove_node(self, name: str) -> None:
         """Remove a node; the caller removes its pods."""

@@ -22,7 +22,7 @@ from nodewise.scheduling_model.extender_messages import (
     Preempted,
     Victims,
 )
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 
 _OK: Final = 200

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from typing import Final, Literal, NamedTuple
 
 from nodewise.scheduling_model import node_affinity_and_taints
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod, Taint
-from nodewise.scheduling_model.resource_requests import PODS
+from nodewise.scheduling_model.parsed_nodes_and_pods import PODS
 from nodewise.scheduling_model.unschedulable_message import Rejection
 
 EXTENDER: Final = "Extender"

@@ -13,7 +13,7 @@ from nodewise.base.errors import Unavailable
 from nodewise.scheduling_model import unschedulable_message
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.extender_messages import Victims
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 from nodewise.scheduling_model.unschedulable_message import Rejection, Rejections
 

@@ -15,7 +15,7 @@ from nodewise.base.errors import Unavailable
 from nodewise.scheduling_model import filter_plugins, preemption, score_plugins, unschedulable_message
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.filter_plugins import SimulatedFilterPlugins
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 from nodewise.scheduling_model.unschedulable_message import Rejection
 

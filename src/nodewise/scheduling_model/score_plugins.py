@@ -10,10 +10,10 @@ balanced_allocation,resource_allocation}.go, helper/normalize_score.go.
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.scheduling_model import node_affinity_and_taints, resource_requests
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model import node_affinity_and_taints, parsed_nodes_and_pods
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.resource_requests import CPU, MEMORY
+from nodewise.scheduling_model.parsed_nodes_and_pods import CPU, MEMORY
 
 MAX_SCORE: Final = 100
 _RESOURCES: Final = (CPU, MEMORY)
@@ -29,7 +29,7 @@ def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     ]
     preferences = [node_affinity_and_taints.preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
-    requested = resource_requests.container_requests_for_scoring(pod.obj)
+    requested = parsed_nodes_and_pods.container_requests_for_scoring(pod.obj)
     return [
         least_allocated(requested, info)
         + balanced(pod, info)

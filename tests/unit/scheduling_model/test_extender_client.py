@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from nodewise.base.errors import BadSettings, Unavailable
-from nodewise.scheduling_model import extender_configuration, node_info, parsed_nodes_and_pods
+from nodewise.scheduling_model import extender_configuration, parsed_nodes_and_pods
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.extender_messages import Victims
 from tests.cluster import kubernetes_objects as made
@@ -19,8 +19,8 @@ POD = parsed_nodes_and_pods.pod_as_stored(
 SMALL = parsed_nodes_and_pods.pod_as_stored(
     parsed_nodes_and_pods.pod(made.running_on("a", made.pod("small"))), "u2", 0
 )
-A = node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node("a")), [SMALL])
-B = node_info.NodeInfo(parsed_nodes_and_pods.node(made.node("b")))
+A = parsed_nodes_and_pods.node_info_with_pods(parsed_nodes_and_pods.node(made.node("a")), [SMALL])
+B = parsed_nodes_and_pods.NodeInfo(parsed_nodes_and_pods.node(made.node("b")))
 NODES = [A, B]
 
 
@@ -67,7 +67,7 @@ def test_a_filter_s_answer() -> None:
 def test_nodes_that_come_back_whole_are_taken_for_empty() -> None:
     answer = {"Nodes": {"items": [A.node.obj]}}
     with extender(fake_extender.answering(body=answer), nodeCacheCapable=False) as client:
-        assert client.filter(POD, NODES).nodes == [node_info.NodeInfo(A.node)]
+        assert client.filter(POD, NODES).nodes == [parsed_nodes_and_pods.NodeInfo(A.node)]
 
 
 def test_names_mean_nothing_to_who_sends_whole_nodes() -> None:

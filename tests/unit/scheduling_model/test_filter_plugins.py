@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import filter_plugins, node_info, parsed_nodes_and_pods
+from nodewise.scheduling_model import filter_plugins, parsed_nodes_and_pods
 from nodewise.scheduling_model.filter_plugins import ClusterEvent
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
 from nodewise.scheduling_model.unschedulable_message import Rejection
 from tests.cluster import kubernetes_objects as made
@@ -31,7 +31,7 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
     "room for it": (pod(), NodeInfo(node()), None),
     "no room now": (
         pod(cpu="2"),
-        node_info.node_info_with_pods(node(), [pod("other", cpu="3")]),
+        parsed_nodes_and_pods.node_info_with_pods(node(), [pod("other", cpu="3")]),
         Rejection(("Insufficient cpu",), False, "NodeResourcesFit"),
     ),
     "no room ever": (
@@ -41,7 +41,7 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
     ),
     "as many pods as the node takes": (
         pod(),
-        node_info.node_info_with_pods(node(pods=1), [pod("other")]),
+        parsed_nodes_and_pods.node_info_with_pods(node(pods=1), [pod("other")]),
         Rejection(("Too many pods",), False, "NodeResourcesFit"),
     ),
     "a resource that the node lacks": (

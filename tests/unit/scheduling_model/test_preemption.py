@@ -3,15 +3,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import (
-    extender_configuration,
-    filter_plugins,
-    node_info,
-    parsed_nodes_and_pods,
-    preemption,
-)
+from nodewise.scheduling_model import extender_configuration, filter_plugins, parsed_nodes_and_pods, preemption
 from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 from nodewise.scheduling_model.preemption import Preemption, PreemptionContext
 from nodewise.scheduling_model.unschedulable_message import Rejection
@@ -31,7 +25,7 @@ def running(name: str, node: str, cpu: str = "3", priority: int = 0, started_s: 
 
 def full(name: str, *pods: Pod) -> NodeInfo:
     """A node with four cores and these pods."""
-    return node_info.node_info_with_pods(parsed_nodes_and_pods.node(made.node(name)), pods)
+    return parsed_nodes_and_pods.node_info_with_pods(parsed_nodes_and_pods.node(made.node(name)), pods)
 
 
 def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **fields: Any) -> Preemption:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from nodewise.base.errors import BadInput
-from nodewise.scheduling_model import node_info, parsed_nodes_and_pods, resource_requests
+from nodewise.scheduling_model import parsed_nodes_and_pods
 
 Spec = dict[str, Any]
 
@@ -55,22 +55,22 @@ SPECS: dict[str, tuple[Spec, dict[str, int]]] = {
 
 @pytest.mark.parametrize(("spec", "amounts"), SPECS.values(), ids=SPECS)
 def test_requests_are_counted_as_kube_scheduler_counts_them(spec: Spec, amounts: dict[str, int]) -> None:
-    assert resource_requests.requests_that_must_fit({"spec": spec}) == amounts
+    assert parsed_nodes_and_pods.requests_that_must_fit({"spec": spec}) == amounts
 
 
 def test_scores_count_something_for_a_container_that_asks_for_nothing() -> None:
-    assert resource_requests.scored({"spec": {"containers": [{}, container(cpu="2")]}}) == (2100, 400 * 2**20)
+    assert parsed_nodes_and_pods.scored({"spec": {"containers": [{}, container(cpu="2")]}}) == (2100, 400 * 2**20)
 
 
 def test_a_pod_that_is_not_placed_yet_is_scored_by_its_containers() -> None:
     pod = {"spec": {"containers": cpus("1"), "resources": {"requests": {"cpu": "3"}}}}
-    assert resource_requests.scored(pod)[0] == 3000
-    assert resource_requests.container_requests_for_scoring(pod)[0] == 1000
+    assert parsed_nodes_and_pods.scored(pod)[0] == 3000
+    assert parsed_nodes_and_pods.container_requests_for_scoring(pod)[0] == 1000
 
 
 def test_a_node_without_allocatable_offers_its_capacity() -> None:
-    assert resource_requests.allocatable({"capacity": {"cpu": "2", "pods": "9"}}) == {"cpu": 2000, "pods": 9}
-    assert resource_requests.allocatable({"capacity": {"cpu": "2"}, "allocatable": {"cpu": "1"}}) == {
+    assert parsed_nodes_and_pods.allocatable({"capacity": {"cpu": "2", "pods": "9"}}) == {"cpu": 2000, "pods": 9}
+    assert parsed_nodes_and_pods.allocatable({"capacity": {"cpu": "2"}, "allocatable": {"cpu": "1"}}) == {
         "cpu": 1000
     }
 
@@ -79,7 +79,7 @@ def test_what_is_no_quantity_is_named() -> None:
     with pytest.raises(
         BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; expected a Kub"
     ):
-        resource_requests.requests_that_must_fit({"spec": {"containers": cpus("much")}})
+        parsed_nodes_and_pods.requests_that_must_fit({"spec": {"containers": cpus("much")}})
 
 
 def resized(node: str) -> dict[str, Any]:
@@ -97,27 +97,27 @@ def test_a_pod_on_a_node_holds_what_is_allocated_during_a_resize() -> None:
 def test_resources_keep_the_order_of_the_containers() -> None:
     names = [f"example.com/{number}" for number in (7, 3, 9, 1, 5)]
     spec = {"overhead": {"cpu": "1"}, "containers": [container(**{name: "1"}) for name in names]}
-    assert [*resource_requests.requests_that_must_fit({"spec": spec})] == [*names, "cpu"]
+    assert [*parsed_nodes_and_pods.requests_that_must_fit({"spec": spec})] == [*names, "cpu"]
 
 
 def test_preemption_finds_no_room_that_is_allocated_to_a_resized_pod() -> None:
     node = parsed_nodes_and_pods.node({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "5"}}})
-    info = node_info.node_info_with_pods(node, [parsed_nodes_and_pods.pod(resized("n1"))])
+    info = parsed_nodes_and_pods.node_info_with_pods(node, [parsed_nodes_and_pods.pod(resized("n1"))])
     assert info.requested["cpu"] == 4000
 
 
 def test_requests_of_the_pod_itself_replace_defaults_for_scores() -> None:
     spec = {"containers": [{}, container(memory="1Gi")], "resources": {"requests": {"cpu": "2"}}}
-    assert resource_requests.scored({"spec": spec}) == (2000, 2**30)
+    assert parsed_nodes_and_pods.scored({"spec": spec}) == (2000, 2**30)
 
 
 def test_an_invalid_amount_in_the_status_is_named() -> None:
     pod = resized("n1")
     pod["status"]["containerStatuses"][0]["allocatedResources"]["cpu"] = "lots"
     with pytest.raises(BadInput, match=r"status.containerStatuses\[0\].allocatedResources.cpu: 'lots'"):
-        resource_requests.requests_that_must_fit(pod)
+        parsed_nodes_and_pods.requests_that_must_fit(pod)
 
 
 def test_containers_of_another_shape_are_named() -> None:
     with pytest.raises(BadInput, match="containers"):
-        resource_requests.requests_that_must_fit({"spec": {"containers": "web"}})
+        parsed_nodes_and_pods.requests_that_must_fit({"spec": {"containers": "web"}})

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from nodewise.scheduling_model import node_info, parsed_nodes_and_pods, resource_requests, score_plugins
-from nodewise.scheduling_model.node_info import NodeInfo
+from nodewise.scheduling_model import parsed_nodes_and_pods, score_plugins
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from tests.cluster import kubernetes_objects as made
 
 SMALL = NodeInfo(parsed_nodes_and_pods.node(made.node("b", cpu="4", memory="8Gi")))
 LARGE = NodeInfo(parsed_nodes_and_pods.node(made.node("e", cpu="8", memory="16Gi")))
 WEB = made.pod("web")
 TWO_CORES = parsed_nodes_and_pods.pod(WEB | {"spec": WEB["spec"] | {"resources": {"requests": {"cpu": "2"}}}})
-ASKED = resource_requests.container_requests_for_scoring(TWO_CORES.obj)
+ASKED = parsed_nodes_and_pods.container_requests_for_scoring(TWO_CORES.obj)
 
 
 def test_least_allocated_likes_what_stays_free() -> None:
@@ -51,7 +51,7 @@ def test_a_preference_is_worth_up_to_200() -> None:
 
 
 def test_a_node_without_room_on_paper_scores_nothing_for_it() -> None:
-    crowded = node_info.node_info_with_pods(
+    crowded = parsed_nodes_and_pods.node_info_with_pods(
         SMALL.node, [parsed_nodes_and_pods.pod(made.pod("big", cpu="9", memory="9Gi"))]
     )
     assert score_plugins.least_allocated(ASKED, crowded) == 0
