@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 - the deadlines of the interface mean nothing in memory
 """An API server in memory: a `nodewise.kube.api_server_interface.Api` with paged lists, watches, bookmarks,
 410 and conflicts.
 
@@ -14,28 +13,302 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
-
 import msgspec
-
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError
 from nodewise.kube import api_server_interface
-from nodewise.kube.api_server_interface import (
-    DEADLINE_S,
-    NONE,
-    WATCH_DEADLINE_S,
-    ApiCall,
-    BeforeBody,
-    ErrorStatus,
-    Params,
-    Patch,
-    StatusCause,
-    StatusDetails,
-)
+from nodewise.kube.api_server_interface import DEADLINE_S, NONE, WATCH_DEADLINE_S, ApiCall, BeforeBody, ErrorStatus, Params, Patch, StatusCause, StatusDetails
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
-from nodewise.scheduling_model import change_history, server_side_apply
-from nodewise.scheduling_model.change_history import ChangeHistory
-from nodewise.scheduling_model.served_kinds import RequestPath, ServedKinds
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, NamedTuple
+from nodewise.kube.api_server_interface import Params
+from nodewise.kube.resource_kinds import Resource
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+from nodewise.kube.api_server_interface import ApiCall, ErrorStatus
+from collections.abc import Mapping
+
+
+_NOT_FOUND = 404
+
+
+class RequestPath(NamedTuple):
+    """The parsed path of a request; an empty name is a collection, an empty namespace means all namespaces."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    sub: str
+
+
+class ServedKinds:
+    """The kinds of an API server, which change with its CustomResourceDefinitions."""
+
+    def __init__(self, *resources: Resource) -> None:
+        self._by_path = {(resource.api_version, resource.plural): resource for resource in resources}
+
+    def add(self, resource: Resource) -> None:
+        self._by_path[resource.api_version, resource.plural] = resource
+
+    def remove(self, resource: Resource) -> None:
+        del self._by_path[resource.api_version, resource.plural]
+
+    def discovery_document(self, path: str) -> dict[str, Any] | None:
+        """The API groups, or the kinds of one version of a group; None for other paths."""
+        resources = [resource for resource in self._by_path.values() if resource.group]
+        if path == "/apis":
+            versions = sorted({(resource.group, resource.api_version) for resource in resources})
+            groups = [{"name": group, "versions": [{"groupVersion": text}]} for group, text in versions]
+            return {"kind": "APIGroupList", "groups": groups}
+        version = path.removeprefix("/apis/")
+        names = [{"name": resource.plural} for resource in resources if resource.api_version == version]
+        return {"kind": "APIResourceList", "resources": names} if names else None
+
+    def parse_path(self, verb: str, path: str) -> RequestPath:
+        """The kind and the names in a path. Raises NotFound for a kind that is not served."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        size = 2 if parts[0] == "api" else 3
+        version, rest = "/".join(parts[1:size]), parts[size:]
+        namespace = ""
+        if len(rest) > 2 and rest[0] == "namespaces":  # noqa: PLR2004 - /namespaces/NAME/KIND, not /namespaces/NAME
+            namespace, rest = rest[1], rest[2:]
+        rest += [""] * 3
+        resource = self._by_path.get((version, rest[0]))
+        if resource is None:
+            known = any(version == api_version for api_version, _ in self._by_path)
+            text = "the server could not find the requested resource" if known else "404 page not found"
+            status = ErrorStatus(kind="Status", message=text, code=_NOT_FOUND)
+            raise api_server_interface.error_from_status(ApiCall(verb, path), _NOT_FOUND, status)
+        return RequestPath(resource, namespace, rest[1], rest[2])
+
+
+_FIRST_REVISION: Final = 10
+_BOOKMARK: Final = Resource("", "", "", "Bookmark")
+
+
+class _LoggedChange(NamedTuple):
+    """A change at a revision: the object before and after."""
+
+    revision: int
+    resource: Resource
+    old: Object | None
+    new: Object | None
+
+
+class ChangeHistory:
+    """All changes in their order. A change is appended at the newest revision, which `next_revision` begins."""
+
+    def __init__(self) -> None:
+        self.revision = _FIRST_REVISION
+        """The newest one."""
+        self._changes: list[_LoggedChange] = []
+        self._oldest = 0
+        self._news = asyncio.Event()
+        self._cuts = 0
+
+    def next_revision(self) -> int:
+        """Begin a new revision."""
+        self.revision += 1
+        return self.revision
+
+    def append(self, resource: Resource, old: Object | None, new: Object | None) -> None:
+        """Add a change; None for the object before its creation, and after its deletion."""
+        self._changes.append(_LoggedChange(self.revision, resource, old, new))
+        self.wake_watches()
+
+    def add_bookmark(self) -> None:
+        """Send a bookmark to every watch that allows it."""
+        self.append(_BOOKMARK, None, None)
+
+    def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
+        """All changes of objects of a kind, oldest first: before and after."""
+        return [(change.old, change.new) for change in self._changes if change.resource == resource]
+
+    def compact(self) -> None:
+        """Answer watches from older revisions with 410. Open watches continue."""
+        self._oldest = self.revision
+
+    def cut(self) -> None:
+        """End every watch."""
+        self._cuts += 1
+        self.wake_watches()
+
+    def wake_watches(self) -> None:
+        """Let every watch send what it has not sent yet."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def watch(self, place: RequestPath, params: Params) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch from a revision on, the newest one without `resourceVersion`, until `cut`."""
+        version = int(params.get("resourceVersion") or self.revision)
+        if version < self._oldest:
+            text = f"too old resource version: {version} ({self._oldest})"
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": text}
+            yield msgspec.json.encode({"type": "ERROR", "object": gone})
+            return
+        position = next(
+            (number for number, change in enumerate(self._changes) if change.revision > version),
+            len(self._changes),
+        )
+        cuts = self._cuts
+        while cuts == self._cuts:
+            while position < len(self._changes):
+                line = _watch_event_line(self._changes[position], place, params)
+                position += 1
+                if line:
+                    yield line
+            await self._news.wait()
+
+
+def _watch_event_line(change: _LoggedChange, place: RequestPath, params: Params) -> bytes:
+    """The watch event of a change for one watcher; empty if the change does not concern it."""
+    if change.resource is _BOOKMARK:
+        if params.get("allowWatchBookmarks") != "true":
+            return b""
+        item: Object = {"kind": place.resource.kind, "metadata": {"resourceVersion": str(change.revision)}}
+        return msgspec.json.encode({"type": "BOOKMARK", "object": item})
+    was = change.old is not None and is_selected(change.old, change.resource, place, params)
+    now = change.new is not None and is_selected(change.new, change.resource, place, params)
+    if not was and not now:
+        return b""
+    kind = "DELETED" if not now else "MODIFIED" if was else "ADDED"
+    item = dict((change.new if now else change.old) or {})
+    item["metadata"] = {**item["metadata"], "resourceVersion": str(change.revision)}
+    return msgspec.json.encode({"type": kind, "object": item})
+
+
+def is_selected(item: Object, resource: Resource, place: RequestPath, params: Params) -> bool:
+    """Whether a list or watch of a collection, with its selectors, contains an object of a kind."""
+    if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
+        return False
+    labels = item["metadata"].get("labels", {})
+    return _selector_matches(
+        params.get("fieldSelector", ""), lambda path: _value_at_field_path(item, path.split("."))
+    ) and _selector_matches(params.get("labelSelector", ""), labels.get)
+
+
+def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
+    """Whether a selector such as `a=b,c!=d` matches."""
+    for part in filter(None, selector.split(",")):
+        name, _, value = part.partition("=")
+        if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
+            return False
+    return True
+
+
+def _value_at_field_path(item: Any, path: list[str]) -> Any:
+    for step in path:
+        item = item.get(step, "") if isinstance(item, dict) else ""
+    return item
+
+
+def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, dict[str, str]]:
+    """Return the object after an apply, and its conflicts: label fields that others own, with their managers.
+
+    Labels that the manager applied before and omits now are removed, unless another manager owns them too.
+    """
+    if "labels" not in configuration.get("metadata", {}):
+        return _apply_status(before, configuration, manager), {}
+    labels = dict(before["metadata"].get("labels") or {})
+    wanted: Mapping[str, str] = configuration["metadata"]["labels"]
+    owners = _label_owners(before)
+    conflicts = _label_conflicts(labels, wanted, owners, manager)
+    labels.update(wanted)
+    for key, managers in owners.items():
+        if key not in wanted and managers == {manager}:
+            labels.pop(key, None)
+    metadata = {**_metadata_with_uid(before, configuration), "labels": labels}
+    metadata["managedFields"] = _managed_fields(before, manager, wanted)
+    return {**before, "metadata": metadata}, conflicts
+
+
+def _apply_status(before: Object, configuration: Object, manager: str) -> Object:
+    """The object after an apply of its status, without fields that only this manager applied before and omits now."""
+    wanted: Object = configuration.get("status", {})
+    entries = before["metadata"].get("managedFields") or []
+    others = [entry for entry in entries if entry["manager"] != manager]
+    owned = {name for entry in entries for name in entry["fieldsV1"].get("f:status", {})}
+    owned_by_others = {name for entry in others for name in entry["fieldsV1"].get("f:status", {})}
+    omitted = {name.removeprefix("f:") for name in owned - owned_by_others} - wanted.keys()
+    status = {key: value for key, value in before.get("status", {}).items() if key not in omitted} | wanted
+    fields: Object = {"f:status": {f"f:{key}": {} for key in wanted}}
+    entry = {"manager": manager, "operation": "Apply", "subresource": "status", "fieldsV1": fields}
+    metadata = {**_metadata_with_uid(before, configuration), "managedFields": [*others, entry]}
+    return {**before, "metadata": metadata, "status": status}
+
+
+def _label_conflicts(
+    labels: Mapping[str, str], wanted: Mapping[str, str], owners: Mapping[str, set[str]], manager: str
+) -> dict[str, str]:
+    """By field, the other managers of labels whose values would change."""
+    conflicts: dict[str, str] = {}
+    for key in [key for key, value in wanted.items() if labels.get(key, value) != value]:
+        others = owners.get(key, set()) - {manager}
+        if others or key not in owners:
+            conflicts[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "another manager"
+    return conflicts
+
+
+def _metadata_with_uid(before: Object, configuration: Object) -> Object:
+    """The existing metadata, with the uid of the request if it has one."""
+    uid = configuration.get("metadata", {}).get("uid")
+    return {**before["metadata"], **({"uid": uid} if uid else {})}
+
+
+def _label_owners(item: Object) -> dict[str, set[str]]:
+    owners: dict[str, set[str]] = {}
+    for entry in item["metadata"].get("managedFields") or []:
+        for name in entry["fieldsV1"].get("f:metadata", {}).get("f:labels", {}):
+            owners.setdefault(name.removeprefix("f:"), set()).add(entry["manager"])
+    return owners
+
+
+def _managed_fields(before: Object, manager: str, wanted: Mapping[str, str]) -> list[Object]:
+    others = [entry for entry in before["metadata"].get("managedFields") or [] if entry["manager"] != manager]
+    if not wanted:
+        return others
+    fields: Object = {"f:metadata": {"f:labels": {f"f:{key}": {} for key in wanted}}}
+    return [*others, {"manager": manager, "operation": "Apply", "apiVersion": "v1", "fieldsV1": fields}]
+
+
+# ruff: noqa: ARG002 - the deadlines of the interface mean nothing in memory
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
 
 Object = dict[str, Any]
 
@@ -161,7 +434,7 @@ class FakeApi:
         patch = _decode_request_body("patch", path, body)
         if kind == "apply":
             manager, force = params.get("fieldManager", ""), params.get("force") == "true"
-            item, conflicts = server_side_apply.apply(before, patch, manager)
+            item, conflicts = apply(before, patch, manager)
             if conflicts and not force:
                 causes = tuple(StatusCause(field, f"owned by {owner}") for field, owner in conflicts.items())
                 text = f"Apply failed with {len(conflicts)} conflicts"
@@ -258,7 +531,7 @@ class FakeApi:
             items = [
                 item
                 for key, item in sorted(self._objects.items())
-                if change_history.is_selected(item, key[0], place, params)
+                if is_selected(item, key[0], place, params)
             ]
             self._pages[revision, place, selectors] = items
         meta = {"resourceVersion": str(revision)}
