@@ -10,12 +10,12 @@ from random import Random
 from typing import Final, NamedTuple
 
 from nodewise.base.errors import Unavailable
-from nodewise.scheduling_model import unschedulable_message
+from nodewise.scheduling_model import scheduler_plugins
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.extender_messages import Victims
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.unschedulable_message import Rejection, Rejections
+from nodewise.scheduling_model.scheduler_plugins import Rejection, Rejections
 
 Judge = Callable[[NodeInfo], Rejection | None]
 """Runs the filter plugins for the pod on a hypothetical node; None if it fits."""
@@ -54,7 +54,7 @@ def attempt(
     try:
         candidates, rejected = _preemption_candidates(pod, context, random)
         if not candidates:
-            message = unschedulable_message.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
+            message = scheduler_plugins.text(len(context.nodes), rejected.values(), absent=_NO_HELP)
             return Preemption(f"preemption: {message}", nominated="")
         candidates = _filter_candidates_by_extenders(pod, candidates, extenders, context.nodes)
     except Unavailable as error:

@@ -12,12 +12,12 @@ from random import Random
 from typing import Final, NamedTuple
 
 from nodewise.base.errors import Unavailable
-from nodewise.scheduling_model import filter_plugins, preemption, score_plugins, unschedulable_message
+from nodewise.scheduling_model import scheduler_plugins, preemption
 from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.filter_plugins import SimulatedFilterPlugins
+from nodewise.scheduling_model.scheduler_plugins import SimulatedFilterPlugins
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.unschedulable_message import Rejection
+from nodewise.scheduling_model.scheduler_plugins import Rejection
 
 UNSCHEDULABLE: Final = "Unschedulable"
 SCHEDULER_ERROR: Final = "SchedulerError"
@@ -73,13 +73,13 @@ class _NodeSearch(NamedTuple):
     @property
     def rejectors(self) -> frozenset[str]:
         by_plugins = {rejection.plugin for rejection in self.rejections.values() if rejection.plugin}
-        return frozenset(by_plugins | ({filter_plugins.EXTENDER} if self.extenders_rejected else set()))
+        return frozenset(by_plugins | ({scheduler_plugins.EXTENDER} if self.extenders_rejected else set()))
 
 
 def select_node_for_pod(pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules) -> SchedulingResult:
     """Select a node, or report why there is none. The caller binds and evicts."""
     if not snapshot.nodes:
-        return SchedulingResult(None, UNSCHEDULABLE, unschedulable_message.NO_NODES)
+        return SchedulingResult(None, UNSCHEDULABLE, scheduler_plugins.NO_NODES)
     if (nominated := _nominated_node(pod, snapshot, rules)) is not None:
         return SchedulingResult(nominated)
     search = _find_feasible_nodes(pod, snapshot, rules)
@@ -102,11 +102,11 @@ def _preempt(
     pod: Pod, snapshot: SchedulerSnapshot, rules: SchedulerRules, search: _NodeSearch
 ) -> SchedulingResult:
     def judge(info: NodeInfo) -> Rejection | None:
-        return filter_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot))
+        return scheduler_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot))
 
     seen = preemption.PreemptionContext(snapshot.nodes, search.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
-    message = unschedulable_message.text(
+    message = scheduler_plugins.text(
         len(snapshot.nodes), search.rejections.values(), preemption=tried.message
     )
     return SchedulingResult(
@@ -152,7 +152,7 @@ def _filter_by_plugins(
     enough = feasible_nodes_to_find(len(infos), rules.percent)
     feasible: list[NodeInfo] = []
     for info in infos:
-        if rejection := filter_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot)):
+        if rejection := scheduler_plugins.judge(rules.plugins, pod, _add_nominated_pods(pod, info, snapshot)):
             rejections[info.name] = rejection
         else:
             feasible.append(info)
@@ -209,7 +209,7 @@ def _best_node(pod: Pod, feasible: Sequence[NodeInfo], rules: SchedulerRules) ->
         chance = rules.random.random() if name in from_extenders else 0.0
         return own + from_extenders.get(name, 0), chance
 
-    pairs = zip(feasible, score_plugins.total_scores(pod, feasible), strict=True)
+    pairs = zip(feasible, scheduler_plugins.total_scores(pod, feasible), strict=True)
     return max(pairs, key=rank)[0].name
 
 

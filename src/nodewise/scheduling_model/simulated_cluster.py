@@ -18,16 +18,10 @@ from typing import Any, Final, NamedTuple, Self
 import httpx2
 
 from nodewise.base.clock import Clock, ManualClock, SystemClock
-from nodewise.scheduling_model import (
-    extender_configuration,
-    filter_plugins,
-    parsed_nodes_and_pods,
-    scheduling_cycle,
-    unschedulable_message,
-)
+from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
 from nodewise.scheduling_model.cluster_inventory import Inventory
 from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.filter_plugins import ClusterEvent
+from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
 from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
 from nodewise.scheduling_model.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
 from nodewise.scheduling_model.scheduling_queue import Queue, QueuedPod
@@ -124,7 +118,7 @@ class Cluster:
         new = parsed_nodes_and_pods.node(node)
         known = self._inventory.nodes.get(new.name)
         self._inventory.put_node(new)
-        event = filter_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
+        event = scheduler_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
         if event:
             self._pass_event_to_queue(event)
         self.settle()
@@ -195,12 +189,12 @@ class Cluster:
     def _requeue_rejected_pod(self, pod: Pod, decision: SchedulingResult) -> None:
         """Return the pod to the queue first, so that the events of the rejection can move it."""
         self._queue.put_back(pod.key, decision.rejectors, self._clock.monotonic())
-        self._events[pod.key] = unschedulable_message.event(decision.message)
+        self._events[pod.key] = scheduler_plugins.event(decision.message)
         nominated = pod.nominated if decision.nominated is None else decision.nominated
         changed = self._update_status(
             pod, PlacementStatus(None, decision.reason, decision.message), nominated
         )
-        if changed and filter_plugins.EXTENDER in decision.rejectors:
+        if changed and scheduler_plugins.EXTENDER in decision.rejectors:
             self._queue.again(pod.key, self._clock.monotonic())
         if decision.victims:
             self._preempt(pod, nominated, decision.victims)
@@ -252,7 +246,7 @@ class Cluster:
             if at_most is not None and entry.priority > at_most:
                 return False
             pod = self._inventory.pods[entry.key]
-            return filter_plugins.may_help(self._rules.plugins, entry.rejectors, pod, event)
+            return scheduler_plugins.may_help(self._rules.plugins, entry.rejectors, pod, event)
 
         self._queue.move(may_help, self._clock.monotonic())
 
@@ -271,7 +265,7 @@ def _rules(extenders: Sequence[Mapping[str, Any]], options: SimulatedSchedulerOp
     ignored = frozenset[str]().union(*(entry.ignored for entry in entries)) or options.ignored
     random = Random(options.seed)  # noqa: S311 - not for secrets; a seed makes runs repeatable
     clients = [ExtenderClient(entry, options.transport) for entry in entries]
-    return SchedulerRules(filter_plugins.standard(ignored), clients, random, options.percent)
+    return SchedulerRules(scheduler_plugins.standard(ignored), clients, random, options.percent)
 
 
 def _pod_key(pod: str) -> str:

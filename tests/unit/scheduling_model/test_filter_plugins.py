@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import filter_plugins, parsed_nodes_and_pods
-from nodewise.scheduling_model.filter_plugins import ClusterEvent
+from nodewise.scheduling_model import scheduler_plugins, parsed_nodes_and_pods
+from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
-from nodewise.scheduling_model.unschedulable_message import Rejection
+from nodewise.scheduling_model.scheduler_plugins import Rejection
 from tests.cluster import kubernetes_objects as made
 
-PLUGINS = filter_plugins.standard()
+PLUGINS = scheduler_plugins.standard()
 
 
 def node(**fields: Any) -> Node:
@@ -75,12 +75,12 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
 
 @pytest.mark.parametrize(("asking", "info", "rejection"), JUDGEMENTS.values(), ids=JUDGEMENTS)
 def test_judgements(asking: Pod, info: NodeInfo, rejection: Rejection | None) -> None:
-    assert filter_plugins.judge(PLUGINS, asking, info) == rejection
+    assert scheduler_plugins.judge(PLUGINS, asking, info) == rejection
 
 
 def test_a_resource_that_an_extender_manages_may_be_ignored() -> None:
-    lax = filter_plugins.standard({"telemetry/scheduling"})
-    assert filter_plugins.judge(lax, pod(limits={"telemetry/scheduling": "1"}), NodeInfo(node())) is None
+    lax = scheduler_plugins.standard({"telemetry/scheduling"})
+    assert scheduler_plugins.judge(lax, pod(limits={"telemetry/scheduling": "1"}), NodeInfo(node())) is None
 
 
 def changed(old: Node, new: Node) -> ClusterEvent:
@@ -90,7 +90,7 @@ def changed(old: Node, new: Node) -> ClusterEvent:
 SMALL, LARGE = node(cpu="1"), node(cpu="8")
 HELP: dict[str, tuple[str, Pod, ClusterEvent, bool]] = {
     "an extender may have changed its mind at any event": (
-        filter_plugins.EXTENDER, pod(), ClusterEvent("pod bound"), True,
+        scheduler_plugins.EXTENDER, pod(), ClusterEvent("pod bound"), True,
     ),
     "a pod that is gone makes room": ("NodeResourcesFit", pod(), ClusterEvent("pod gone"), True),
     "a pod that came makes none": ("NodeResourcesFit", pod(), ClusterEvent("pod bound"), False),
@@ -120,7 +120,7 @@ HELP: dict[str, tuple[str, Pod, ClusterEvent, bool]] = {
 
 @pytest.mark.parametrize(("rejector", "waiting", "event", "helps"), HELP.values(), ids=HELP)
 def test_what_may_help(rejector: str, waiting: Pod, event: ClusterEvent, *, helps: bool) -> None:
-    assert filter_plugins.may_help(PLUGINS, {rejector}, waiting, event) is helps
+    assert scheduler_plugins.may_help(PLUGINS, {rejector}, waiting, event) is helps
 
 
 def annotated(value: str) -> Node:
@@ -143,4 +143,4 @@ CHANGES: dict[str, tuple[Node, Node, bool]] = {
 
 @pytest.mark.parametrize(("old", "new", "is_event"), CHANGES.values(), ids=CHANGES)
 def test_which_change_of_a_node_is_an_event(old: Node, new: Node, *, is_event: bool) -> None:
-    assert (filter_plugins.node_event(old, new) is not None) is is_event
+    assert (scheduler_plugins.node_event(old, new) is not None) is is_event

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import node_affinity_and_taints, parsed_nodes_and_pods
+from nodewise.scheduling_model import scheduler_plugins, parsed_nodes_and_pods
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod, Taint
 from tests.cluster import kubernetes_objects as made
 
@@ -52,7 +52,7 @@ REQUIREMENTS = {
 
 @pytest.mark.parametrize(("requirement", "matches"), REQUIREMENTS.values(), ids=REQUIREMENTS)
 def test_requirements(requirement: Requirement, *, matches: bool) -> None:
-    assert node_affinity_and_taints.matches(needs(requirement), NODE) is matches
+    assert scheduler_plugins.matches(needs(requirement), NODE) is matches
 
 
 FIELDS = {
@@ -66,28 +66,28 @@ FIELDS = {
 
 @pytest.mark.parametrize(("requirement", "matches"), FIELDS.values(), ids=FIELDS)
 def test_fields(requirement: Requirement, *, matches: bool) -> None:
-    assert node_affinity_and_taints.matches(needs(requirement, kind="matchFields"), NODE) is matches
+    assert scheduler_plugins.matches(needs(requirement, kind="matchFields"), NODE) is matches
 
 
 def test_a_term_wants_all_and_one_term_is_enough() -> None:
     ssd, hdd = want("disk", "In", "ssd"), want("disk", "In", "hdd")
-    assert not node_affinity_and_taints.matches(needs(ssd, hdd), NODE)
+    assert not scheduler_plugins.matches(needs(ssd, hdd), NODE)
     either = terms({"matchExpressions": [hdd]}, {"matchExpressions": [ssd]})
-    assert node_affinity_and_taints.matches(
+    assert scheduler_plugins.matches(
         affine({"requiredDuringSchedulingIgnoredDuringExecution": either}), NODE
     )
 
 
 def test_an_empty_term_matches_nothing() -> None:
-    assert not node_affinity_and_taints.matches(
+    assert not scheduler_plugins.matches(
         affine({"requiredDuringSchedulingIgnoredDuringExecution": terms({})}), NODE
     )
 
 
 def test_a_node_selector_holds_beside_the_affinity() -> None:
-    assert node_affinity_and_taints.matches(with_spec(nodeSelector={"disk": "ssd"}), NODE)
-    assert not node_affinity_and_taints.matches(with_spec(nodeSelector={"disk": "hdd"}), NODE)
-    assert node_affinity_and_taints.matches(with_spec(), NODE)
+    assert scheduler_plugins.matches(with_spec(nodeSelector={"disk": "ssd"}), NODE)
+    assert not scheduler_plugins.matches(with_spec(nodeSelector={"disk": "hdd"}), NODE)
+    assert scheduler_plugins.matches(with_spec(), NODE)
 
 
 def test_preferences_add_up() -> None:
@@ -97,7 +97,7 @@ def test_preferences_add_up() -> None:
         {"weight": 100, "preference": {"matchExpressions": [want("disk", "In", "hdd")]}},
     ]
     liked = affine({"preferredDuringSchedulingIgnoredDuringExecution": preferred})
-    assert node_affinity_and_taints.preference(liked, NODE) == 8
+    assert scheduler_plugins.preference(liked, NODE) == 8
 
 
 TAINT = Taint(key="k", value="v", effect="NoSchedule")
@@ -115,14 +115,14 @@ TOLERATIONS = {
 
 @pytest.mark.parametrize(("toleration", "tolerates"), TOLERATIONS.values(), ids=TOLERATIONS)
 def test_tolerations(toleration: Requirement, *, tolerates: bool) -> None:
-    assert node_affinity_and_taints.tolerates(toleration, TAINT) is tolerates
+    assert scheduler_plugins.tolerates(toleration, TAINT) is tolerates
 
 
 def test_only_taints_of_the_effects_asked_for_are_found() -> None:
     soft = {"key": "k", "effect": "PreferNoSchedule"}
     node: Node = parsed_nodes_and_pods.node(made.node("a") | {"spec": {"taints": [soft]}})
-    assert not node_affinity_and_taints.untolerated(with_spec(), node, node_affinity_and_taints.NOT_SCHEDULED)
+    assert not scheduler_plugins.untolerated(with_spec(), node, scheduler_plugins.NOT_SCHEDULED)
     assert (
-        len(node_affinity_and_taints.untolerated(with_spec(), node, node_affinity_and_taints.NOT_PREFERRED))
+        len(scheduler_plugins.untolerated(with_spec(), node, scheduler_plugins.NOT_PREFERRED))
         == 1
     )

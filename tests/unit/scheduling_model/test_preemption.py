@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import extender_configuration, filter_plugins, parsed_nodes_and_pods, preemption
+from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, preemption
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 from nodewise.scheduling_model.preemption import Preemption, PreemptionContext
-from nodewise.scheduling_model.unschedulable_message import Rejection
+from nodewise.scheduling_model.scheduler_plugins import Rejection
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 
@@ -37,11 +37,11 @@ def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **f
     obj = made.pod("large", cpu="3", priority=100)
     pod = parsed_nodes_and_pods.pod(obj | {"spec": obj["spec"] | spec, "status": fields.get("status", {})})
     nodes = {info.name: info for info in infos}
-    standard = filter_plugins.standard()
+    standard = scheduler_plugins.standard()
     seen = PreemptionContext(
         nodes,
         dict.fromkeys(nodes, NOT_NOW) if rejections is None else rejections,
-        lambda info: filter_plugins.judge(standard, pod, info),
+        lambda info: scheduler_plugins.judge(standard, pod, info),
     )
     return preemption.attempt(pod, seen, extenders or [], Random(0))
 

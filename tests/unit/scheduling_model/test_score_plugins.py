@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nodewise.scheduling_model import parsed_nodes_and_pods, score_plugins
+from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from tests.cluster import kubernetes_objects as made
 
@@ -14,29 +14,29 @@ ASKED = parsed_nodes_and_pods.container_requests_for_scoring(TWO_CORES.obj)
 
 
 def test_least_allocated_likes_what_stays_free() -> None:
-    assert score_plugins.least_allocated(ASKED, SMALL) == 98
-    assert score_plugins.least_allocated(ASKED, LARGE.with_additional_pods(TWO_CORES)) == 86
+    assert scheduler_plugins.least_allocated(ASKED, SMALL) == 98
+    assert scheduler_plugins.least_allocated(ASKED, LARGE.with_additional_pods(TWO_CORES)) == 86
 
 
 def test_balanced_likes_what_brings_the_shares_together() -> None:
-    assert score_plugins.balanced(TWO_CORES, SMALL) == 62
-    assert score_plugins.balanced(TWO_CORES, LARGE) == 68
-    assert score_plugins.balanced(TWO_CORES, LARGE.with_additional_pods(TWO_CORES)) == 69
+    assert scheduler_plugins.balanced(TWO_CORES, SMALL) == 62
+    assert scheduler_plugins.balanced(TWO_CORES, LARGE) == 68
+    assert scheduler_plugins.balanced(TWO_CORES, LARGE.with_additional_pods(TWO_CORES)) == 69
 
 
 def test_balanced_has_no_word_on_a_pod_that_asks_for_nothing() -> None:
     nothing = parsed_nodes_and_pods.pod({"metadata": {"name": "web"}, "spec": {"containers": [{}]}})
-    assert score_plugins.balanced(nothing, SMALL) == 0
+    assert scheduler_plugins.balanced(nothing, SMALL) == 0
 
 
 def test_all_plugins_add_up() -> None:
-    assert score_plugins.total_scores(TWO_CORES, [SMALL, LARGE]) == [460, 466]
+    assert scheduler_plugins.total_scores(TWO_CORES, [SMALL, LARGE]) == [460, 466]
 
 
 def test_a_soft_taint_costs_up_to_300() -> None:
     tainted = made.node("b", cpu="4", memory="8Gi")
     tainted["spec"] = {"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}
-    assert score_plugins.total_scores(TWO_CORES, [NodeInfo(parsed_nodes_and_pods.node(tainted)), SMALL]) == [
+    assert scheduler_plugins.total_scores(TWO_CORES, [NodeInfo(parsed_nodes_and_pods.node(tainted)), SMALL]) == [
         160,
         460,
     ]
@@ -47,11 +47,11 @@ def test_a_preference_is_worth_up_to_200() -> None:
     preferred = [{"weight": 1, "preference": {"matchExpressions": [named]}}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     picky = parsed_nodes_and_pods.pod(TWO_CORES.obj | {"spec": dict(TWO_CORES.spec) | {"affinity": affinity}})
-    assert score_plugins.total_scores(picky, [SMALL, LARGE]) == [660, 466]
+    assert scheduler_plugins.total_scores(picky, [SMALL, LARGE]) == [660, 466]
 
 
 def test_a_node_without_room_on_paper_scores_nothing_for_it() -> None:
     crowded = parsed_nodes_and_pods.node_info_with_pods(
         SMALL.node, [parsed_nodes_and_pods.pod(made.pod("big", cpu="9", memory="9Gi"))]
     )
-    assert score_plugins.least_allocated(ASKED, crowded) == 0
+    assert scheduler_plugins.least_allocated(ASKED, crowded) == 0

@@ -1,7 +1,7 @@
 import pytest
 
-from nodewise.scheduling_model import unschedulable_message
-from nodewise.scheduling_model.unschedulable_message import Rejection
+from nodewise.scheduling_model import scheduler_plugins
+from nodewise.scheduling_model.scheduler_plugins import Rejection
 
 HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
 
@@ -16,15 +16,15 @@ HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
     ],
 )
 def test_reasons(nodes: int, rejected: list[Rejection], message: str) -> None:
-    assert unschedulable_message.text(nodes, rejected) == f"0/{nodes} nodes are available:{message}"
+    assert scheduler_plugins.text(nodes, rejected) == f"0/{nodes} nodes are available:{message}"
 
 
 def test_nodes_of_which_nothing_is_said_may_share_a_reason() -> None:
-    assert unschedulable_message.text(3, [HOT], absent="no help").endswith(" 1 hot, 2 no help.")
-    assert unschedulable_message.text(1, [HOT], absent="no help").endswith(" 1 hot.")
+    assert scheduler_plugins.text(3, [HOT], absent="no help").endswith(" 1 hot, 2 no help.")
+    assert scheduler_plugins.text(1, [HOT], absent="no help").endswith(" 1 hot.")
 
 
 def test_an_event_is_cut_by_bytes() -> None:
-    assert unschedulable_message.event("x" * 1024) == "x" * 1024
-    assert unschedulable_message.event("x" * 1025) == "x" * 1020 + " ..."
-    assert len(unschedulable_message.event("é" * 600).encode()) <= 1024
+    assert scheduler_plugins.event("x" * 1024) == "x" * 1024
+    assert scheduler_plugins.event("x" * 1025) == "x" * 1020 + " ..."
+    assert len(scheduler_plugins.event("é" * 600).encode()) <= 1024
