@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, preemption
+from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.preemption import Preemption, PreemptionContext
+from nodewise.scheduling_model.scheduling_cycle import Preemption, PreemptionContext
 from nodewise.scheduling_model.scheduler_plugins import Rejection
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
@@ -43,7 +43,7 @@ def attempt(*infos: NodeInfo, extenders: list[ExtenderClient] | None = None, **f
         dict.fromkeys(nodes, NOT_NOW) if rejections is None else rejections,
         lambda info: scheduler_plugins.judge(standard, pod, info),
     )
-    return preemption.attempt(pod, seen, extenders or [], Random(0))
+    return scheduling_cycle.attempt(pod, seen, extenders or [], Random(0))
 
 
 def names(preempted: Preemption) -> list[str]:
