@@ -14,17 +14,209 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, Self
-
 import httpx2
-
 from nodewise.base.clock import Clock, ManualClock, SystemClock
 from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
-from nodewise.scheduling_model.cluster_inventory import Inventory
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
 from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
 from nodewise.scheduling_model.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
-from nodewise.scheduling_model.scheduling_queue import Queue, QueuedPod
+import uuid
+from collections.abc import Mapping
+from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
+from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+class Inventory:
+    """Nodes by name, in insertion order; pods by namespace/name."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeInfo] = {}
+        self._pods: dict[str, Pod] = {}
+        self._nominated: dict[str, Pod] = {}
+        self._made = 0
+
+    @property
+    def nodes(self) -> Mapping[str, NodeInfo]:
+        return self._nodes
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        return self._pods
+
+    @property
+    def nominated(self) -> list[Pod]:
+        """Pods with a nominated node: they wait for the eviction of others."""
+        return list(self._nominated.values())
+
+    def put_node(self, node: Node) -> None:
+        """Add or update a node; pods that name it may exist already."""
+        if known := self._nodes.get(node.name):
+            self._nodes[node.name] = known.with_node(node)
+        else:
+            on_it = [pod for pod in self._pods.values() if pod.node == node.name]
+            self._nodes[node.name] = parsed_nodes_and_pods.node_info_with_pods(node, on_it)
+
+    def remove_node(self, name: str) -> None:
+        """Remove a node; the caller removes its pods."""
+        del self._nodes[name]
+
+    def create(self, pod: Pod, now_s: float) -> Pod:
+        """Add a new pod with the fields that the API server sets (`now_s` is Unix time), or replace one."""
+        self._made += 1
+        uid = uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.key}#{self._made}")
+        made = parsed_nodes_and_pods.pod_as_stored(pod, str(uid), now_s)
+        self.put(made)
+        return made
+
+    def put(self, pod: Pod) -> None:
+        """Add or replace a pod."""
+        self.remove(pod.key)
+        self._pods[pod.key] = pod
+        if pod.nominated:
+            self._nominated[pod.key] = pod
+        if pod.node in self._nodes and not parsed_nodes_and_pods.has_ended(pod.obj):
+            self._nodes[pod.node] = self._nodes[pod.node].with_additional_pods(pod)
+
+    def remove(self, key: str) -> None:
+        """Remove a pod; does nothing if there is none."""
+        pod = self._pods.pop(key, None)
+        self._nominated.pop(key, None)
+        if pod and pod.node in self._nodes:
+            self._nodes[pod.node] = self._nodes[pod.node].without(pod)
+
+
+_FIRST_BACKOFF_S: Final = 1.0
+_LONGEST_BACKOFF_S: Final = 10.0
+_WINDOW_S: Final = 1.0
+"""Back-offs end at whole seconds, so that pods of the same second are tried by priority."""
+
+_FLUSH_AFTER_S: Final = 300.0
+_FLUSH_EVERY_S: Final = 30.0
+
+_MAX_EARLY_RETRIES: Final = 10
+"""Maximum number of consecutive retries before the end of the back-off that only the pod's own status change caused.
+
+kube-scheduler has no such limit: it retries a pod whose message changes each time without end.
+"""
+
+Stage = Literal["active", "backing off", "failed", "waiting"]
+
+
+@dataclass
+class QueuedPod:
+    """A pod in the queue. `rejectors` are the plugins that rejected it, empty if the attempt failed."""
+
+    key: str
+    priority: int
+    since_s: float
+    order: int
+    stage: Stage = "active"
+    rejectors: frozenset[str] = frozenset()
+    rejections: int = 0
+    failures: int = 0
+    early_retries: int = 0
+
+    @property
+    def retry_sort_key(self) -> tuple[int, float, int]:
+        """Sort key: the pod to try first."""
+        return -self.priority, self.since_s, self.order
+
+    @property
+    def ready_s(self) -> float:
+        """End of the back-off."""
+        count = self.failures or self.rejections
+        if not count:
+            return -math.inf
+        wait_s = min(math.ldexp(_FIRST_BACKOFF_S, count - 1), _LONGEST_BACKOFF_S)
+        return math.floor((self.since_s + wait_s) / _WINDOW_S) * _WINDOW_S + _WINDOW_S
+
+
+class Queue:
+    """Pending pods, each in one stage. `began_s` is the start time of the scheduler."""
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._entries: dict[str, QueuedPod] = {}
+        self._added = 0
+
+    def add(self, key: str, priority: int, now_s: float) -> None:
+        """Add a new pod."""
+        self._added += 1
+        self._entries[key] = QueuedPod(key, priority, now_s, self._added)
+
+    def remove(self, key: str) -> None:
+        """Remove a bound or deleted pod."""
+        self._entries.pop(key, None)
+
+    def pop(self, now_s: float) -> str | None:
+        """The pod to try now, None if there is none; it stays in the queue until it is removed or put back."""
+        self._activate_due_pods(now_s)
+        active = self._pods_in_stage("active")
+        if active:
+            return min(active, key=lambda entry: entry.retry_sort_key).key
+        early = [
+            entry for entry in self._pods_in_stage("backing off") if entry.early_retries < _MAX_EARLY_RETRIES
+        ]
+        if not early:
+            return None
+        first = min(early, key=lambda entry: (entry.ready_s, entry.retry_sort_key))
+        first.early_retries += 1
+        return first.key
+
+    def put_back(self, key: str, rejectors: frozenset[str], now_s: float) -> None:
+        """Return a pod to the queue after an unsuccessful attempt."""
+        entry = self._entries[key]
+        if rejectors:
+            entry.rejections, entry.failures = entry.rejections + 1, 0
+        else:
+            entry.failures += 1
+        entry.rejectors, entry.since_s = rejectors, now_s
+        entry.stage = "waiting" if rejectors else "failed"
+
+    def move(self, may_help: Callable[[QueuedPod], bool], now_s: float) -> None:
+        """Move the waiting pods that an event may help."""
+        for entry in self._pods_in_stage("waiting"):
+            if may_help(entry):
+                entry.early_retries = 0
+                self._move_to_active_or_backoff(entry, now_s)
+
+    def again(self, key: str, now_s: float) -> None:
+        """Retry a waiting pod after a change of its own status."""
+        entry = self._entries[key]
+        if entry.stage == "waiting":
+            self._move_to_active_or_backoff(entry, now_s)
+
+    def keys(self) -> list[str]:
+        """All pods of the queue, in order of arrival."""
+        return list(self._entries)
+
+    def next_due_s(self) -> float:
+        """Time of the next retry without an event; infinite if there is none."""
+        return min((self._retry_time_s(entry) for entry in self._entries.values()), default=math.inf)
+
+    def _move_to_active_or_backoff(self, entry: QueuedPod, now_s: float) -> None:
+        entry.stage = "backing off" if entry.ready_s > now_s else "active"
+
+    def _activate_due_pods(self, now_s: float) -> None:
+        for entry in self._entries.values():
+            if entry.stage != "active" and self._retry_time_s(entry) <= now_s:
+                entry.stage, entry.early_retries = "active", 0
+
+    def _retry_time_s(self, entry: QueuedPod) -> float:
+        if entry.stage == "active":
+            return -math.inf
+        if entry.stage != "waiting":
+            return entry.ready_s
+        ticks = math.floor((entry.since_s + _FLUSH_AFTER_S - self._began_s) / _FLUSH_EVERY_S) + 1
+        return self._began_s + ticks * _FLUSH_EVERY_S
+
+    def _pods_in_stage(self, stage: Stage) -> list[QueuedPod]:
+        return [entry for entry in self._entries.values() if entry.stage == stage]
 
 
 class PlacementStatus(NamedTuple):

@@ -1,6 +1,6 @@
 import math
 
-from nodewise.scheduling_model.scheduling_queue import Queue
+from nodewise.scheduling_model.simulated_cluster import Queue
 
 FIT = frozenset({"NodeResourcesFit"})
 ERROR: frozenset[str] = frozenset()
