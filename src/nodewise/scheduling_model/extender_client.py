@@ -7,23 +7,240 @@ kubernetes v1.36.3 pkg/scheduler/extender.go.
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Self
-
 import httpx2
-
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, Problem, Unavailable
-from nodewise.scheduling_model import extender_messages, go_http_error_texts, parsed_nodes_and_pods
-from nodewise.scheduling_model.extender_configuration import ConfiguredExtender, TlsConfig
-from nodewise.scheduling_model.extender_messages import (
-    Filtered,
-    HostScore,
-    MetaPod,
-    MetaVictims,
-    Preempted,
-    Victims,
-)
+from nodewise.scheduling_model import go_http_error_texts, parsed_nodes_and_pods
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
+from collections import Counter
+from typing import Any
+import msgspec
+from nodewise.base import clock
+from nodewise.base.errors import BadSettings, Problem, shown
+import json
+from typing import Any, Final, NamedTuple, TypeVar
+from nodewise.base.errors import Unavailable
+from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
+
+
+_WHAT = "the extenders of the scheduler's configuration"
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Keys as in the configuration; unknown keys are errors, as in kube-scheduler."""
+
+
+class ManagedResource(_Struct, frozen=True):
+    """A resource by which pods opt in to the extender."""
+
+    name: str
+    ignored_by_scheduler: bool = False
+    """Whether the scheduler itself ignores this resource."""
+
+
+class TlsConfig(_Struct, frozen=True):
+    """TLS settings; files are PEM. Without `ca_file` the server is not verified."""
+
+    insecure: bool = False
+    server_name: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+
+
+class ConfiguredExtender(_Struct, frozen=True):
+    """One extender. An empty verb is not called."""
+
+    url_prefix: str
+    filter_verb: str = ""
+    prioritize_verb: str = ""
+    preempt_verb: str = ""
+    bind_verb: str = ""
+    weight: int = 0
+    enable_https: bool = msgspec.field(name="enableHTTPS", default=False)
+    tls_config: TlsConfig | None = None
+    http_timeout: str = "0s"
+    """A Go duration; zero means five seconds, as in kube-scheduler."""
+    node_cache_capable: bool = False
+    """Whether the extender receives node names instead of whole nodes."""
+    managed_resources: tuple[ManagedResource, ...] = ()
+    """The extender is called for pods that request one of these; for all pods if empty."""
+    ignorable: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        return clock.parse_duration(self.http_timeout) or 5.0
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The resources that the scheduler ignores."""
+        return frozenset(
+            resource.name for resource in self.managed_resources if resource.ignored_by_scheduler
+        )
+
+
+def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender, ...]:
+    """Decode the list `extenders`. BadSettings names every field that kube-scheduler or the simulated one rejects.
+
+    Ignorable extenders come last, as in kube-scheduler.
+    """
+    problems: list[Problem] = []
+    valid: list[ConfiguredExtender] = []
+    for index, document in enumerate(documents):
+        entry, entry_problems = _decode_extender_entry(document, f"extenders[{index}]")
+        problems += entry_problems
+        valid += [entry] if entry else []
+    problems += _duplicate_resource_problems(valid)
+    if problems:
+        raise BadSettings(_WHAT, problems)
+    return tuple(sorted(valid, key=lambda entry: entry.ignorable))
+
+
+def _decode_extender_entry(
+    document: Mapping[str, Any], field: str
+) -> tuple[ConfiguredExtender | None, list[Problem]]:
+    try:
+        entry = msgspec.convert(document, ConfiguredExtender)
+    except msgspec.ValidationError as error:
+        return None, [Problem(field, str(error), "the fields of an extender")]
+    return entry, _extender_entry_problems(entry, field)
+
+
+def _extender_entry_problems(entry: ConfiguredExtender, field: str) -> list[Problem]:
+    problems = []
+    if entry.prioritize_verb and entry.weight <= 0:
+        problems.append(Problem(f"{field}.weight", str(entry.weight), "a positive weight"))
+    if entry.bind_verb:
+        wanted = "none: the simulated scheduler binds by itself"
+        problems.append(Problem(f"{field}.bindVerb", shown(entry.bind_verb), wanted))
+    try:
+        clock.parse_duration(entry.http_timeout)
+    except ValueError as error:
+        problems.append(Problem(f"{field}.httpTimeout", str(error), "a duration such as 1s"))
+    if entry.tls_config and entry.tls_config.insecure and entry.tls_config.ca_file:
+        problems.append(Problem(f"{field}.tlsConfig", "both insecure and caFile", "one of them"))
+    return problems
+
+
+def _duplicate_resource_problems(valid: Sequence[ConfiguredExtender]) -> list[Problem]:
+    counts = Counter(resource.name for entry in valid for resource in entry.managed_resources)
+    return [
+        Problem("extenders", f"{name} in {count} managedResources", "each resource once")
+        for name, count in counts.items()
+        if count > 1
+    ]
+
+
+Answer = TypeVar("Answer")
+
+
+class Victims(NamedTuple):
+    """Pods to evict from one node, the most important first."""
+
+    pods: tuple[Pod, ...]
+    budget_violations: int = 0
+    """Number of violated disruption budgets; the simulated scheduler has no budgets, an extender may report some."""
+
+
+class NodeList(msgspec.Struct):
+    items: list[Object] | None = None
+
+
+class Filtered(msgspec.Struct, rename="pascal"):
+    """Response of filter: the feasible nodes, as names or whole, and reasons for the others."""
+
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+    failed_nodes: dict[str, str] | None = None
+    failed_and_unresolvable_nodes: dict[str, str] | None = None
+    error: str | None = None
+
+
+class HostScore(msgspec.Struct, rename="pascal"):
+    host: str = ""
+    score: int = 0
+
+
+class MetaPod(msgspec.Struct):
+    uid: str = msgspec.field(name="UID", default="")
+
+
+class MetaVictims(msgspec.Struct):
+    pods: list[MetaPod] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class Preempted(msgspec.Struct, rename="pascal"):
+    """Response of preempt: the remaining nodes with their victims."""
+
+    node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
+
+
+class _NodeItems(msgspec.Struct):
+    items: list[msgspec.Raw]
+    metadata: dict[str, str] = {}
+
+
+class _Arguments(msgspec.Struct, rename="pascal"):
+    pod: msgspec.Raw
+    nodes: _NodeItems | None
+    node_names: Sequence[str] | None
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode_nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
+    """Encode the request of filter and prioritize; exactly one of the two lists is None."""
+    items = None if whole is None else _NodeItems(list(whole))
+    return _ENCODER.encode(_Arguments(pod.raw, items, names))
+
+
+def encode_preempt_request(pod: Pod, victims: Mapping[str, Victims], *, whole: bool) -> bytes:
+    """Encode the request of preempt: victims by node, as whole objects or as uids."""
+    by_node = {name: _encode_victims(on_node, whole=whole) for name, on_node in victims.items()}
+    fields = ("NodeNameToVictims", "NodeNameToMetaVictims")
+    used = fields[0] if whole else fields[1]
+    return _ENCODER.encode({"Pod": pod.raw, **dict.fromkeys(fields), used: by_node})
+
+
+def _encode_victims(victims: Victims, *, whole: bool) -> Object:
+    pods = [pod.raw if whole else {"UID": pod.uid} for pod in victims.pods]
+    return {"Pods": pods, "NumPDBViolations": victims.budget_violations}
+
+
+def decode(body: bytes, kind: type[Answer]) -> Answer:
+    """Decode a response; `null` is an empty one, and data after the first JSON value is ignored, as in Go.
+
+    Unavailable for an invalid response, with Go's message where that does not depend on the position of the error.
+    """
+    try:
+        return msgspec.convert(_cut_first_json_value(body), kind | None) or kind()
+    except msgspec.ValidationError as error:
+        raise Unavailable(f"json: cannot unmarshal the answer: {error}") from None
+
+
+def _cut_first_json_value(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        if "trailing characters" not in str(error):
+            raise Unavailable(_unreadable_response_error(body, str(error))) from None
+        text = body.decode(errors="replace").lstrip()
+        return json.JSONDecoder().raw_decode(text)[0]
+
+
+def _unreadable_response_error(body: bytes, why: str) -> str:
+    text = body.decode(errors="replace").lstrip()
+    if not text:
+        return "EOF"
+    if "truncated" in why:
+        return "unexpected EOF"
+    if text[0] not in '{["-0123456789tfn':
+        return f"invalid character '{text[0]}' looking for beginning of value"
+    return f"json: {why}"
+
 
 _OK: Final = 200
 _REAL_CLOCK: Final = SystemClock()
@@ -81,7 +298,7 @@ class ExtenderClient:
         if not self.entry.filter_verb:
             return FilteredNodes(list(nodes), {}, {})
         body = self._encode_nodes_request(pod, nodes)
-        answer = extender_messages.decode(self._post(self.entry.filter_verb, body), Filtered)
+        answer = decode(self._post(self.entry.filter_verb, body), Filtered)
         if answer.error:
             raise Unavailable(answer.error)
         for_good = answer.failed_and_unresolvable_nodes or {}
@@ -92,7 +309,7 @@ class ExtenderClient:
         if not self.entry.prioritize_verb:
             return []
         body = self._encode_nodes_request(pod, nodes)
-        answer = extender_messages.decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
+        answer = decode(self._post(self.entry.prioritize_verb, body), list[HostScore])
         return [(host_score.host, host_score.score) for host_score in answer]
 
     def preempt(
@@ -100,8 +317,8 @@ class ExtenderClient:
     ) -> dict[str, Victims]:
         """The remaining candidates with their victims."""
         whole = not self.entry.node_cache_capable
-        body = extender_messages.encode_preempt_request(pod, victims, whole=whole)
-        answer = extender_messages.decode(self._post(self.entry.preempt_verb, body), Preempted)
+        body = encode_preempt_request(pod, victims, whole=whole)
+        answer = decode(self._post(self.entry.preempt_verb, body), Preempted)
         by_node = answer.node_name_to_meta_victims or {}
         return {
             name: self._read_victims_of_node(name, on_node or MetaVictims(), nodes)
@@ -110,8 +327,8 @@ class ExtenderClient:
 
     def _encode_nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
         if self.entry.node_cache_capable:
-            return extender_messages.encode_nodes_request(pod, None, [info.name for info in nodes])
-        return extender_messages.encode_nodes_request(pod, [info.node.raw for info in nodes], None)
+            return encode_nodes_request(pod, None, [info.name for info in nodes])
+        return encode_nodes_request(pod, [info.node.raw for info in nodes], None)
 
     def _remaining_nodes(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
         """Whole nodes in a response hold no pods: kube-scheduler treats them as empty from here on."""

@@ -8,8 +8,8 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, NodewiseError
 from nodewise.engine.decision import Verb
-from nodewise.scheduling_model import extender_messages
-from nodewise.scheduling_model.extender_messages import Filtered, HostScore, Preempted
+from nodewise.scheduling_model import extender_client
+from nodewise.scheduling_model.extender_client import Filtered, HostScore, Preempted
 
 KEPT: Final = "kept"
 _REJECTED: Final = "rejected"
@@ -55,7 +55,7 @@ def results_by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
 
 
 def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
-    answer = extender_messages.decode(body, Filtered)
+    answer = extender_client.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
     return {**dict.fromkeys(kept, KEPT), **_rejected_nodes(answer)}
@@ -67,12 +67,12 @@ def _rejected_nodes(answer: Filtered) -> dict[str, str]:
 
 def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
     return {
-        host_score.host: host_score.score for host_score in extender_messages.decode(body, list[HostScore])
+        host_score.host: host_score.score for host_score in extender_client.decode(body, list[HostScore])
     }
 
 
 def _preempt_results(body: bytes) -> Mapping[str, NodeResult]:
-    return dict.fromkeys(extender_messages.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
+    return dict.fromkeys(extender_client.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
 
 
 _READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {
@@ -93,7 +93,7 @@ def are_same(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse)
     if verb != "filter" or recorded.error or replayed.error:
         return False
     try:
-        before, after = (extender_messages.decode(each.body, Filtered) for each in (recorded, replayed))
+        before, after = (extender_client.decode(each.body, Filtered) for each in (recorded, replayed))
     except (NodewiseError, *UNREADABLE):
         return False
     if before.failed_and_unresolvable_nodes is not None:

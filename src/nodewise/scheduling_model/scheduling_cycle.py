@@ -18,7 +18,7 @@ from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
 from nodewise.scheduling_model.scheduler_plugins import Rejection
 from collections.abc import Callable, Mapping, Sequence
-from nodewise.scheduling_model.extender_messages import Victims
+from nodewise.scheduling_model.extender_client import Victims
 from nodewise.scheduling_model.scheduler_plugins import Rejection, Rejections
 
 

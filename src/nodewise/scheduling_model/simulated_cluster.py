@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final, NamedTuple, Self
 import httpx2
 from nodewise.base.clock import Clock, ManualClock, SystemClock
-from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
+from nodewise.scheduling_model import extender_client, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
 from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
@@ -453,7 +453,7 @@ def pass_time(cluster: Cluster, clock: ManualClock, seconds: float) -> None:
 
 
 def _rules(extenders: Sequence[Mapping[str, Any]], options: SimulatedSchedulerOptions) -> SchedulerRules:
-    entries = extender_configuration.entries(extenders)
+    entries = extender_client.entries(extenders)
     ignored = frozenset[str]().union(*(entry.ignored for entry in entries)) or options.ignored
     random = Random(options.seed)  # noqa: S311 - not for secrets; a seed makes runs repeatable
     clients = [ExtenderClient(entry, options.transport) for entry in entries]

@@ -7,9 +7,9 @@ import httpx2
 import pytest
 
 from nodewise.base.errors import BadSettings, Unavailable
-from nodewise.scheduling_model import extender_configuration, parsed_nodes_and_pods
+from nodewise.scheduling_model import extender_client, parsed_nodes_and_pods
 from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.extender_messages import Victims
+from nodewise.scheduling_model.extender_client import Victims
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 
@@ -26,7 +26,7 @@ NODES = [A, B]
 
 @contextlib.contextmanager
 def extender(transport: httpx2.BaseTransport, **fields: Any) -> Iterator[ExtenderClient]:
-    (entry,) = extender_configuration.entries([{**fake_extender.ENTRY, **fields}])
+    (entry,) = extender_client.entries([{**fake_extender.ENTRY, **fields}])
     with ExtenderClient(entry, transport) as made:
         yield made
 

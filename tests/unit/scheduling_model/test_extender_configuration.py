@@ -1,13 +1,13 @@
 import pytest
 
 from nodewise.base.errors import BadSettings
-from nodewise.scheduling_model import extender_configuration
+from nodewise.scheduling_model import extender_client
 
 URL = {"urlPrefix": "http://extender"}
 
 
 def test_defaults_are_upstream_s() -> None:
-    (entry,) = extender_configuration.entries([URL])
+    (entry,) = extender_client.entries([URL])
     assert (entry.timeout_s, entry.ignorable, entry.node_cache_capable) == (5.0, False, False)
 
 
@@ -20,7 +20,7 @@ def test_a_whole_entry() -> None:
         "httpTimeout": "300ms",
         "managedResources": managed,
     }
-    (entry,) = extender_configuration.entries([document])
+    (entry,) = extender_client.entries([document])
     assert entry.enable_https
     assert entry.tls_config
     assert entry.tls_config.server_name == "nodewise"
@@ -32,7 +32,7 @@ def test_ignorable_ones_are_asked_last() -> None:
     documents = [
         {"urlPrefix": name, "ignorable": ignorable} for name, ignorable in (("a", True), ("b", False))
     ]
-    assert [entry.url_prefix for entry in extender_configuration.entries(documents)] == ["b", "a"]
+    assert [entry.url_prefix for entry in extender_client.entries(documents)] == ["b", "a"]
 
 
 BROKEN = {
@@ -54,12 +54,12 @@ BROKEN = {
 @pytest.mark.parametrize(("fields", "message"), BROKEN.values(), ids=BROKEN)
 def test_what_kube_scheduler_refuses_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(BadSettings, match=message):
-        extender_configuration.entries([URL | fields])
+        extender_client.entries([URL | fields])
 
 
 def test_all_problems_are_told_together() -> None:
     with pytest.raises(BadSettings) as raised:
-        extender_configuration.entries(
+        extender_client.entries(
             [URL | {"bindVerb": "bind", "prioritizeVerb": "p"}, {"filterVerb": "f"}]
         )
     assert len(raised.value.problems) == 3

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import extender_configuration, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
+from nodewise.scheduling_model import extender_client, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
 from nodewise.scheduling_model.extender_client import ExtenderClient
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
@@ -124,7 +124,7 @@ def test_kube_scheduler_cannot_make_sense_of_a_node_that_only_an_extender_reject
 
 
 def asked(fake: fake_extender.FakeExtender, **fields: Any) -> ExtenderClient:
-    (entry,) = extender_configuration.entries([{**fake_extender.ENTRY, **fields}])
+    (entry,) = extender_client.entries([{**fake_extender.ENTRY, **fields}])
     return ExtenderClient(entry, fake.transport)
 
 
@@ -148,7 +148,7 @@ def test_an_extender_has_a_word_in_it() -> None:
     ],
 )
 def test_an_extender_that_names_no_victims_leaves_no_candidate(message: str, *, ignorable: bool) -> None:
-    (entry,) = extender_configuration.entries([{**fake_extender.ENTRY, "ignorable": ignorable}])
+    (entry,) = extender_client.entries([{**fake_extender.ENTRY, "ignorable": ignorable}])
     nobody = fake_extender.answering(body={"NodeNameToMetaVictims": {"a": {"Pods": None}}})
     with ExtenderClient(entry, nobody) as extender:
         assert attempt(full("a", running("small", "a")), extenders=[extender]).message == message
