@@ -34,7 +34,7 @@ from nodewise.engine.recording_file import Header, Record
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube import object_files
 from nodewise.observe import logs
-from nodewise.scheduling_model import gpu_trace_files, gpu_trace_replay
+from nodewise.scheduling_model import gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
 from nodewise.scheduling_model.recording_replay import Player, ReplayAgents, Tally
 from nodewise.scheduling_model.response_differences import Difference, NodeResult
@@ -224,7 +224,7 @@ def run(command_line: CommandLine) -> None:
         plots.check_matplotlib_installed()
     known = _read_published_means(own.published, Path(own.pods_file).stem) if own.published else {}
     runs = _execute_trace_runs(
-        own, Trace(gpu_trace_files.nodes(own.nodes_file), gpu_trace_files.pods(own.pods_file))
+        own, Trace(gpu_trace_replay.nodes(own.nodes_file), gpu_trace_replay.pods(own.pods_file))
     )
     means: dict[str, Any] = {
         name: gpu_trace_replay.mean([run for run in runs if run.placement == name]) for name in own.placements

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.base.errors import BadInput
 from nodewise.cli import simulate as command
-from nodewise.scheduling_model import gpu_trace_files, gpu_trace_replay
-from nodewise.scheduling_model.gpu_trace_files import TraceNode, TracePod
+from nodewise.scheduling_model import gpu_trace_replay
+from nodewise.scheduling_model.gpu_trace_replay import TraceNode, TracePod
 
 NODES = """sn,cpu_milli,memory_mib,gpu,model
 n1,64000,262144,2,P100
@@ -35,11 +35,11 @@ def written(folder: Path, text: str, name: str) -> str:
 
 
 def test_lists_are_read(tmp_path) -> None:
-    assert gpu_trace_files.nodes(written(tmp_path, NODES, "nodes.csv"))[::2] == [
+    assert gpu_trace_replay.nodes(written(tmp_path, NODES, "nodes.csv"))[::2] == [
         TraceNode("n1", 64000, 262144, 2, "P100"),
         TraceNode("n3", 32000, 131072, 0, ""),
     ]
-    assert gpu_trace_files.pods(written(tmp_path, PODS, "pods.csv"))[:3] == [
+    assert gpu_trace_replay.pods(written(tmp_path, PODS, "pods.csv"))[:3] == [
         TracePod(4000, 8192, 1, 460, ()),
         TracePod(8000, 16384, 2, 1000, ("P100", "V100M16")),
         TracePod(2000, 4096, 0, 0, ()),
@@ -49,7 +49,7 @@ def test_lists_are_read(tmp_path) -> None:
 def test_a_published_pod_list_without_models_is_read(tmp_path) -> None:
     """Some published lists lack the column gpu_spec."""
     text = PODS.replace(",gpu_spec", "").replace(",P100|V100M16\n", "\n").replace(",\n", "\n")
-    assert {pod.models for pod in gpu_trace_files.pods(written(tmp_path, text, "pods.csv"))} == {()}
+    assert {pod.models for pod in gpu_trace_replay.pods(written(tmp_path, text, "pods.csv"))} == {()}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_published_pod_list_without_models_is_read(tmp_path) -> None:
 )
 def test_a_wrong_list_is_told_by_line_and_column(tmp_path, old, new, words) -> None:
     with pytest.raises(BadInput) as error:
-        gpu_trace_files.nodes(written(tmp_path, NODES.replace(old, new), "nodes.csv"))
+        gpu_trace_replay.nodes(written(tmp_path, NODES.replace(old, new), "nodes.csv"))
 
     assert words in str(error.value)
 
@@ -81,14 +81,14 @@ def test_a_wrong_list_is_told_by_line_and_column(tmp_path, old, new, words) -> N
 )
 def test_a_wrong_pod_is_told_likewise(tmp_path, old, new, words) -> None:
     with pytest.raises(BadInput) as error:
-        gpu_trace_files.pods(written(tmp_path, PODS.replace(old, new), "pods.csv"))
+        gpu_trace_replay.pods(written(tmp_path, PODS.replace(old, new), "pods.csv"))
 
     assert words in str(error.value)
 
 
 def test_a_list_that_is_not_there_is_told(tmp_path) -> None:
     with pytest.raises(BadInput, match=r"none\.csv"):
-        gpu_trace_files.pods(str(tmp_path / "none.csv"))
+        gpu_trace_replay.pods(str(tmp_path / "none.csv"))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
