@@ -37,7 +37,7 @@ from nodewise.observe import logs
 from nodewise.scheduling_model import gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
 from nodewise.scheduling_model.recording_replay import Player, ReplayAgents, Tally
-from nodewise.scheduling_model.response_differences import Difference, NodeResult
+from nodewise.scheduling_model.recording_replay import Difference, NodeResult
 
 _MAX_NAMED_NODES: Final = 3
 """Maximum number of nodes that are named for the same change."""

@@ -22,7 +22,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import TelemetryKind
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model.recording_replay import Player, ReplayAgents
-from nodewise.scheduling_model.response_differences import Difference
+from nodewise.scheduling_model.recording_replay import Difference
 from nodewise.server.application import Request
 from tests.unit.incremental_agent_states import changed
 

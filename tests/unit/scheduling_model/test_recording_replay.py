@@ -14,9 +14,9 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.state import POLICIES, TelemetryStateBuilder
-from nodewise.scheduling_model import response_differences
+from nodewise.scheduling_model import recording_replay
 from nodewise.scheduling_model.recording_replay import Player, PodChange, ReplayAgents
-from nodewise.scheduling_model.response_differences import ExtenderResponse, NodeChange
+from nodewise.scheduling_model.recording_replay import ExtenderResponse, NodeChange
 from nodewise_scorers.learned.options import LearnedOptions
 from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
 from tests.unit.policies.policy_snapshot_builders import (
@@ -266,27 +266,27 @@ class TestOlderRecordings:
             b'{"NodeNames":[],"FailedNodes":{},"FailedAndUnresolvableNodes":{"a":"x"}}'
         )
         other = ExtenderResponse(b'{"NodeNames":[],"FailedNodes":{"a":"x"},"FailedAndUnresolvableNodes":{}}')
-        assert not response_differences.are_same("filter", response, other)
-        assert response_differences.are_same("filter", response, response)
+        assert not recording_replay.are_same("filter", response, other)
+        assert recording_replay.are_same("filter", response, response)
 
 
 class TestParting:
     def test_whole_nodes_are_told_apart_by_name(self) -> None:
         whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'
-        assert response_differences.results_by_node("filter", whole) == {"a": "kept", "b": "hot"}
+        assert recording_replay.results_by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
     def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
         recorded_response, other = (
             ExtenderResponse(b'[{"Host":"a","Score":1}]'),
             ExtenderResponse(b'[{"Host":"a", "Score":1}]'),
         )
-        assert response_differences.changes("prioritize", recorded_response, other) == ()
-        assert response_differences.first_difference(recorded_response, other).startswith("from byte 13 on: ")
+        assert recording_replay.changes("prioritize", recorded_response, other) == ()
+        assert recording_replay.first_difference(recorded_response, other).startswith("from byte 13 on: ")
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
     def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:
         assert (
-            response_differences.changes(
+            recording_replay.changes(
                 "filter", ExtenderResponse(body), ExtenderResponse(b'{"NodeNames":["a"]}')
             )
             == ()
