@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.engine import recording_deltas
+from nodewise.engine import recording_file
 from nodewise.engine.recording_file import Record, RequestEntry
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -186,7 +186,7 @@ def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
 @given(HISTORIES)
 def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     scene = recorded(history, TelemetryOptions())
-    rebuilding = recording_deltas.ClusterStateRebuilder({POLICIES: type(policy())})
+    rebuilding = recording_file.ClusterStateRebuilder({POLICIES: type(policy())})
     back = [
         cluster_state
         for cluster_state in map(rebuilding.apply, records(scene.recorded.finish()))

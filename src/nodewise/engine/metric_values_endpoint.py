@@ -20,8 +20,8 @@ from nodewise.agent import AgentKind, ClusterState
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import Unavailable
-from nodewise.engine import recording_deltas, recording_file, request_recorder
-from nodewise.engine.recording_deltas import ClusterStateRebuilder
+from nodewise.engine import recording_file, request_recorder
+from nodewise.engine.recording_file import ClusterStateRebuilder
 from nodewise.engine.recording_file import AgentHeader, EndEntry, Header, Record, RecordingWriter
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.third_party_agents import ThirdPartyKind
@@ -102,11 +102,11 @@ def encode_page(
         chosen.append(key)
         series = metrics.series.get(key)
         size += _METRIC_COST + (len(series.samples) + len(series.invalid) if series else 0)
-    page = ClusterState(recording_deltas.EMPTY.nodes, {}, metrics.only(frozenset(chosen)), now)
+    page = ClusterState(recording_file.EMPTY.nodes, {}, metrics.only(frozenset(chosen)), now)
     file = io.BytesIO()
     writer = RecordingWriter(file)
     writer.write(Record(header))
-    for record in recording_deltas.delta_entries(recording_deltas.EMPTY, page, 0):
+    for record in recording_file.delta_entries(recording_file.EMPTY, page, 0):
         if record is not None:
             yield from writer.write_in_pieces(record)
         yield
@@ -120,7 +120,7 @@ def decode_page(body: bytes) -> MetricValuesPage:
     header, *records = [*recording_file.read(io.BytesIO(body))]
     assert isinstance(header.entry, Header), "the reader checks it"
     rebuilder = ClusterStateRebuilder({})
-    state = recording_deltas.EMPTY
+    state = recording_file.EMPTY
     is_last = True
     for record in records:
         if isinstance(record.entry, EndEntry):

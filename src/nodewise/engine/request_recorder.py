@@ -22,7 +22,7 @@ from nodewise.agent import AgentKind, ClusterState
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.engine import recording_deltas, recording_file
+from nodewise.engine import recording_file
 from nodewise.engine.recording_file import AgentHeader, GapEntry, Header, MemoryEntry, Record, RequestEntry
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.kube.store import ChangeLog
@@ -115,7 +115,7 @@ class FileRecorder:
         self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, metrics_registry: MetricsRegistry
     ) -> None:
         self._queue = _Queue()
-        self._last_state = recording_deltas.EMPTY
+        self._last_state = recording_file.EMPTY
         self._unwritten = ChangeLog()
         """Changes of cluster states that did not fit into the queue."""
         self._lost = GapEntry()
@@ -124,7 +124,7 @@ class FileRecorder:
         self._metrics_registry = metrics_registry
         self._max_bytes = max_bytes
         self._write_lock = threading.Lock()
-        self._written = recording_deltas.EMPTY
+        self._written = recording_file.EMPTY
         self._writer = recording_file.RecordingWriter(file)
         self._writer.write(Record(header))
         self._flush()
@@ -213,7 +213,7 @@ class FileRecorder:
             self._writer.write(item)
             return
         began_s = time.perf_counter()
-        for entry in recording_deltas.delta_entries(self._written, item.cluster_state, item.generation):
+        for entry in recording_file.delta_entries(self._written, item.cluster_state, item.generation):
             if entry is not None:
                 self._writer.write(entry)
             if time.perf_counter() - began_s > cooperative_scheduling.SLICE_S:

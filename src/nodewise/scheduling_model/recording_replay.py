@@ -15,7 +15,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput
 from nodewise.engine import recording_file
 from nodewise.engine.agent_state_rebuilds import AgentStates
-from nodewise.engine.recording_deltas import ClusterStateRebuilder
+from nodewise.engine.recording_file import ClusterStateRebuilder
 from nodewise.engine.recording_file import Record, RequestEntry
 from nodewise.engine.score_weights import ChainOptions
 from nodewise.extender.request_handler import RequestHandler

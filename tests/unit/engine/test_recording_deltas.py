@@ -11,8 +11,8 @@ from nodewise.agent.state import NODES
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS
-from nodewise.engine import recording_deltas
-from nodewise.engine.recording_deltas import ClusterStateRebuilder
+from nodewise.engine import recording_file
+from nodewise.engine.recording_file import ClusterStateRebuilder
 from nodewise.kube.struct_type_merge import merge
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
@@ -34,11 +34,11 @@ def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
     )
     made: list[Any] = []
     for number, (old, new) in enumerate(
-        zip([recording_deltas.EMPTY, *cluster_states[:-1]], cluster_states, strict=True), 1
+        zip([recording_file.EMPTY, *cluster_states[:-1]], cluster_states, strict=True), 1
     ):
         records = [
             record
-            for record in recording_deltas.delta_entries(old, changed(old, new), number)
+            for record in recording_file.delta_entries(old, changed(old, new), number)
             if record is not None
         ]
         made += [state for record in records if (state := making.apply(record)) is not None]
