@@ -10,10 +10,10 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.base.clock import Clock
 from nodewise.base.errors import NodewiseError
-from nodewise.engine import waiting_pods
+from nodewise.engine import pod_requeueing
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.snapshot_cache import ApplyResponse, Stores
-from nodewise.engine.waiting_pods import WaitingPodFields
+from nodewise.engine.pod_requeueing import WaitingPodFields
 from nodewise.kube import object_files
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects
@@ -143,7 +143,7 @@ def waiting_pods_target(kinds: Iterable[AgentKind], chain: AgentChain) -> Reflec
     pending = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
     def keep(pod: Any) -> Any | None:
-        return _check_waiting_pod_size(pod) if waiting_pods.is_waiting(pod, chain) else None
+        return _check_waiting_pod_size(pod) if pod_requeueing.is_waiting(pod, chain) else None
 
     return ReflectorTarget(PODS, pod_type, selectors=pending, keep=keep, label="Pod (waiting)")
 
