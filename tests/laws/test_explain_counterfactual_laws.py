@@ -125,8 +125,8 @@ def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
         cooperative_scheduling.run_without_pauses(decision_endpoint.encode_page(ring, {"form": "arrays"}))
     )
     assert cooperative_scheduling.run_without_pauses(
-        decision_codec.encode(decoded)
-    ) == cooperative_scheduling.run_without_pauses(decision_codec.encode(of.filter()))
+        decision_codec.encode_arrays(decoded)
+    ) == cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))

@@ -142,7 +142,7 @@ def _print_json(decisions: PodDecisions) -> bool:
     click.echo(b'{"decisions":[', nl=False)
     for pod_decision in _reported_pods(decisions):
         click.echo(
-            between + decision_document.encode(pod_document(pod_decision, running=decisions.running)),
+            between + decision_document.encode_document(pod_document(pod_decision, running=decisions.running)),
             nl=False,
         )
         is_acceptable, between = is_acceptable and pod_decision.is_acceptable, b","
@@ -155,7 +155,7 @@ def _print_yaml(decisions: PodDecisions) -> bool:
     listed = list(_reported_pods(decisions))
     documents = [pod_document(pod_decision, running=decisions.running) for pod_decision in listed]
     rest = {"inputs": decisions.inputs} if decisions.inputs else {}
-    plain = msgspec.json.decode(decision_document.encode({"decisions": documents} | rest))
+    plain = msgspec.json.decode(decision_document.encode_document({"decisions": documents} | rest))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     return all(pod_decision.is_acceptable for pod_decision in listed)
 

@@ -215,9 +215,9 @@ class AgentChain:
 
 
 def assign_weights(agents: Sequence[AnyPlugin], options: score_weights.ChainOptions) -> Weights:
-    """The weights of the score functions of these agents. `BadSettings` as `score_weights.assign_weights`."""
+    """The weights of the score functions of these agents. `BadSettings` as `score_weights.parse_weights`."""
     functions = (function for agent in agents for function in score_functions(agent))
-    return score_weights.assign_weights(
+    return score_weights.parse_weights(
         options, (Priority(function.agent.name, function.label) for function in functions)
     )
 

@@ -154,7 +154,7 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "descri
     description: str = ""
 
 
-def encode(decision: Decision) -> Generator[None, None, bytes]:
+def encode_arrays(decision: Decision) -> Generator[None, None, bytes]:
     """The decision as JSON. Yields between parts."""
     nodes = _encode_to_raw_json(decision.names.tolist())
     yield
@@ -251,7 +251,7 @@ def _encode_to_raw_json(listed: list[Any]) -> msgspec.Raw:
     return msgspec.Raw(_encode(listed))
 
 
-def decode(raw: bytes | msgspec.Raw) -> Decision:
+def decode_arrays(raw: bytes | msgspec.Raw) -> Decision:
     """The decoded decision. Raises one of `errors.UNREADABLE` for anything else."""
     document = msgspec.json.decode(raw, type=_Decision)
     names = Names.of(_decode_list(document.nodes, str))

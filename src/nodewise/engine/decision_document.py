@@ -20,7 +20,7 @@ _CANDIDATES_PER_PART: Final = 50
 _HAS_VALUE = (ValueState.FRESH, ValueState.STALE)
 
 
-def encode(document: Any) -> bytes:
+def encode_document(document: Any) -> bytes:
     """JSON with exact numbers."""
     return _ENCODER.encode(document)
 

@@ -23,7 +23,7 @@ Parts = Generator[None, None, bytes]
 _MAX_DECISIONS: Final = 1000
 _MAX_BYTES: Final = 2**21
 """The response ends with the decision that exceeds it. To copy it takes half a millisecond of the event loop."""
-_FORMS: Final = {"words": decision_document.encode_decision, "arrays": decision_codec.encode}
+_FORMS: Final = {"words": decision_document.encode_decision, "arrays": decision_codec.encode_arrays}
 _encode: Final = msgspec.json.encode
 
 
@@ -97,6 +97,6 @@ def decode_page(body: bytes) -> tuple[DecisionPage, list[Decision]]:
     """Decode a response in the form `arrays`. `BadInput` for any other, for example of another version of nodewise."""
     try:
         page = msgspec.json.decode(body, type=DecisionPage)
-        return page, [decision_codec.decode(decision) for decision in page.decisions]
+        return page, [decision_codec.decode_arrays(decision) for decision in page.decisions]
     except UNREADABLE as error:
         raise BadInput("decisions", [Problem("", str(error), "the form of this version")]) from error

@@ -33,7 +33,7 @@ class Priority(NamedTuple):
 Weights = Mapping[Priority, float]
 
 
-def assign_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
+def parse_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
     """The weight of each priority. `BadSettings` names each invalid part of the option.
 
     Unknown names are errors, because a misspelt name would silently leave the weight at 1.

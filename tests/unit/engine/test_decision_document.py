@@ -71,7 +71,7 @@ def test_a_prioritize_answer() -> None:
 def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
     document = words(large())
     assert document["rejected"] == decision_document.rejection_reasons(large())
-    assert json.dumps(document["values"]) == decision_document.encode(
+    assert json.dumps(document["values"]) == decision_document.encode_document(
         decision_document.measured_values(large())
     ).decode().replace(":", ": ").replace(",", ", ")
     assert len(list(decision_document.encode_decision(large()))) > COUNT / 100
@@ -139,7 +139,7 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
         nodes="n1",
     )
     document = json.loads(
-        decision_document.encode(decision_document.pod_document(filtered, scored, ["a", "b"]))
+        decision_document.encode_document(decision_document.pod_document(filtered, scored, ["a", "b"]))
     )
     assert document["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
     assert document["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
@@ -162,14 +162,14 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     scored = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
     )
-    again = decision_codec.decode(cooperative_scheduling.run_without_pauses(decision_codec.encode(scored)))
+    again = decision_codec.decode_arrays(cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(scored)))
     assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
     assert decision_document.score_parts(again) == decision_document.score_parts(scored)
     plain = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2))))
     )
-    once = cooperative_scheduling.run_without_pauses(decision_codec.encode(plain))
+    once = cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(plain))
     assert (
-        cooperative_scheduling.run_without_pauses(decision_codec.encode(decision_codec.decode(once))) == once
+        cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(decision_codec.decode_arrays(once))) == once
     )
-    assert decision_document.numbers_by_agent(decision_codec.decode(once)) == {}
+    assert decision_document.numbers_by_agent(decision_codec.decode_arrays(once)) == {}

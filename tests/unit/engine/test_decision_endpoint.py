@@ -33,7 +33,7 @@ def same(first: Decision, other: Decision) -> bool:
     return all(
         cooperative_scheduling.run_without_pauses(encode(first))
         == cooperative_scheduling.run_without_pauses(encode(other))
-        for encode in (decision_document.encode_decision, decision_codec.encode)
+        for encode in (decision_document.encode_decision, decision_codec.encode_arrays)
     )
 
 
@@ -121,11 +121,11 @@ def test_a_decision_of_a_version_without_policies_is_read() -> None:
         b'"values_nano":[81,70],"states":["fresh","fresh"],"ages_s":[2.5,null]}],"details":null}],"scores":[],'
         b'"told":""}'
     )
-    read = decision_codec.decode(older)
+    read = decision_codec.decode_arrays(older)
     ((_, verdict),) = read.verdicts
     assert (verdict.policies, verdict.evidence[0].policy, verdict.evidence[0].group) == ((), "", -1)
     # without policies, an older reader gets what it knows
-    assert cooperative_scheduling.run_without_pauses(decision_codec.encode(read)) == older
+    assert cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(read)) == older
 
 
 def test_a_reason_keeps_whether_evictions_can_cure_it() -> None:
@@ -136,8 +136,8 @@ def test_a_reason_keeps_whether_evictions_can_cure_it() -> None:
     )
     verdict = Verdict(np.array([1, 2, 3, 0], np.int16), reasons)
     decision = Decision("filter", PodRef("d", "p"), 5.0, 1, Names.of(list("abcd")), (("gpu", verdict),))
-    encoded = cooperative_scheduling.run_without_pauses(decision_codec.encode(decision))
-    read = decision_codec.decode(encoded)
+    encoded = cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(decision))
+    read = decision_codec.decode_arrays(encoded)
     assert read.unresolvable().tolist() == [False, True, False, False]
     assert encoded.count(b"unresolvable") == 1
     assert [is_unresolvable(reason) for reason in read.verdicts[0][1].reasons] == [False, True, False]

@@ -550,7 +550,7 @@ def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _print_json(pod_explanation: PodExplanation, *, every_node: bool) -> None:  # noqa: ARG001 - always all
-    click.echo(decision_document.encode(explanations.explanation_document(pod_explanation)))
+    click.echo(decision_document.encode_document(explanations.explanation_document(pod_explanation)))
 
 
 PRINTERS: Final[dict[str, Callable[..., None]]] = {
