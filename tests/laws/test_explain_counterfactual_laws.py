@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodewise.agent import Snapshot
 from nodewise.base import cooperative_scheduling, quantity
-from nodewise.engine import counterfactuals, decision_codec, decision_endpoint, scheduling_attempt_explanation
+from nodewise.engine import counterfactuals, decision_json, scheduling_attempt_explanation
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.decision import Decision, DecisionRing
 from nodewise.engine.scheduling_attempt_explanation import Attempt
@@ -121,12 +121,12 @@ def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
 def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (decoded,) = decision_endpoint.decode_page(
-        cooperative_scheduling.run_without_pauses(decision_endpoint.encode_page(ring, {"form": "arrays"}))
+    _, (decoded,) = decision_json.decode_page(
+        cooperative_scheduling.run_without_pauses(decision_json.encode_page(ring, {"form": "arrays"}))
     )
     assert cooperative_scheduling.run_without_pauses(
-        decision_codec.encode_arrays(decoded)
-    ) == cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(of.filter()))
+        decision_json.encode_arrays(decoded)
+    ) == cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))

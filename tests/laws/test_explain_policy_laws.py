@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodewise.agent import Evidence, PolicyRejections, ValueState, Verdict
 from nodewise.engine import counterfactuals
 from nodewise.engine.decision import Decision
-from nodewise.engine.decision_codec import StaticReason
+from nodewise.engine.decision_json import StaticReason
 from tests.unit.engine.decision_notation import of
 
 COMPARE: Final[dict[str, Callable[[int, int], bool]]] = {

@@ -31,7 +31,7 @@ from nodewise.cli.extender_options import ExtenderOptions, setting_groups
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.engine import agent_state_rebuilds, decision_document
+from nodewise.engine import agent_state_rebuilds, decision_json
 from nodewise.engine.agent_chain import AgentChain, assign_weights
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import ScorePart
@@ -124,7 +124,7 @@ def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decis
 
 def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
     """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running."""
-    entry = decision_document.pod_document(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
+    entry = decision_json.pod_document(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
     return (
         {
             **entry,
@@ -142,7 +142,7 @@ def _print_json(decisions: PodDecisions) -> bool:
     click.echo(b'{"decisions":[', nl=False)
     for pod_decision in _reported_pods(decisions):
         click.echo(
-            between + decision_document.encode_document(pod_document(pod_decision, running=decisions.running)),
+            between + decision_json.encode_document(pod_document(pod_decision, running=decisions.running)),
             nl=False,
         )
         is_acceptable, between = is_acceptable and pod_decision.is_acceptable, b","
@@ -155,7 +155,7 @@ def _print_yaml(decisions: PodDecisions) -> bool:
     listed = list(_reported_pods(decisions))
     documents = [pod_document(pod_decision, running=decisions.running) for pod_decision in listed]
     rest = {"inputs": decisions.inputs} if decisions.inputs else {}
-    plain = msgspec.json.decode(decision_document.encode_document({"decisions": documents} | rest))
+    plain = msgspec.json.decode(decision_json.encode_document({"decisions": documents} | rest))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     return all(pod_decision.is_acceptable for pod_decision in listed)
 
@@ -248,7 +248,7 @@ def _running_pod_row(pod_decision: PodDecision) -> list[str]:
     name, fits, best, gets, why = _waiting_pod_row(pod_decision)
     if not pod_decision.node:
         return [name, "-", "-", fits, best, gets, why]
-    here = decision_document.rejection_reasons(
+    here = decision_json.rejection_reasons(
         pod_decision.filtered,
         np.flatnonzero([name == pod_decision.node for name in pod_decision.filtered.names]),
     )
@@ -278,11 +278,11 @@ def _node_details(pod_decision: PodDecision, node: str) -> dict[str, str]:
     for decision in (pod_decision.filtered, pod_decision.scored):
         at = (
             np.flatnonzero([name == node for name in decision.names])
-            if decision_document.has_details(decision)
+            if decision_json.has_details(decision)
             else ()
         )
         for position in at:
-            details |= dict(decision_document.candidate_details(decision, int(position)))
+            details |= dict(decision_json.candidate_details(decision, int(position)))
     return details
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from nodewise.agent import Evidence, Reason, Scores, ValueState, Verdict
-from nodewise.engine import counterfactuals, decision_document, decision_values_json
+from nodewise.engine import counterfactuals, decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.engine.decision import Decision, Verb
 
@@ -197,7 +197,7 @@ def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
             points.get(name),
             _details_by_agent(places),
             parts,
-            decision_values_json.merge_numbers(*places),
+            decision_json.merge_numbers(*places),
         )
 
 
@@ -212,7 +212,7 @@ def _details_by_agent(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str
     """By agent; if both decisions have details, those of the later one."""
     return tuple(
         {
-            agent: text for place in places for agent, text in decision_document.candidate_details(*place)
+            agent: text for place in places for agent, text in decision_json.candidate_details(*place)
         }.items()
     )
 
@@ -238,7 +238,7 @@ def _rejection_reasons_of_node(decision: Decision, position: int) -> Iterator[tu
 
 
 def _score_parts_at(scored: Decision, position: int) -> Iterator[ScorePart]:
-    if decision_document.has_score_parts(scored):
+    if decision_json.has_score_parts(scored):
         for agent, scores in scored.scores:
             yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from nodewise.agent import COMPARISONS, MAX_SCORE, AgentKind, Evidence, FilterPlugin, Inputs, LoadScoring, MemoryScope, MetricRequest, Plugin, PolicyRejections, Reason, ScorePlugin, Scores, StateBuilder, ValueState, Verdict, Watched
 from nodewise.base.errors import UNREADABLE
-from nodewise.engine.decision_codec import StaticReason
-from nodewise.engine.decision_values_json import to_json_values
+from nodewise.engine.decision_json import StaticReason
+from nodewise.engine.decision_json import to_json_values
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
 from typing import Any, Final

@@ -18,7 +18,7 @@ from nodewise.agent.verdicts import OWN_REASON
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import Unavailable
-from nodewise.engine import decision_endpoint
+from nodewise.engine import decision_json
 from nodewise.engine.decision import Decision, DecisionRing, PodRef
 from nodewise.engine.recording_file import RequestEntry
 from nodewise.engine.request_recorder import NullRecorder, RequestRecorder
@@ -122,7 +122,7 @@ class Extender:
 
     async def _handle_decisions_request(self, request: Request) -> Response:
         return Response(
-            200, await cooperative_scheduling.run(decision_endpoint.encode_page(self._ring, request.query))
+            200, await cooperative_scheduling.run(decision_json.encode_page(self._ring, request.query))
         )
 
     def _agent_state_handler(self, agent: StateExporter[Any, Any]) -> Handler:

@@ -7,7 +7,7 @@ import pytest
 from nodewise.cli.explain import explanation
 from nodewise.cli.explain.explanation import ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult, PodState, SelectingPolicy
-from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.engine.decision_json import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"
 BEFORE, AFTER = "2026-11-21T09:00:00Z", "2026-11-21T11:00:00Z"

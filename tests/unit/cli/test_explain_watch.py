@@ -6,7 +6,7 @@ import pytest
 from nodewise.agent import Verdict
 from nodewise.cli.explain.explanation import PodExplanation, VisibleState, comparable_answer
 from nodewise.cli.explain.pod_state import PodReadResult, SelectingPolicy
-from nodewise.engine.decision_codec import StaticDetails, StaticReason
+from nodewise.engine.decision_json import StaticDetails, StaticReason
 from tests.unit.cli.test_explain_output import WAITS, create_explanation
 from tests.unit.engine.decision_notation import AT, of
 

@@ -13,7 +13,7 @@ from nodewise.cli.configure import host
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.engine.decision_json import DecisionPage
 from nodewise.install import file_diff
 from nodewise_cpu.store import configmap
 from nodewise_cpu.workload import isolate

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nodewise.agent import COMPARISONS, Evidence, Joined, Names, PolicyRejections, Scores, ValueState, Verdict
 from nodewise.base import clock, quantity
 from nodewise.engine.decision import Decision, PodRef
-from nodewise.engine.decision_codec import StaticReason
+from nodewise.engine.decision_json import StaticReason
 
 AT = clock.parse_rfc3339("2026-11-21T10:00:00Z")
 COUNT = 3000

@@ -9,7 +9,7 @@ import pytest
 
 from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.base.errors import BadSettings
-from nodewise.engine import decision_document
+from nodewise.engine import decision_json
 from nodewise.engine.agent_chain import AgentChain, assign_weights
 from nodewise.engine.decision import Decision, DecisionRing, PodRef
 from nodewise.engine.score_weights import ChainOptions, Priority
@@ -87,11 +87,11 @@ class TestChain:
     def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
         decision = AgentChain([FailingAgent("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
         assert decision.feasible().tolist() == [False, False]
-        assert decision_document.rejection_reasons(decision)["a"] == [
+        assert decision_json.rejection_reasons(decision)["a"] == [
             {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
             {"agent": "g", "reason": "g says no"},
         ]
-        assert decision_document.failure_text(decision) == "nodewise: agent t failed, see the log of nodewise"
+        assert decision_json.failure_text(decision) == "nodewise: agent t failed, see the log of nodewise"
 
     def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
         decision = AgentChain([FailingAgent("t", ""), Rejecting("g", "")]).prioritize(

@@ -9,7 +9,7 @@ from nodewise.base import quantity
 from nodewise.engine import counterfactuals
 from nodewise.engine.counterfactuals import RuleChange
 from nodewise.engine.decision import Decision
-from nodewise.engine.decision_codec import StaticDetails, StaticReason
+from nodewise.engine.decision_json import StaticDetails, StaticReason
 from tests.unit.engine.decision_notation import decision, evidence, of, policies_verdict, verdict
 
 ROUND = [

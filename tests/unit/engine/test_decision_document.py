@@ -6,16 +6,16 @@ import numpy as np
 
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.base import cooperative_scheduling
-from nodewise.engine import decision_codec, decision_document
+from nodewise.engine import decision_json
 from nodewise.engine.decision import Decision, PodRef
-from nodewise.engine.decision_codec import StaticDetails, StaticReason
+from nodewise.engine.decision_json import StaticDetails, StaticReason
 from tests.unit.engine import decision_notation
 from tests.unit.engine.decision_notation import COUNT, ShareDetails, decision, large, of, prioritize_decision
 
 
 def words(answer: Decision) -> dict[str, object]:
     document: dict[str, object] = json.loads(
-        cooperative_scheduling.run_without_pauses(decision_document.encode_decision(answer))
+        cooperative_scheduling.run_without_pauses(decision_json.encode_decision(answer))
     )
     return document
 
@@ -70,11 +70,11 @@ def test_a_prioritize_answer() -> None:
 
 def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
     document = words(large())
-    assert document["rejected"] == decision_document.rejection_reasons(large())
-    assert json.dumps(document["values"]) == decision_document.encode_document(
-        decision_document.measured_values(large())
+    assert document["rejected"] == decision_json.rejection_reasons(large())
+    assert json.dumps(document["values"]) == decision_json.encode_document(
+        decision_json.measured_values(large())
     ).decode().replace(":", ": ").replace(",", ", ")
-    assert len(list(decision_document.encode_decision(large()))) > COUNT / 100
+    assert len(list(decision_json.encode_decision(large()))) > COUNT / 100
 
 
 def test_a_decision_without_an_opinion() -> None:
@@ -84,13 +84,13 @@ def test_a_decision_without_an_opinion() -> None:
 
 
 def test_why_nobody_could_answer() -> None:
-    assert decision_document.failure_text(decision(heat="81 70 -")) is None
+    assert decision_json.failure_text(decision(heat="81 70 -")) is None
 
 
 def test_values_without_a_target() -> None:
     rule = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
     filtered = decision_notation.of(("t", Verdict(np.array([0], np.int16), (), (rule,))))
-    assert decision_document.measured_values(filtered)[0]["target"] is None
+    assert decision_json.measured_values(filtered)[0]["target"] is None
 
 
 def test_details_are_told_by_node_and_agent() -> None:
@@ -101,7 +101,7 @@ def test_details_are_told_by_node_and_agent() -> None:
     assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
     scores = (("gpu", Scores(np.array([10]), details=gets)),)
     scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
-    document = decision_document.pod_document(filtered, scored, ["gpu"])
+    document = decision_json.pod_document(filtered, scored, ["gpu"])
     assert document["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
     assert filtered.size_bytes() >= decision_notation.of(nodes="n1 n2").size_bytes() + lacks.nbytes
 
@@ -114,7 +114,7 @@ def test_numbers_are_told_by_agent_and_node() -> None:
     rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (StaticReason("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
     assert words(rejected)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
-    assert decision_document.numbers_by_agent(rejected) == words(rejected)["numbers"]
+    assert decision_json.numbers_by_agent(rejected) == words(rejected)["numbers"]
 
 
 def test_many_numbers_are_made_in_parts() -> None:
@@ -123,9 +123,9 @@ def test_many_numbers_are_made_in_parts() -> None:
         ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
     )
     numbers = words(scored)["numbers"]
-    assert numbers == decision_document.numbers_by_agent(scored)
+    assert numbers == decision_json.numbers_by_agent(scored)
     assert len(numbers["a"]) == COUNT  # type: ignore[index]
-    assert len(list(decision_document.encode_decision(scored))) > COUNT / 10
+    assert len(list(decision_json.encode_decision(scored))) > COUNT / 10
 
 
 def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
@@ -139,7 +139,7 @@ def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
         nodes="n1",
     )
     document = json.loads(
-        decision_document.encode_document(decision_document.pod_document(filtered, scored, ["a", "b"]))
+        decision_json.encode_document(decision_json.pod_document(filtered, scored, ["a", "b"]))
     )
     assert document["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
     assert document["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
@@ -162,14 +162,14 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     scored = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
     )
-    again = decision_codec.decode_arrays(cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(scored)))
-    assert decision_document.numbers_by_agent(again) == decision_document.numbers_by_agent(scored)
-    assert decision_document.score_parts(again) == decision_document.score_parts(scored)
+    again = decision_json.decode_arrays(cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(scored)))
+    assert decision_json.numbers_by_agent(again) == decision_json.numbers_by_agent(scored)
+    assert decision_json.score_parts(again) == decision_json.score_parts(scored)
     plain = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=StaticDetails(["x", ""], np.zeros(2))))
     )
-    once = cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(plain))
+    once = cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(plain))
     assert (
-        cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(decision_codec.decode_arrays(once))) == once
+        cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(decision_json.decode_arrays(once))) == once
     )
-    assert decision_document.numbers_by_agent(decision_codec.decode_arrays(once)) == {}
+    assert decision_json.numbers_by_agent(decision_json.decode_arrays(once)) == {}

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from nodewise.agent import Names, Scores, Verdict, is_unresolvable
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput
-from nodewise.engine import decision_codec, decision_document, decision_endpoint
+from nodewise.engine import decision_json
 from nodewise.engine.decision import Decision, DecisionRing, PodRef
-from nodewise.engine.decision_codec import StaticReason
+from nodewise.engine.decision_json import StaticReason
 from tests.unit.engine import decision_notation
 
 
 def body(ring: DecisionRing, **query: str) -> bytes:
-    return cooperative_scheduling.run_without_pauses(decision_endpoint.encode_page(ring, query))
+    return cooperative_scheduling.run_without_pauses(decision_json.encode_page(ring, query))
 
 
 def ring_of(*kept: Decision) -> DecisionRing:
@@ -33,7 +33,7 @@ def same(first: Decision, other: Decision) -> bool:
     return all(
         cooperative_scheduling.run_without_pauses(encode(first))
         == cooperative_scheduling.run_without_pauses(encode(other))
-        for encode in (decision_document.encode_decision, decision_codec.encode_arrays)
+        for encode in (decision_json.encode_decision, decision_json.encode_arrays)
     )
 
 
@@ -56,7 +56,7 @@ DETAILED = msgspec.structs.replace(
         (
             agent,
             replace(
-                verdict, details=decision_codec.StaticDetails(["card0 is full", ""], np.array([0.25, 1.0]))
+                verdict, details=decision_json.StaticDetails(["card0 is full", ""], np.array([0.25, 1.0]))
             ),
         )
         for agent, verdict in DETAILED.verdicts
@@ -92,7 +92,7 @@ POLICIES = decision_notation.of(
     ],
 )
 def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
-    _, listed = decision_endpoint.decode_page(body(ring_of(written), form="arrays"))
+    _, listed = decision_json.decode_page(body(ring_of(written), form="arrays"))
     assert same(listed[0], written)
     assert listed[0].at == written.at
     assert [details.distances().tolist() for _, details in listed[0].details()] == [
@@ -102,7 +102,7 @@ def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
 
 
 def test_policies_are_read_back() -> None:
-    _, (read,) = decision_endpoint.decode_page(body(ring_of(POLICIES), form="arrays"))
+    _, (read,) = decision_json.decode_page(body(ring_of(POLICIES), form="arrays"))
     ((_, written),), ((_, verdict),) = POLICIES.verdicts, read.verdicts
     assert [(rule.policy, rule.group, rule.weight) for rule in verdict.evidence] == [
         ("placement policy d/cool", 0, 1.0),
@@ -121,11 +121,11 @@ def test_a_decision_of_a_version_without_policies_is_read() -> None:
         b'"values_nano":[81,70],"states":["fresh","fresh"],"ages_s":[2.5,null]}],"details":null}],"scores":[],'
         b'"told":""}'
     )
-    read = decision_codec.decode_arrays(older)
+    read = decision_json.decode_arrays(older)
     ((_, verdict),) = read.verdicts
     assert (verdict.policies, verdict.evidence[0].policy, verdict.evidence[0].group) == ((), "", -1)
     # without policies, an older reader gets what it knows
-    assert cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(read)) == older
+    assert cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(read)) == older
 
 
 def test_a_reason_keeps_whether_evictions_can_cure_it() -> None:
@@ -136,8 +136,8 @@ def test_a_reason_keeps_whether_evictions_can_cure_it() -> None:
     )
     verdict = Verdict(np.array([1, 2, 3, 0], np.int16), reasons)
     decision = Decision("filter", PodRef("d", "p"), 5.0, 1, Names.of(list("abcd")), (("gpu", verdict),))
-    encoded = cooperative_scheduling.run_without_pauses(decision_codec.encode_arrays(decision))
-    read = decision_codec.decode_arrays(encoded)
+    encoded = cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(decision))
+    read = decision_json.decode_arrays(encoded)
     assert read.unresolvable().tolist() == [False, True, False, False]
     assert encoded.count(b"unresolvable") == 1
     assert [is_unresolvable(reason) for reason in read.verdicts[0][1].reasons] == [False, True, False]
@@ -149,7 +149,7 @@ def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
 
 def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
     ring = ring_of(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
-    page, listed = decision_endpoint.decode_page(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
+    page, listed = decision_json.decode_page(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
     assert [item.at for item in listed] == [30, 20]
     assert (page.found, page.tries, page.since) == (4, 3, "1970-01-01T00:00:10Z")
     assert (page.kept, page.kept_since) == (5, "1970-01-01T00:00:00Z")
@@ -157,7 +157,7 @@ def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
 
 def test_a_page_ends_where_it_grows_large() -> None:
     ring = ring_of(*[decision_notation.large()] * 20)
-    page, listed = decision_endpoint.decode_page(body(ring, form="arrays"))
+    page, listed = decision_json.decode_page(body(ring, form="arrays"))
     assert 3 < len(listed) < 20 == page.found
     assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
 
@@ -199,4 +199,4 @@ def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> 
     page = body(ring_of(decision_notation.decision(heat="81 70"), POLICIES), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):
-        decision_endpoint.decode_page(page.replace(old, new))
+        decision_json.decode_page(page.replace(old, new))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.engine import scheduling_attempt_explanation
 from nodewise.engine.decision import Decision, PodRef
-from nodewise.engine.decision_codec import StaticReason
+from nodewise.engine.decision_json import StaticReason
 from nodewise.engine.scheduling_attempt_explanation import Attempt
 from tests.unit.engine.decision_notation import AT, decision, evidence, of, verdict
 

@@ -18,10 +18,10 @@ from nodewise.base import clock, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable
 from nodewise.cli import terminal_output
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, NativeState, PodReadResult, PodState
-from nodewise.engine import decision_document, decision_endpoint
+from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.engine.decision import Decision
-from nodewise.engine.decision_endpoint import DecisionPage
+from nodewise.engine.decision_json import DecisionPage
 from nodewise.engine.scheduling_attempt_explanation import (
     Explanation,
     MeasuredRule,
@@ -104,7 +104,7 @@ async def _request_decisions(client: httpx2.AsyncClient, url: str, query: Mappin
 
 def _decode_response(replica: str, body: bytes) -> ReplicaResponse:
     try:
-        return ReplicaResponse(replica, *decision_endpoint.decode_page(body))
+        return ReplicaResponse(replica, *decision_json.decode_page(body))
     except BadInput as error:
         return ReplicaResponse(replica, None, (), str(error))
 
@@ -545,7 +545,7 @@ def _attempt_document(explanation: Explanation) -> dict[str, Any]:
         if preempted is None
         else {
             "feasible": preempted.names[preempted.feasible()].tolist(),
-            "rejected": decision_document.rejection_reasons(preempted),
+            "rejected": decision_json.rejection_reasons(preempted),
         },
         "bind": None if bound is None else _bind_result_document(bound),
     }
@@ -563,7 +563,7 @@ def _policy_document(policy: PolicyRemoval) -> dict[str, Any]:
 
 
 def _bind_result_document(bound: Decision) -> dict[str, Any]:
-    why = decision_document.rejection_reasons(bound).get(bound.names[0], [])
+    why = decision_json.rejection_reasons(bound).get(bound.names[0], [])
     return {"node": bound.names[0], "told": bound.description, "refused": why[0]["reason"] if why else None}
 
 

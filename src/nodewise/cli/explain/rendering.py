@@ -12,7 +12,7 @@ from nodewise.cli.explain import explanation as missing_decision
 from nodewise.cli.explain import explanation as visible_state
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import LabelledNode, NativeState, RequiredLabel
-from nodewise.engine import decision_document
+from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import (
@@ -400,7 +400,7 @@ def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision)
 def _format_bind(bound: Decision) -> str:
     """The result of the bind call."""
     node = bound.names[0]
-    refused = decision_document.rejection_reasons(bound).get(node)
+    refused = decision_json.rejection_reasons(bound).get(node)
     if refused:
         return f"kube-scheduler chose {node}, and the bind failed: {refused[0]['reason']}"
     return f"kube-scheduler chose {node}; bound" + (
@@ -550,7 +550,7 @@ def _bind_result_and_remedy_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _print_json(pod_explanation: PodExplanation, *, every_node: bool) -> None:  # noqa: ARG001 - always all
-    click.echo(decision_document.encode_document(explanations.explanation_document(pod_explanation)))
+    click.echo(decision_json.encode_document(explanations.explanation_document(pod_explanation)))
 
 
 PRINTERS: Final[dict[str, Callable[..., None]]] = {
