@@ -18,7 +18,7 @@ from nodewise.cli.server_components import (
     WiredServer,
 )
 from nodewise.engine.request_recorder import ReplaySettings
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import CONTROLLER_LEASE

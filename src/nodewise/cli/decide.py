@@ -35,7 +35,7 @@ from nodewise.engine import agent_state_rebuilds, decision_json
 from nodewise.engine.agent_chain import AgentChain, assign_weights
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import ScorePart
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api

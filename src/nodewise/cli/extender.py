@@ -40,7 +40,7 @@ from nodewise.engine.decision import DecisionRing
 from nodewise.engine.pod_events import PodEventRecorder
 from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.extender import clusterless_snapshots
 from nodewise.extender.binding import Bindings, Eligibility

@@ -8,7 +8,7 @@ import msgspec
 from nodewise.agent.controller_interface import LeaderTask
 from nodewise.base import distributions
 from nodewise.base.option import Option
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.metrics import source_table
 from nodewise.metrics.prometheus.options import PrometheusOptions

@@ -31,7 +31,7 @@ from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import recording_file
 from nodewise.engine.recording_file import Header, Record
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.scheduling_model import gpu_trace_replay

@@ -11,7 +11,7 @@ from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapsho
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.engine.agent_chain import AgentChain, Filter, Scorer, assign_weights
 from nodewise.engine.decision import Decision, Verb
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender import wire_format
 from nodewise.kube.struct_type_merge import merge
 

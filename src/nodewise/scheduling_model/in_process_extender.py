@@ -15,7 +15,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.engine.agent_state_rebuilds import AgentStates
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Change, ChangeLog

@@ -17,7 +17,7 @@ from nodewise.engine import recording_file
 from nodewise.engine.agent_state_rebuilds import AgentStates
 from nodewise.engine.recording_file import ClusterStateRebuilder
 from nodewise.engine.recording_file import Record, RequestEntry
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.kube.struct_type_merge import merge
 from collections.abc import Callable, Mapping

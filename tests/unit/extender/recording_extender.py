@@ -15,7 +15,7 @@ from nodewise.engine.agent_state_rebuilds import AgentStates
 from nodewise.engine.decision import DecisionRing
 from nodewise.engine.recording_file import Record
 from nodewise.engine.request_recorder import FileRecorder
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -19,7 +19,7 @@ from nodewise.base.option import Option
 from nodewise.cli import agent_selection, options_from_settings, plots, tables
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.engine.score_weights import ChainOptions
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.install import scheduler_configuration
 from nodewise.install.scheduler_configuration import SchedulerOptions
 from nodewise.observe import logs
