@@ -7,15 +7,309 @@ names. Node objects are kept and passed back as bytes.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.engine.decision import Decision
-from nodewise.extender import lenient_request_decoder, node_name_json, request_limits
 from nodewise.metrics.node_index import Names, NodeIndex
+from collections.abc import Mapping
+from typing import Any, Final
+from nodewise.base.errors import UNREADABLE
+import random
+from typing import Final
+from nodewise.agent import MAX_SCORE
+from nodewise.metrics import node_index
+from nodewise.metrics.node_index import Names, NameTable, Numbers
+
+
+MOST_CANDIDATES: Final = 2**18
+"""Nodes of one request. Kubernetes supports 5,000."""
+_SMALL_BYTES: Final = 2**20
+_MOST_POD_BYTES: Final = 2**22
+"""Of the pod; etcd accepts 1.5 MiB."""
+MOST_VALUES: Final = 3 * 2**19
+"""Commas in a body, about as many as values, up to which the body is decoded without further checks. 5,000 whole nodes
+of 10 kB have little more than half of it.
+"""
+_MOST_VICTIMS: Final = 2**22
+_TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)").search
+_COMMA, _QUOTE = b',"'
+_PIECE_BYTES: Final = 2**18
+_SAMPLED: Final = 8
+"""An estimate counts one of this many parts of each piece."""
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    name: str
+
+
+class NamedNode(msgspec.Struct, gc=False):
+    """The field of a whole node that is used."""
+
+    metadata: _Metadata
+
+
+class _NodeList(msgspec.Struct):
+    items: list[NamedNode] | None = None
+
+
+class _Outline(msgspec.Struct, rename="pascal"):
+    pod: msgspec.Raw = msgspec.Raw()
+    nodes: _NodeList | None = None
+    node_names: msgspec.Raw = msgspec.Raw()
+
+
+_outline: Final = msgspec.json.Decoder(_Outline).decode
+
+
+def check_candidate_count_and_pod_size(body: bytes) -> None:
+    """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
+    if len(body) <= _SMALL_BYTES or _estimate_byte_count(body, _COMMA) <= MOST_VALUES:
+        return
+    try:
+        outline = _decode_outline(body)
+    except UNREADABLE as error:
+        text, _, path = str(error).partition(" - at `$.")
+        raise _request_limit_error(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
+    check_node_count(len(outline.nodes.items or ()) if outline.nodes else 0)
+    check_name_count(bytes(outline.node_names))
+    if len(outline.pod) > _MOST_POD_BYTES:
+        raise _request_limit_error("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+
+
+def _decode_outline(body: bytes) -> _Outline:
+    """The outline of the first JSON value; Go ignores what follows it."""
+    try:
+        return _outline(body)
+    except UNREADABLE as error:
+        end = find_end_of_value(error, body)
+        if end is None:
+            raise
+        return _outline(body[:end])
+
+
+def find_end_of_value(error: Exception, body: bytes) -> int | None:
+    """The end of the first JSON value of the body, if the error is about bytes after it; else None."""
+    match = _TRAILING(str(error))
+    # msgspec counts the byte that it did not expect
+    return int(match[1]) - 1 if match and 0 < int(match[1]) <= len(body) else None
+
+
+def check_lenient_decoding_size(body: bytes, most_bytes: int) -> None:
+    """`BadInput` for a body that is too large for lenient decoding, which costs a pass over it and a copy for each
+    level of keys, and an object for each key.
+    """
+    hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
+    if len(body) > most_bytes:
+        raise _request_limit_error(
+            "body", f"{len(body)} bytes and a key that is missing or in other case", hint
+        )
+    if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
+        raise _request_limit_error(
+            "body", f"{values} values and a key that is missing or in other case", hint
+        )
+
+
+def check_node_count(count: int) -> None:
+    """`BadInput` for too many whole nodes."""
+    if count > MOST_CANDIDATES:
+        raise _request_limit_error("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
+
+
+def check_name_count(listed: bytes) -> None:
+    """`BadInput` for a JSON list of too many names, or of as many other values."""
+    if len(listed) <= 2 * MOST_CANDIDATES:
+        return
+    count = max(_count_byte(listed, _QUOTE) // 2, _count_byte(listed, _COMMA) + 1)
+    if count > MOST_CANDIDATES:
+        raise _request_limit_error("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
+
+
+def check_victim_count(body: bytes) -> None:
+    """`BadInput` for a preempt request of too many values."""
+    if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > _MOST_VICTIMS:
+        raise _request_limit_error("body", f"{values} values", f"at most {_MOST_VICTIMS}")
+
+
+def _request_limit_error(field: str, seen: str, wanted: str) -> BadInput:
+    return BadInput("request", [Problem(field, seen, wanted)])
+
+
+def _count_byte(data: bytes, byte: int) -> int:
+    """Number of occurrences of a byte, counted in pieces that fit into the CPU's cache: a third of the time."""
+    values: Any = np.frombuffer(data, np.uint8)
+    pieces = range(0, len(values), _PIECE_BYTES)
+    return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)
+
+
+def _estimate_byte_count(data: bytes, byte: int) -> int:
+    """Number of occurrences of a byte, estimated from a random eighth of the data, which a client cannot predict."""
+    values: Any = np.frombuffer(data, np.uint8)
+    size = _PIECE_BYTES // _SAMPLED
+    starts = range(0, len(values), _PIECE_BYTES)
+    sampled = (start + size * random.randrange(_SAMPLED) for start in starts)  # noqa: S311 - no secret
+    return _SAMPLED * sum(int(np.count_nonzero(values[at : at + size] == byte)) for at in sampled)
+
+
+MOST_BYTES: Final = 2**26
+"""Longest body whose keys are matched in any case, bytes: 5,000 whole nodes have 52 MB. Each level of keys is copied
+once more.
+"""
+MOST_KEYS: Final = 1024
+"""Keys of an object whose keys are renamed; an object with more is left unchanged."""
+MOST_NODES: Final = 2**14
+"""Whole nodes of one request with keys in other case: three times as many as Kubernetes supports."""
+
+Shape = Mapping[str, Any]
+"""Keys in their right case that lead to the fields in use; an empty shape stands for a value that is not changed."""
+
+NODE_NAME: Final[Shape] = {"metadata": {"name": {}}}
+NODE: Final[Shape] = {
+    "metadata": {"name": {}, "annotations": {}, "labels": {}},
+    "status": {"allocatable": {}, "capacity": {}},
+}
+_CONTAINERS: Final[Shape] = {"name": {}, "resources": {"requests": {}, "limits": {}}, "restartPolicy": {}}
+BINDING: Final[Shape] = {"PodName": {}, "PodNamespace": {}, "PodUID": {}, "Node": {}}
+REQUEST: Final[Shape] = {
+    **BINDING,
+    "Pod": {
+        "metadata": {"name": {}, "namespace": {}, "uid": {}, "labels": {}, "annotations": {}},
+        "spec": {"containers": _CONTAINERS, "initContainers": _CONTAINERS},
+    },
+    "Nodes": {"items": {}},
+    "NodeNames": {},
+    "NodeNameToVictims": {},
+    "NodeNameToMetaVictims": {},
+}
+
+
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class _NodeMetadata(msgspec.Struct, frozen=True, gc=False):
+    name: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    annotations: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    labels: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _NodeStatus(msgspec.Struct, frozen=True, gc=False):
+    allocatable: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    capacity: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _NodeKeys(msgspec.Struct, frozen=True, gc=False):
+    metadata: _NodeMetadata = _NodeMetadata()
+    status: _NodeStatus = _NodeStatus()
+
+
+_node_keys: Final = msgspec.json.Decoder(_NodeKeys).decode
+
+
+def normalize_request_json(body: bytes) -> bytes | None:
+    """The body with the keys of `REQUEST` in their right case and without trailing bytes; None if that changes nothing.
+
+    `BadInput` for a body with too many bytes or values.
+    """
+    check_lenient_decoding_size(body, MOST_BYTES)
+    rewritten = rename_keys(body.strip(), REQUEST)
+    return None if rewritten == body else rewritten
+
+
+def is_complete(node: msgspec.Raw) -> bool:
+    """Whether a whole node has all keys that agents read, in their right case."""
+    try:
+        keys = _node_keys(node)
+    except UNREADABLE:
+        return False
+    values = (*msgspec.structs.astuple(keys.metadata), *msgspec.structs.astuple(keys.status))
+    return msgspec.UNSET not in values
+
+
+def rename_keys(raw: bytes, shape: Shape) -> bytes:
+    """An object, or each object of a list, with its keys as in `shape`, recursively; anything else unchanged.
+
+    A list inside a list is not changed either: it holds no field in use, and each level would be a copy.
+    """
+    if not shape:
+        return raw
+    try:
+        if raw[:1] == b"[":
+            items = map(bytes, _items(raw))
+            return _encode(
+                [msgspec.Raw(item if item[:1] == b"[" else rename_keys(item, shape)) for item in items]
+            )
+        fields = _fields(raw)
+    except UNREADABLE:
+        return raw
+    if len(fields) > MOST_KEYS:
+        return raw
+    known = {key.lower(): key for key in shape}
+    renamed: dict[str, msgspec.Raw] = {}
+    for key, value in fields.items():
+        name = known.get(key.lower(), key)
+        inner = shape.get(name)
+        renamed[name] = msgspec.Raw(rename_keys(bytes(value), inner)) if inner else value
+    return _encode(renamed)
+
+
+_HOST: Final = b'{"Host":'
+_SCORES: Final = [b'"Score":%d}' % score for score in range(MAX_SCORE + 1)]
+_WIDTH: Final = max(map(len, _SCORES)) + 1
+_SCORE_ROWS: Final = np.array([score.ljust(_WIDTH - 1) + b"," for score in _SCORES]).view(f"V{_WIDTH}")
+_COLON: Final = ord(":")
+
+
+def _encoded_name_table(names: Names) -> NameTable | None:
+    """The table of the index; None if it lacks one, or one of the names."""
+    return None if names.strange or not len(names) else names.index.table
+
+
+def _quote_names_at_positions(names: Names, positions: Numbers) -> list[bytes]:
+    return [b'"%b"' % name for name in node_index.encode_names(names[positions].tolist())]
+
+
+def encode_name_list(names: Names, positions: Numbers) -> bytes:
+    """`["a","b"]` for the names at these positions."""
+    table = _encoded_name_table(names)
+    if table is None:
+        return b"[" + b",".join(_quote_names_at_positions(names, positions)) + b"]"
+    text = table.text(names.numbers[positions])
+    return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
+
+
+def encode_name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
+    """`"a":value,"b":value` without braces; `value` is JSON. At least one position."""
+    table = _encoded_name_table(names)
+    if table is None:
+        return (b":" + value + b",").join(_quote_names_at_positions(names, positions)) + b":" + value
+    text = table.text(names.numbers[positions])
+    text.view(np.uint8).reshape(len(text), -1)[:, -1] = _COLON
+    rows = np.empty(len(text), [("name", text.dtype), ("value", f"V{len(value) + 1}")])
+    rows["name"] = text
+    rows["value"] = np.void(value + b",")
+    return bytes(rows.view(np.uint8).data[:-1])
+
+
+def encode_host_priority_list(names: Names, points: NDArray[np.int64]) -> bytes:
+    """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline."""
+    table = _encoded_name_table(names)
+    if table is None:
+        quoted = _quote_names_at_positions(names, np.arange(len(names)))
+        parts = [
+            _HOST + name + b"," + _SCORES[score] for name, score in zip(quoted, points.tolist(), strict=True)
+        ]
+        return b"[" + b",".join(parts) + b"]\n"
+    text = table.text(names.numbers)
+    rows = np.empty(
+        len(text), [("host", f"V{len(_HOST)}"), ("name", text.dtype), ("score", _SCORE_ROWS.dtype)]
+    )
+    rows["host"] = np.void(_HOST)
+    rows["name"] = text
+    rows["score"] = _SCORE_ROWS.take(points)
+    return b"".join((b"[", rows.view(np.uint8).data[:-1], b"]\n"))
+
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)
 
@@ -102,7 +396,7 @@ class PreemptionRequest(msgspec.Struct, Generic[PodT], frozen=True):
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
-_read_node: Final = msgspec.json.Decoder(request_limits.NamedNode).decode
+_read_node: Final = msgspec.json.Decoder(NamedNode).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
@@ -118,18 +412,18 @@ class RequestDecoder(Generic[PodT]):
 
     def decode_candidates(self, body: bytes, index: NodeIndex) -> CandidateRequest[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
-        request_limits.check_candidate_count_and_pod_size(body)
+        check_candidate_count_and_pod_size(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _require_field(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
-            request_limits.check_node_count(len(raw))
+            check_node_count(len(raw))
             names = _decode_node_names(raw)
             return CandidateRequest(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
         listed = bytes(args.node_names)
-        request_limits.check_name_count(listed)
+        check_name_count(listed)
         try:
             return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
@@ -139,7 +433,7 @@ class RequestDecoder(Generic[PodT]):
 
     def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
-        request_limits.check_victim_count(body)
+        check_victim_count(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _require_field(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
@@ -169,13 +463,13 @@ class NodeDecoder(Generic[PodT]):
 
     def nodes(self, body: bytes) -> list[PodT] | None:
         """The nodes in the order of the request; None if it has only names. `BadInput` names the wrong one."""
-        request_limits.check_candidate_count_and_pod_size(body)
+        check_candidate_count_and_pod_size(body)
         args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
         if args.nodes is None:
             return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
-        request_limits.check_node_count(len(raw))
-        complete = [lenient_request_decoder.is_complete(node) for node in raw]
+        check_node_count(len(raw))
+        complete = [is_complete(node) for node in raw]
         _check_lenient_node_count(len(complete) - sum(complete))
         return [self._decode_node(number, node, complete[number]) for number, node in enumerate(raw)]
 
@@ -184,7 +478,7 @@ class NodeDecoder(Generic[PodT]):
             return self._decode(
                 raw
                 if is_complete
-                else lenient_request_decoder.rename_keys(bytes(raw), lenient_request_decoder.NODE)
+                else rename_keys(bytes(raw), NODE)
             )
         except UNREADABLE as error:
             raise BadInput(
@@ -195,7 +489,7 @@ class NodeDecoder(Generic[PodT]):
 def decode_binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_binding_fields, "an ExtenderBindingArgs object")
-    values = dict(zip(lenient_request_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
+    values = dict(zip(BINDING, msgspec.structs.astuple(args), strict=True))
     problems = [Problem(field, "empty or absent", "a name") for field, value in values.items() if not value]
     if problems:
         raise BadInput("request", problems)
@@ -244,7 +538,7 @@ def _decode_node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
 def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
     try:
         return _read_node(
-            lenient_request_decoder.rename_keys(bytes(node), lenient_request_decoder.NODE_NAME)
+            rename_keys(bytes(node), NODE_NAME)
         ).metadata.name
     except UNREADABLE as error:
         raise BadInput(
@@ -253,10 +547,10 @@ def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
 
 
 def _check_lenient_node_count(count: int) -> None:
-    if count > lenient_request_decoder.MOST_NODES:
+    if count > MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
         raise BadInput(
-            "request", [Problem("Nodes.items", text, f"at most {lenient_request_decoder.MOST_NODES}")]
+            "request", [Problem("Nodes.items", text, f"at most {MOST_NODES}")]
         )
 
 
@@ -272,16 +566,16 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
-        end = request_limits.find_end_of_value(error, body)
+        end = find_end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
-        rewritten = lenient_request_decoder.normalize_request_json(body)
+        rewritten = normalize_request_json(body)
         if rewritten is None:
             raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        rewritten = lenient_request_decoder.normalize_request_json(body)
+        rewritten = normalize_request_json(body)
         if rewritten is None:
             return args
     try:
@@ -306,7 +600,7 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
             unresolvable = _encode_failed_nodes(decision, for_good)
     tail = b',"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}\n' % (failed, unresolvable)
     if request.nodes is None:
-        names = node_name_json.encode_name_list(decision.names, np.flatnonzero(kept))
+        names = encode_name_list(decision.names, np.flatnonzero(kept))
         return [b'{"Nodes":null,"NodeNames":', names, tail]
     parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
     parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
@@ -325,13 +619,13 @@ def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> byt
         for code, reason in enumerate(verdict.reasons, 1):
             chosen = np.flatnonzero(codes == code)
             if len(chosen):
-                parts.append(node_name_json.encode_name_map(decision.names, chosen, _encode(reason.text())))
+                parts.append(encode_name_map(decision.names, chosen, _encode(reason.text())))
     return b"{" + b",".join(parts) + b"}"
 
 
 def prioritize_response(decision: Decision) -> bytes:
     """HostPriorityList: every candidate, with 0 if no agent scores it."""
-    return node_name_json.encode_host_priority_list(decision.names, decision.points())
+    return encode_host_priority_list(decision.names, decision.points())
 
 
 def preempt_response(request: PreemptionRequest[Any], decision: Decision) -> bytes:

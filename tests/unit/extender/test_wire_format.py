@@ -13,7 +13,7 @@ import pytest
 from nodewise.agent import Names, NodeIndex, Scores, Verdict
 from nodewise.base.errors import BadInput
 from nodewise.engine.decision import Decision, PodRef
-from nodewise.extender import lenient_request_decoder, request_limits, wire_format
+from nodewise.extender import wire_format
 from nodewise.extender.wire_format import CandidateRequest, MetaVictims, PreemptionRequest
 from nodewise.kube.struct_type_merge import merge
 
@@ -305,18 +305,18 @@ class TestSecondReading:
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_longest_body(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
         request = json.dumps({"pod": POD, "nodeNames": ["n" * PADDING]}).encode()
-        monkeypatch.setattr(lenient_request_decoder, "MOST_BYTES", len(request) - more)
+        monkeypatch.setattr(wire_format, "MOST_BYTES", len(request) - more)
         _is_read_or_refused(request, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_values(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
         request = json.dumps({"pod": POD, "nodeNames": ["a"] * 2**18}).encode()
-        monkeypatch.setattr(request_limits, "MOST_VALUES", request.count(b",") - more)
+        monkeypatch.setattr(wire_format, "MOST_VALUES", request.count(b",") - more)
         _is_read_or_refused(request, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_whole_nodes_in_other_case(self, more: int, is_read: bool) -> None:
-        nodes = [{"Metadata": {"Name": "a"}}] * (lenient_request_decoder.MOST_NODES + more)
+        nodes = [{"Metadata": {"Name": "a"}}] * (wire_format.MOST_NODES + more)
         request = json.dumps({"Pod": POD, "Nodes": {"items": nodes}}).encode()
         _is_read_or_refused(request, "Nodes.items", is_read)
         if not is_read:
@@ -324,7 +324,7 @@ class TestSecondReading:
                 NODES.nodes(request)
 
     def test_an_object_of_many_keys_stays_as_it_is(self) -> None:
-        fields = {f"key-{number}": 0 for number in range(lenient_request_decoder.MOST_KEYS)} | {
+        fields = {f"key-{number}": 0 for number in range(wire_format.MOST_KEYS)} | {
             "pod": POD,
             "nodeNames": ["a"],
         }
@@ -334,7 +334,7 @@ class TestSecondReading:
     def test_a_sidecar_is_one_in_any_case(self) -> None:
         spec = {"InitContainers": [{"Name": "log", "RestartPolicy": "Always"}]}
         request = json.dumps({"pod": {"metadata": {"name": "p"}, "spec": spec}}).encode()
-        renamed = lenient_request_decoder.normalize_request_json(request)
+        renamed = wire_format.normalize_request_json(request)
         assert renamed is not None
         (container,) = json.loads(renamed)["Pod"]["spec"]["initContainers"]
         assert container == {"name": "log", "restartPolicy": "Always"}
@@ -345,7 +345,7 @@ class TestSecondReading:
         request = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
         tracemalloc.start()
         try:
-            lenient_request_decoder.normalize_request_json(request)
+            wire_format.normalize_request_json(request)
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
