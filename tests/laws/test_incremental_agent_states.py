@@ -13,7 +13,7 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import ManualClock
-from nodewise.engine.agent_state_rebuilds import Override
+from nodewise.engine.cluster_state_changes import Override
 from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Key, StoreWriter

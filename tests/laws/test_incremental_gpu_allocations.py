@@ -14,7 +14,7 @@ from nodewise.agents.gpu.gpu_pod_fields import cpu_milli
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import cooperative_scheduling
-from nodewise.engine.agent_state_rebuilds import AgentStates
+from nodewise.engine.cluster_state_changes import AgentStates
 from nodewise.kube.store import Change, ChangeLog, StoreWriter
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,

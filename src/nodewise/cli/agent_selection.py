@@ -12,8 +12,8 @@ from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.options_from_settings import KnownSettings
 from nodewise.cli.setting_declarations import Group, list_settings
 from nodewise.engine import agent_chain
-from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.engine.pod_requeueing import WaitingPodFields
+from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.install.scheduler_configuration import AgentRole
 from nodewise.kube.struct_type_merge import merge
 

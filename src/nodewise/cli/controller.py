@@ -17,8 +17,8 @@ from nodewise.cli.server_components import (
     ServerConfig,
     WiredServer,
 )
-from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import CONTROLLER_LEASE

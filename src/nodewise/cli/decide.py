@@ -31,11 +31,10 @@ from nodewise.cli.extender_options import ExtenderOptions, setting_groups
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.engine import agent_state_rebuilds, decision_json
-from nodewise.engine.agent_chain import AgentChain, assign_weights
+from nodewise.engine import cluster_state_changes, decision_json
+from nodewise.engine.agent_chain import AgentChain, ChainOptions, assign_weights
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import ScorePart
-from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api
@@ -642,7 +641,7 @@ def _build_snapshot(
         NodeIndex(inputs.node_names), inputs.objects, metrics_snapshot, at, inputs.nodes
     )
     return Snapshot(
-        cluster_state.nodes, agent_state_rebuilds.build_all_agent_states(states, cluster_state), at, 1
+        cluster_state.nodes, cluster_state_changes.build_all_agent_states(states, cluster_state), at, 1
     )
 
 

@@ -35,12 +35,12 @@ from nodewise.cli.server_components import (
 )
 from nodewise.cli.setting_declarations import list_settings
 from nodewise.engine import request_recorder, third_party_agents
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
 from nodewise.engine.decision import DecisionRing
 from nodewise.engine.pod_events import PodEventRecorder
 from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
-from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.extender import clusterless_snapshots
 from nodewise.extender.binding import Bindings, Eligibility

@@ -12,8 +12,8 @@ from nodewise.base.clock import Clock
 from nodewise.base.errors import NodewiseError
 from nodewise.engine import pod_requeueing
 from nodewise.engine.agent_chain import AgentChain
-from nodewise.engine.snapshot_cache import ApplyResponse, Stores
 from nodewise.engine.pod_requeueing import WaitingPodFields
+from nodewise.engine.snapshot_cache import ApplyResponse, Stores
 from nodewise.kube import object_files
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.object_files import FileObjects

@@ -30,14 +30,13 @@ from nodewise.cli import (
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import recording_file
-from nodewise.engine.recording_file import Header, Record
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.recording_file import Header, Record
 from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.scheduling_model import gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
-from nodewise.scheduling_model.recording_replay import Player, ReplayAgents, Tally
-from nodewise.scheduling_model.recording_replay import Difference, NodeResult
+from nodewise.scheduling_model.recording_replay import Difference, NodeResult, Player, ReplayAgents, Tally
 
 _MAX_NAMED_NODES: Final = 3
 """Maximum number of nodes that are named for the same change."""

@@ -1,22 +1,33 @@
-"""The chain of agents: each filters and scores the candidates for one pod, with one frozen snapshot."""
+"""The chain of agents: each filters and scores the candidates for one pod, with one frozen snapshot and weights."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
+
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from nodewise.agent import FilterFunction, FilterPlugin, Names, Plugin, ScoreFunction, ScorePlugin, Scores, Snapshot, StateBuilder, Verdict, Victims
+
+from nodewise.agent import (
+    FilterFunction,
+    FilterPlugin,
+    Names,
+    Plugin,
+    ScoreFunction,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateBuilder,
+    Verdict,
+    Victims,
+)
 from nodewise.agent.verdicts import OWN_REASON
+from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.option import Option
 from nodewise.engine.decision import Decision, PodRef, Verb
 from nodewise.engine.third_party_agents import AgentError
 from nodewise.observe import logs, traces
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, NamedTuple
-from nodewise.base.errors import BadSettings, Problem
-from nodewise.base.option import Option
-
 
 _MOST: Final = 10**6
 """The largest weight; sums of weighted scores stay finite."""
@@ -287,11 +298,9 @@ class AgentChain:
 
 
 def assign_weights(agents: Sequence[AnyPlugin], options: ChainOptions) -> Weights:
-    """The weights of the score functions of these agents. `BadSettings` as `score_weights.parse_weights`."""
+    """The weights of the score functions of these agents. `BadSettings` as `parse_weights`."""
     functions = (function for agent in agents for function in score_functions(agent))
-    return parse_weights(
-        options, (Priority(function.agent.name, function.label) for function in functions)
-    )
+    return parse_weights(options, (Priority(function.agent.name, function.label) for function in functions))
 
 
 def _remove_duplicate_names(names: Names) -> Names:

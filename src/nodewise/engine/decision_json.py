@@ -1,32 +1,36 @@
-"""Encoding of a decision as JSON arrays by candidate, and decoding without loss.
+"""A decision as JSON: as a document for people, and as arrays by candidate; the responses of `GET /decisions`.
 
-Values are whole nano-units; every list is in the order of the candidates. The reader is another process, perhaps of
-another version, so decoding checks that all parts are consistent.
+`explain` reads the arrays, which are decoded without loss. Values are whole nano-units; every list is in the order of
+the candidates. The reader is another process, perhaps of another version, so decoding checks that all parts are
+consistent.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, Self
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from nodewise.agent import Details, Evidence, Joined, Names, PolicyRejections, Reason, Scores, ValueState, Verdict, is_unresolvable
-from nodewise.engine.decision import Decision, PodRef, Verb
-from nodewise.metrics.series import States
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any, Final
-from nodewise.agent import Evidence, ValueState
-from nodewise.base import quantity
-from nodewise.base.clock import format_rfc3339
-from nodewise.engine.decision import Decision
-from itertools import islice
-from typing import Final
-from nodewise.base import clock
-from nodewise.base.errors import UNREADABLE, BadInput, Problem
-from nodewise.engine.decision import Decision, DecisionRing
-import math
-from collections.abc import Generator, Iterator, Mapping
-from nodewise.agent import Details
 
+from nodewise.agent import (
+    Details,
+    Evidence,
+    Joined,
+    Names,
+    PolicyRejections,
+    Reason,
+    Scores,
+    ValueState,
+    Verdict,
+    is_unresolvable,
+)
+from nodewise.base import clock, quantity
+from nodewise.base.clock import format_rfc3339
+from nodewise.base.errors import UNREADABLE, BadInput, Problem
+from nodewise.engine.decision import Decision, DecisionRing, PodRef, Verb
+from nodewise.metrics.series import States
 
 CANDIDATES_PER_PART: Final = 2
 """Candidates between two yields: the texts or numbers of one may take 0.2 ms."""
@@ -494,16 +498,13 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
         document["told"] = decision.description
     yield
     # joined as bytes: the encoder takes five times as long to copy megabytes
-    members = [encode(document)[:-1]]
+    members = [encode_document(document)[:-1]]
     yield
     every = np.arange(len(decision.names))
     if has_details(decision):
         texts = yield from _concatenate_json(
             b"{}",
-            (
-                details(decision, some)
-                for some in _candidate_slices(every, CANDIDATES_PER_PART)
-            ),
+            (details(decision, some) for some in _candidate_slices(every, CANDIDATES_PER_PART)),
         )
         members += [b',"details":', texts]
         members += yield from _numbers_in_parts(decision)
@@ -522,7 +523,7 @@ def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
             b"{}", (numbers_by_agent(decision, some, agent).get(agent, {}) for some in every)
         )
         if numbers != b"{}":
-            members += [b"," if members else b',"numbers":{', encode(agent), b":", numbers]
+            members += [b"," if members else b',"numbers":{', encode_document(agent), b":", numbers]
     return [*members, b"}"] if members else []
 
 
@@ -535,7 +536,7 @@ def _concatenate_json(brackets: bytes, parts: Iterable[Any]) -> Generator[None, 
     """JSON lists or objects, concatenated into one. Yields between parts."""
     inner: list[bytes] = []
     for part in parts:
-        inner.append(encode(part)[1:-1])
+        inner.append(encode_document(part)[1:-1])
         yield
     return brackets[:1] + b",".join(filter(None, inner)) + brackets[1:]
 
@@ -625,9 +626,7 @@ def numbers_by_agent(decision: Decision, positions: Positions | None = None, age
     every = np.arange(len(decision.names)) if positions is None else positions
     numbers: Numbers = {}
     for position in every.tolist():
-        for name, agent_numbers in numeric_details_of_candidate(
-            decision, position, agent
-        ):
+        for name, agent_numbers in numeric_details_of_candidate(decision, position, agent):
             numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
     return numbers
 
@@ -688,7 +687,6 @@ _MAX_DECISIONS: Final = 1000
 _MAX_BYTES: Final = 2**21
 """The response ends with the decision that exceeds it. To copy it takes half a millisecond of the event loop."""
 _FORMS: Final = {"words": encode_decision, "arrays": encode_arrays}
-
 
 
 class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,14 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import Unavailable
 from nodewise.engine import recording_file, request_recorder
-from nodewise.engine.recording_file import ClusterStateRebuilder
-from nodewise.engine.recording_file import AgentHeader, EndEntry, Header, Record, RecordingWriter
+from nodewise.engine.recording_file import (
+    AgentHeader,
+    ClusterStateRebuilder,
+    EndEntry,
+    Header,
+    Record,
+    RecordingWriter,
+)
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot

@@ -12,25 +12,23 @@ n·(c + f) / `PASS_S` passes, rounded up.
 """
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Generator, Hashable
 from typing import Any, Final, NamedTuple
+
+import msgspec
 import numpy as np
-from nodewise.agent import Snapshot
+
+from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
+from nodewise.agent.verdicts import OWN_REASON
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import NODES
-from nodewise.kube.store import Store
-from nodewise.observe import logs
-from collections import OrderedDict
-from typing import Any, Final
-import msgspec
-from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
-from nodewise.agent.verdicts import OWN_REASON
 from nodewise.kube.store import ChangeLog, Store
-
+from nodewise.observe import logs
 
 _PODS: Final = "pods"
 """The only kind in the log of changes."""
@@ -242,7 +240,7 @@ class Requeuer(Controller):
     """Writes the annotation of a Node when a waiting pod fits that did not fit before."""
 
     def __init__(self, chain: AgentChain, pods: Store[Any], handle: Handle, period_s: float) -> None:
-        """`pods` has the pods for which `waiting_pods.is_waiting` holds."""
+        """`pods` has the pods for which `is_waiting` holds."""
         self._chain = chain
         self._handle = handle
         self._period_s = period_s

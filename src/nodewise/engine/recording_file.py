@@ -1,29 +1,25 @@
-"""The format of a recording file, with its reader and writer.
+"""The format of a recording file, with its reader and writer, and cluster states as its entries.
 
-The file is a gzip stream. Each entry is one line of JSON with the sizes of the blobs that follow (`sizes`), then the
-blobs, then a line feed; requests and responses are blobs and are neither quoted nor decoded. A file that was cut off,
-as after a kill, is valid up to its last flush.
+A cluster state is an entry with its changes only. The file is a gzip stream. Each entry is one line of JSON with the
+sizes of the blobs that follow (`sizes`), then the blobs, then a line feed; requests and responses are blobs and are
+neither quoted nor decoded. A file that was cut off, as after a kill, is valid up to its last flush.
 """
 
 import io
 import zlib
-from collections.abc import Iterator
-from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
-import msgspec
-from msgspec import UNSET, UnsetType
-from nodewise.agent import ObjectKey
-from nodewise.base.errors import UNREADABLE, BadInput, Problem, shown
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final, Generic, NamedTuple, TypeVar
-from msgspec import UNSET
+from typing import Annotated, Any, BinaryIO, Final, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.agent.state import NODES
-from nodewise.base.errors import BadInput, Problem, shown
+from nodewise.base.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.kube.store import Change, ChangeLog, Changes, difference
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Samples, Series
-
 
 FORMAT: Final = 1
 """Incremented with every change that an older reader would misread."""
@@ -289,7 +285,6 @@ _ABSENT: Final = object()
 _NONE: Final[Mapping[ObjectKey, Any]] = {}
 
 
-
 def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
     """The entries that turn the old cluster state into the new one.
 
@@ -301,9 +296,7 @@ def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iter
         yield from _objects(name, _object_changes(name, old, new))
     if new.metrics is not old.metrics:
         yield from _metrics(old.metrics, new.metrics)
-    yield record(
-        SnapshotEntry(generation=generation, now=new.now, versions=dict(new.versions))
-    )
+    yield record(SnapshotEntry(generation=generation, now=new.now, versions=dict(new.versions)))
 
 
 class _MappingDelta(NamedTuple, Generic[K]):
@@ -325,9 +318,7 @@ def _mapping_delta(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[
 
 def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
     delta = _mapping_delta(dict.fromkeys(old.known), dict.fromkeys(new.known))
-    return record(
-        NodesEntry(added=tuple(delta.changed), gone=delta.removed, order=delta.order)
-    )
+    return record(NodesEntry(added=tuple(delta.changed), gone=delta.removed, order=delta.order))
 
 
 def _object_changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:

@@ -23,8 +23,8 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.engine import recording_file
-from nodewise.engine.recording_file import AgentHeader, GapEntry, Header, MemoryEntry, Record, RequestEntry
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.recording_file import AgentHeader, GapEntry, Header, MemoryEntry, Record, RequestEntry
 from nodewise.kube.store import ChangeLog
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -211,9 +211,7 @@ def _rules_of_verdicts_or_scores(
 def _details_by_agent(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
     """By agent; if both decisions have details, those of the later one."""
     return tuple(
-        {
-            agent: text for place in places for agent, text in decision_json.candidate_details(*place)
-        }.items()
+        {agent: text for place in places for agent, text in decision_json.candidate_details(*place)}.items()
     )
 
 

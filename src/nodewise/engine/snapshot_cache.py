@@ -16,8 +16,7 @@ from nodewise.agent import ClusterState, MetricRequest, NodeIndex, ObjectKey, Sn
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
-from nodewise.engine.agent_state_rebuilds import AgentStates
-from nodewise.engine.agent_state_rebuilds import ClusterStateReports, Override, Subscriber
+from nodewise.engine.cluster_state_changes import AgentStates, ClusterStateReports, Override, Subscriber
 from nodewise.kube.store import ChangeLog, Changes, Store
 from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Series

@@ -1,23 +1,43 @@
 """Validation of what a third-party agent returns: each function returns a copy of its own type, or `InvalidResult`.
 
-The texts of reasons are read here as well, once, so that no third-party code runs while a response is written.
+The fields that an agent declares are tested on sample Pods and Nodes before the agent is used: a wrong type of one
+field would make all requests undecodable, for all agents. The texts of reasons are read here as well, once, so that no
+third-party code runs while a response is written.
 """
 
 import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, get_args
+
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from nodewise.agent import COMPARISONS, MAX_SCORE, AgentKind, Evidence, FilterPlugin, Inputs, LoadScoring, MemoryScope, MetricRequest, Plugin, PolicyRejections, Reason, ScorePlugin, Scores, StateBuilder, ValueState, Verdict, Watched
+
+from nodewise.agent import (
+    COMPARISONS,
+    MAX_SCORE,
+    AgentKind,
+    Evidence,
+    FilterPlugin,
+    Inputs,
+    LoadScoring,
+    MemoryScope,
+    MetricRequest,
+    Plugin,
+    PolicyRejections,
+    Reason,
+    ScorePlugin,
+    Scores,
+    StateBuilder,
+    ValueState,
+    Verdict,
+    Watched,
+)
 from nodewise.base.errors import UNREADABLE
-from nodewise.engine.decision_json import StaticReason
-from nodewise.engine.decision_json import to_json_values
+from nodewise.engine.decision_json import StaticReason, to_json_values
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
-from typing import Any, Final
-
 
 _METADATA: Final = {
     "name": "one",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.engine import agent_state_rebuilds
+from nodewise.engine import cluster_state_changes
 from nodewise.extender import wire_format
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -77,7 +77,7 @@ class ClusterlessSnapshots:
         self._number += 1
         return Snapshot(
             cluster_state.nodes,
-            agent_state_rebuilds.build_all_agent_states(self._states, cluster_state),
+            cluster_state_changes.build_all_agent_states(self._states, cluster_state),
             now,
             self._number,
         )

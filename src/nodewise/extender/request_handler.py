@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.engine.agent_chain import AgentChain, Filter, Scorer, assign_weights
+from nodewise.engine.agent_chain import AgentChain, ChainOptions, Filter, Scorer, assign_weights
 from nodewise.engine.decision import Decision, Verb
-from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender import wire_format
 from nodewise.kube.struct_type_merge import merge
 

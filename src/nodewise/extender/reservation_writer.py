@@ -24,7 +24,7 @@ from nodewise.agent.bind_plugin_interface import (
 )
 from nodewise.base.clock import Clock
 from nodewise.base.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.engine.agent_state_rebuilds import Override
+from nodewise.engine.cluster_state_changes import Override
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.resource_kinds import LEASES

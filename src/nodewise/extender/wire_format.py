@@ -1,27 +1,25 @@
 """The wire format of the scheduler extender protocol, v1: requests from bytes, responses to bytes.
 
+Requests are limited before they are decoded, and decoded leniently, as Go's JSON decoder does.
+
 Source: k8s.io/kube-scheduler v0.36 `extender/v1/types.go`. The structs there carry no JSON tags, so keys are Go
 names. Node objects are kept and passed back as bytes.
 """
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from nodewise.agent import MAX_SCORE
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.engine.decision import Decision
-from nodewise.metrics.node_index import Names, NodeIndex
-from collections.abc import Mapping
-from typing import Any, Final
-from nodewise.base.errors import UNREADABLE
-import random
-from typing import Final
-from nodewise.agent import MAX_SCORE
 from nodewise.metrics import node_index
-from nodewise.metrics.node_index import Names, NameTable, Numbers
-
+from nodewise.metrics.node_index import Names, NameTable, NodeIndex, Numbers
 
 MOST_CANDIDATES: Final = 2**18
 """Nodes of one request. Kubernetes supports 5,000."""
@@ -475,11 +473,7 @@ class NodeDecoder(Generic[PodT]):
 
     def _decode_node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
-            return self._decode(
-                raw
-                if is_complete
-                else rename_keys(bytes(raw), NODE)
-            )
+            return self._decode(raw if is_complete else rename_keys(bytes(raw), NODE))
         except UNREADABLE as error:
             raise BadInput(
                 "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
@@ -537,9 +531,7 @@ def _decode_node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
 
 def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
     try:
-        return _read_node(
-            rename_keys(bytes(node), NODE_NAME)
-        ).metadata.name
+        return _read_node(rename_keys(bytes(node), NODE_NAME)).metadata.name
     except UNREADABLE as error:
         raise BadInput(
             "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
@@ -549,9 +541,7 @@ def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
 def _check_lenient_node_count(count: int) -> None:
     if count > MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
-        raise BadInput(
-            "request", [Problem("Nodes.items", text, f"at most {MOST_NODES}")]
-        )
+        raise BadInput("request", [Problem("Nodes.items", text, f"at most {MOST_NODES}")])
 
 
 def _problem_of_msgspec_error(error: Exception, at: str, wanted: str) -> Problem:

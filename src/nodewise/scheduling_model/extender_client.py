@@ -1,28 +1,24 @@
-"""Client of a scheduler extender that behaves like kube-scheduler's: requests, accepted responses and errors.
+"""Client of a scheduler extender that behaves like kube-scheduler's: configuration, messages, accepted responses
+and errors.
 
-Every failure is Unavailable; its text is the one that kube-scheduler writes into the pod's condition. Source:
-kubernetes v1.36.3 pkg/scheduler/extender.go.
+Every failure is Unavailable; its text is the one that kube-scheduler writes into the pod's condition, except for errors
+of the network. Sources: kubernetes v1.36.3 pkg/scheduler/extender.go, k8s.io/kube-scheduler v0.36.3 extender/v1.
 """
 
-import ssl
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Self
-import httpx2
-from nodewise.base.clock import SystemClock
-from nodewise.base.errors import BadInput, BadSettings, Problem, Unavailable
-from nodewise.scheduling_model import go_http_error_texts, parsed_nodes_and_pods
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from collections import Counter
-from typing import Any
-import msgspec
-from nodewise.base import clock
-from nodewise.base.errors import BadSettings, Problem, shown
 import json
-from typing import Any, Final, NamedTuple, TypeVar
-from nodewise.base.errors import Unavailable
-from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
+import ssl
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
+import httpx2
+import msgspec
+
+from nodewise.base import clock
+from nodewise.base.clock import SystemClock
+from nodewise.base.errors import BadInput, BadSettings, Problem, Unavailable, shown
+from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo, Object, Pod
 
 _WHAT = "the extenders of the scheduler's configuration"
 
@@ -236,7 +232,7 @@ def _unreadable_response_error(body: bytes, why: str) -> str:
     if not text:
         return "EOF"
     if "truncated" in why:
-        return "unexpected EOF"
+        return _UNEXPECTED_END
     if text[0] not in '{["-0123456789tfn':
         return f"invalid character '{text[0]}' looking for beginning of value"
     return f"json: {why}"
@@ -244,6 +240,10 @@ def _unreadable_response_error(body: bytes, why: str) -> str:
 
 _OK: Final = 200
 _REAL_CLOCK: Final = SystemClock()
+_LATE_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+_UNEXPECTED_END: Final = "unexpected EOF"
+_UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})
+"""OpenSSL's codes for a certificate that no trusted CA signed."""
 """Timeouts use real time, independent of the simulated clock."""
 
 
@@ -379,11 +379,21 @@ class ExtenderClient:
                     raise Unavailable(f"failed {verb} with extender at URL {url}, code {code}")
                 return _read_body_until_deadline(answer, end_s)
         except httpx2.RequestError as error:
-            raise Unavailable(
-                f'Post "{url}": {go_http_error_texts.go_error_text(error, httpx2.URL(url))}'
-            ) from error
+            raise Unavailable(f'Post "{url}": {_go_error_text(error)}') from error
         except httpx2.InvalidURL as error:
             raise Unavailable(f'parse "{url}": {error}') from error
+
+
+def _go_error_text(error: httpx2.RequestError) -> str:
+    """The text of Go's HTTP client for a timeout and for an unknown CA; for other errors that of httpx2."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _UNKNOWN_AUTHORITY:
+            return "tls: failed to verify certificate: x509: certificate signed by unknown authority"
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
 
 
 def _read_body_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
@@ -392,11 +402,11 @@ def _read_body_until_deadline(answer: httpx2.Response, end_s: float) -> bytes:
         for piece in answer.iter_bytes():
             pieces.append(piece)
             if _REAL_CLOCK.monotonic() > end_s:
-                raise Unavailable(go_http_error_texts.LATE_BODY)
+                raise Unavailable(_LATE_BODY)
     except httpx2.TimeoutException:
-        raise Unavailable(go_http_error_texts.LATE_BODY) from None
+        raise Unavailable(_LATE_BODY) from None
     except httpx2.RequestError:
-        raise Unavailable(go_http_error_texts.SHORT_BODY) from None
+        raise Unavailable(_UNEXPECTED_END) from None
     return b"".join(pieces)
 
 

@@ -1,20 +1,30 @@
 """Replay of a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
 
-As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace with replacement, arrive one after another and stay,
-until the requested GPUs reach a given share of all GPUs. A pod that fits nowhere fails and is not retried.
+The trace consists of CSV files of nodes and pods. As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace
+with replacement, arrive one after another and stay, until the requested GPUs reach a given share of all GPUs. A pod
+that fits nowhere fails and is not retried.
 
 The replay does kube-scheduler's part: it excludes nodes with too little free CPU or memory and selects the node with
 the highest score, a random one among equals. It omits kube-scheduler's own scores, as if the extender had a very large
 weight, and sampling.
 """
 
+import csv
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
 import msgspec
 import numpy as np
+
 from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
-from nodewise.agent.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease, AllocationRecordMetadata, BindPlan
+from nodewise.agent.bind_plugin_interface import (
+    RESERVATIONS_ANNOTATION,
+    AllocationRecordLease,
+    AllocationRecordMetadata,
+    BindPlan,
+)
 from nodewise.agents.gpu import fragmentation, typical_pods
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.fragmentation import WorkloadTables
@@ -25,13 +35,8 @@ from nodewise.agents.gpu.options import GpuOptions, Placement
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.base import clock, cooperative_scheduling
-from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-import csv
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
 from nodewise.base.errors import BadInput, Problem, shown
-
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 
 T = TypeVar("T")
 

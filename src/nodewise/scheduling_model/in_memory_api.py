@@ -1,8 +1,8 @@
 """An API server in memory: a `nodewise.kube.api_server_interface.Api` with paged lists, watches, bookmarks,
-410 and conflicts.
+410 and conflicts, served kinds, and the subset of server-side apply that nodewise uses.
 
-It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds;
-`server_side_apply` is its subset of server-side apply.
+It passes `tests/unit/kube/api_suite.py`, as the real API server does. It has no admission and no validation of kinds.
+Of server-side apply it has owned labels by key, and the fields of a status.
 """
 
 import asyncio
@@ -11,25 +11,31 @@ import contextlib
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
 import msgspec
+
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError
 from nodewise.kube import api_server_interface
-from nodewise.kube.api_server_interface import DEADLINE_S, NONE, WATCH_DEADLINE_S, ApiCall, BeforeBody, ErrorStatus, Params, Patch, StatusCause, StatusDetails
+from nodewise.kube.api_server_interface import (
+    DEADLINE_S,
+    NONE,
+    WATCH_DEADLINE_S,
+    ApiCall,
+    BeforeBody,
+    ErrorStatus,
+    Params,
+    Patch,
+    StatusCause,
+    StatusDetails,
+)
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, NamedTuple
-from nodewise.kube.api_server_interface import Params
-from nodewise.kube.resource_kinds import Resource
-from typing import Any, NamedTuple
-from urllib.parse import unquote
-from nodewise.kube.api_server_interface import ApiCall, ErrorStatus
-from collections.abc import Mapping
-
 
 _NOT_FOUND = 404
+Object = dict[str, Any]
 
 
 class RequestPath(NamedTuple):
@@ -273,44 +279,6 @@ def _managed_fields(before: Object, manager: str, wanted: Mapping[str, str]) -> 
 
 # ruff: noqa: ARG002 - the deadlines of the interface mean nothing in memory
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-Object = dict[str, Any]
 
 CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
 

@@ -14,8 +14,8 @@ from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.engine.agent_state_rebuilds import AgentStates
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.cluster_state_changes import AgentStates
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Change, ChangeLog

@@ -1,25 +1,22 @@
-"""Nodes and pods with the fields that the scheduler reads.
+"""Nodes and pods with the fields that the scheduler reads, their resources, and nodes with their pods.
 
 They are immutable: a change creates a new one. `obj` is the whole object for extenders; it is sent as in
 kube-scheduler, without kind, version and managed fields.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
-import msgspec
-from nodewise.base import clock
-from nodewise.base.errors import BadInput, Problem, shown
-from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from nodewise.base import quantity
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.base import clock, quantity
+from nodewise.base.errors import BadInput, Problem, shown
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import HoldingSpec, RequestedResources, RequestingSpec, ResizeStatus
-from collections.abc import Sequence
-from typing import Final, NamedTuple
-
 
 Amounts = Mapping[str, int]
 

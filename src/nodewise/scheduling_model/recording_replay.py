@@ -1,33 +1,30 @@
-"""Replay of a recording: the agents get the recorded cluster states and requests, at the recorded times.
+"""Replay of a recording at the recorded times, and comparison of the responses with the recorded ones.
 
 An agent's state may keep memory between cluster states, so it gets each one, in order and once, as in
-`extender.snapshot_cache`; a request is answered from the snapshot of the same generation. The module opens no files
-and does not read the clock.
+`engine.snapshot_cache`; a request is answered from the snapshot of the same generation. Different responses are
+compared node by node. The module opens no files and does not read the clock.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
+
 import msgspec
+
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import BadInput
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError
 from nodewise.engine import recording_file
-from nodewise.engine.agent_state_rebuilds import AgentStates
-from nodewise.engine.recording_file import ClusterStateRebuilder
-from nodewise.engine.recording_file import Record, RequestEntry
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.cluster_state_changes import AgentStates
+from nodewise.engine.decision import Verb
+from nodewise.engine.recording_file import ClusterStateRebuilder, Record, RequestEntry
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.kube.struct_type_merge import merge
-from collections.abc import Callable, Mapping
-from itertools import takewhile
-from typing import Final, NamedTuple
-from nodewise.base.errors import UNREADABLE, NodewiseError
-from nodewise.engine.decision import Verb
 from nodewise.scheduling_model import extender_client
 from nodewise.scheduling_model.extender_client import Filtered, HostScore, Preempted
-
 
 KEPT: Final = "kept"
 _REJECTED: Final = "rejected"
@@ -84,9 +81,7 @@ def _rejected_nodes(answer: Filtered) -> dict[str, str]:
 
 
 def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
-    return {
-        host_score.host: host_score.score for host_score in extender_client.decode(body, list[HostScore])
-    }
+    return {host_score.host: host_score.score for host_score in extender_client.decode(body, list[HostScore])}
 
 
 def _preempt_results(body: bytes) -> Mapping[str, NodeResult]:

@@ -1,26 +1,17 @@
-"""Filter plugins: whether a pod fits a node, and which events make a retry worthwhile (queueing hints).
+"""Filter and score plugins of the simulated scheduler, with queueing hints and the message for an unschedulable pod.
 
-Plugins run in kube-scheduler's order; the first that rejects a node gives the reason. Sources: kubernetes v1.36.3
-pkg/scheduler/framework/plugins/{nodeunschedulable,tainttoleration,nodeaffinity,noderesources},
-and pkg/scheduler/apis/config/v1/default_plugins.go for the order.
+A filter plugin decides whether a pod fits a node, and which events make a retry worthwhile. Filter plugins run in
+kube-scheduler's order; the first that rejects a node gives the reason. Sources: kubernetes v1.36.3
+pkg/scheduler/framework/plugins/{nodeunschedulable,tainttoleration,nodeaffinity,noderesources}, and
+pkg/scheduler/apis/config/v1/default_plugins.go for the order.
 """
 
-from collections.abc import Callable, Collection
-from typing import Final, Literal, NamedTuple
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod, Taint
-from nodewise.scheduling_model.parsed_nodes_and_pods import PODS
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
-from collections.abc import Sequence
-from typing import Final
-from nodewise.scheduling_model import parsed_nodes_and_pods
-from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.parsed_nodes_and_pods import CPU, MEMORY
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
+from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model.parsed_nodes_and_pods import CPU, MEMORY, PODS, Node, NodeInfo, Pod, Taint
 
 Values = Sequence[str]
 Term = Mapping[str, Any]
@@ -234,10 +225,7 @@ def _reject_cordoned(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
 
 
 def _tolerates_cordon(pod: Pod) -> bool:
-    return any(
-        tolerates(toleration, _CORDON)
-        for toleration in pod.spec.get("tolerations") or ()
-    )
+    return any(tolerates(toleration, _CORDON) for toleration in pod.spec.get("tolerations") or ())
 
 
 def _reject_untolerated_taint(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
@@ -250,11 +238,7 @@ def _has_untolerated_taint(pod: Pod, node: Node) -> bool:
 
 
 def _reject_unmatched_affinity(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-    return (
-        ()
-        if matches(pod, info.node)
-        else ("node(s) didn't match Pod's node affinity/selector",)
-    )
+    return () if matches(pod, info.node) else ("node(s) didn't match Pod's node affinity/selector",)
 
 
 def _was_uncordoned(_pod: Pod, event: ClusterEvent) -> bool:
@@ -281,9 +265,7 @@ def _has_other_taints(event: ClusterEvent) -> bool:
 
 
 def _may_affinity_match_now(pod: Pod, event: ClusterEvent) -> bool:
-    return _has_other_taints(event) or _make_newly_satisfied_hint(matches)(
-        pod, event
-    )
+    return _has_other_taints(event) or _make_newly_satisfied_hint(matches)(pod, event)
 
 
 _BY_NODE: Final[SimulatedFilterPlugins] = (
@@ -340,10 +322,7 @@ _AFFINITY_WEIGHT: Final = 2
 
 def total_scores(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     """Total scores of the nodes, in their order."""
-    taints = [
-        len(untolerated(pod, info.node, NOT_PREFERRED))
-        for info in infos
-    ]
+    taints = [len(untolerated(pod, info.node, NOT_PREFERRED)) for info in infos]
     preferences = [preference(pod, info.node) for info in infos]
     fewer_taints = [MAX_SCORE - share for share in _percent_of_largest(taints)]
     requested = parsed_nodes_and_pods.container_requests_for_scoring(pod.obj)

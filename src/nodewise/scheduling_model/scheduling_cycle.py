@@ -3,24 +3,20 @@
     filter plugins -> a sample of feasible nodes -> extenders, in order -> scores -> the best node
                                                         none left -> preemption -> message
 
-Source: kubernetes v1.36.3 pkg/scheduler/schedule_one.go.
+Preemption selects the pods to evict for a pod that fits nowhere. Source: kubernetes v1.36.3
+pkg/scheduler/schedule_one.go.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Final, NamedTuple
+
 from nodewise.base.errors import Unavailable
 from nodewise.scheduling_model import scheduler_plugins
-from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.scheduler_plugins import SimulatedFilterPlugins
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.scheduler_plugins import Rejection
-from collections.abc import Callable, Mapping, Sequence
-from nodewise.scheduling_model.extender_client import Victims
-from nodewise.scheduling_model.scheduler_plugins import Rejection, Rejections
-
+from nodewise.scheduling_model.extender_client import ExtenderClient, Victims
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo, Pod
+from nodewise.scheduling_model.scheduler_plugins import Rejection, Rejections, SimulatedFilterPlugins
 
 Judge = Callable[[NodeInfo], Rejection | None]
 """Runs the filter plugins for the pod on a hypothetical node; None if it fits."""

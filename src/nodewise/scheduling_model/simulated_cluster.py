@@ -5,30 +5,32 @@
         cluster.touch("a")            # an event: rejected pods are retried
         simulated_cluster.pass_time(cluster, clock, 300)
 
-There is no background activity: every call first performs the work that is due; `settle` does only that. Pods are tried
-one after another. Calls to extenders take real time, independent of the clock. Pods are identified by `namespace/name`,
-or by the name alone in the namespace `default`.
+The scheduling queue decides which pod is tried next, and when rejected pods are retried. There is no background
+activity: every call first performs the work that is due; `settle` does only that. Pods are tried one after another.
+Calls to extenders take real time, independent of the clock. Pods are identified by `namespace/name`, or by the name
+alone in the namespace `default`.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from random import Random
-from typing import Any, Final, NamedTuple, Self
-import httpx2
-from nodewise.base.clock import Clock, ManualClock, SystemClock
-from nodewise.scheduling_model import extender_client, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
-from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
-from nodewise.scheduling_model.parsed_nodes_and_pods import Object, Pod
-from nodewise.scheduling_model.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
 import uuid
-from collections.abc import Mapping
-from nodewise.scheduling_model import parsed_nodes_and_pods
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from random import Random
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import httpx2
+
+from nodewise.base.clock import Clock, ManualClock, SystemClock
+from nodewise.scheduling_model import (
+    extender_client,
+    parsed_nodes_and_pods,
+    scheduler_plugins,
+    scheduling_cycle,
+)
+from nodewise.scheduling_model.extender_client import ExtenderClient
+from nodewise.scheduling_model.parsed_nodes_and_pods import Node, NodeInfo, Object, Pod
+from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
+from nodewise.scheduling_model.scheduling_cycle import SchedulerRules, SchedulerSnapshot, SchedulingResult
 
 
 class Inventory:
@@ -310,7 +312,9 @@ class Cluster:
         new = parsed_nodes_and_pods.node(node)
         known = self._inventory.nodes.get(new.name)
         self._inventory.put_node(new)
-        event = scheduler_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
+        event = (
+            scheduler_plugins.node_event(known.node, new) if known else ClusterEvent("node added", new=new)
+        )
         if event:
             self._pass_event_to_queue(event)
         self.settle()

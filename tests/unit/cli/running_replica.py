@@ -16,8 +16,8 @@ from nodewise import agents
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import NodewiseError
 from nodewise.engine import metric_values_endpoint
-from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series

@@ -12,8 +12,7 @@ from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import NativeState, PodReadResult, PodState
 from nodewise.engine import scheduling_attempt_explanation
 from nodewise.engine.decision import Decision
-from nodewise.engine.decision_json import StaticDetails, StaticReason
-from nodewise.engine.decision_json import DecisionPage
+from nodewise.engine.decision_json import DecisionPage, StaticDetails, StaticReason
 from nodewise.engine.scheduling_attempt_explanation import Attempt
 from tests.unit.engine.decision_notation import (
     AT,

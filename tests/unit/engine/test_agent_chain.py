@@ -10,9 +10,8 @@ import pytest
 from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.base.errors import BadSettings
 from nodewise.engine import decision_json
-from nodewise.engine.agent_chain import AgentChain, assign_weights
+from nodewise.engine.agent_chain import AgentChain, ChainOptions, Priority, assign_weights
 from nodewise.engine.decision import Decision, DecisionRing, PodRef
-from nodewise.engine.agent_chain import ChainOptions, Priority
 
 POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid="u"))
 VIEW = Snapshot(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)

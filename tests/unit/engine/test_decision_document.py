@@ -162,7 +162,9 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     scored = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
     )
-    again = decision_json.decode_arrays(cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(scored)))
+    again = decision_json.decode_arrays(
+        cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(scored))
+    )
     assert decision_json.numbers_by_agent(again) == decision_json.numbers_by_agent(scored)
     assert decision_json.score_parts(again) == decision_json.score_parts(scored)
     plain = prioritize_decision(
@@ -170,6 +172,9 @@ def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     )
     once = cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(plain))
     assert (
-        cooperative_scheduling.run_without_pauses(decision_json.encode_arrays(decision_json.decode_arrays(once))) == once
+        cooperative_scheduling.run_without_pauses(
+            decision_json.encode_arrays(decision_json.decode_arrays(once))
+        )
+        == once
     )
     assert decision_json.numbers_by_agent(decision_json.decode_arrays(once)) == {}

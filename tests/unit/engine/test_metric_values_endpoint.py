@@ -11,10 +11,10 @@ from nodewise import agents
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.errors import BadInput, Unavailable
 from nodewise.engine import metric_values_endpoint
+from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint, MetricValuesPage
 from nodewise.engine.recording_file import Header
 from nodewise.engine.request_recorder import ReplaySettings
-from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.metrics import missing_values, series
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot

@@ -18,8 +18,7 @@ from nodewise.base.errors import Problem, Unavailable
 from nodewise.cli import object_and_metric_sources
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.leader_controller_loop import LeaderLoop
-from nodewise.engine.pod_requeueing import ANNOTATION, PASS_S, PAUSE_S, TRIES, Requeuer
-from nodewise.engine.pod_requeueing import WaitingPods
+from nodewise.engine.pod_requeueing import ANNOTATION, PASS_S, PAUSE_S, TRIES, Requeuer, WaitingPods
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -11,18 +11,17 @@ from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput
 from nodewise.engine import recording_file, request_recorder
-from nodewise.engine.agent_state_rebuilds import AgentStates
+from nodewise.engine.agent_chain import ChainOptions
+from nodewise.engine.cluster_state_changes import AgentStates
 from nodewise.engine.decision import DecisionRing
 from nodewise.engine.recording_file import Record
 from nodewise.engine.request_recorder import FileRecorder
-from nodewise.engine.agent_chain import ChainOptions
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import TelemetryKind
 from nodewise.policies.options import TelemetryOptions
-from nodewise.scheduling_model.recording_replay import Player, ReplayAgents
-from nodewise.scheduling_model.recording_replay import Difference
+from nodewise.scheduling_model.recording_replay import Difference, Player, ReplayAgents
 from nodewise.server.application import Request
 from tests.unit.incremental_agent_states import changed
 

@@ -8,8 +8,7 @@ import pytest
 
 from nodewise.base.errors import BadSettings, Unavailable
 from nodewise.scheduling_model import extender_client, parsed_nodes_and_pods
-from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.extender_client import Victims
+from nodewise.scheduling_model.extender_client import ExtenderClient, Victims
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 

@@ -59,7 +59,5 @@ def test_what_kube_scheduler_refuses_is_refused(fields: dict[str, object], messa
 
 def test_all_problems_are_told_together() -> None:
     with pytest.raises(BadSettings) as raised:
-        extender_client.entries(
-            [URL | {"bindVerb": "bind", "prioritizeVerb": "p"}, {"filterVerb": "f"}]
-        )
+        extender_client.entries([URL | {"bindVerb": "bind", "prioritizeVerb": "p"}, {"filterVerb": "f"}])
     assert len(raised.value.problems) == 3

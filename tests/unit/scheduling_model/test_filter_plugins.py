@@ -2,11 +2,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import scheduler_plugins, parsed_nodes_and_pods
-from nodewise.scheduling_model.scheduler_plugins import ClusterEvent
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod
-from nodewise.scheduling_model.scheduler_plugins import Rejection
+from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
+from nodewise.scheduling_model.parsed_nodes_and_pods import Node, NodeInfo, Pod
+from nodewise.scheduling_model.scheduler_plugins import ClusterEvent, Rejection
 from tests.cluster import kubernetes_objects as made
 
 PLUGINS = scheduler_plugins.standard()

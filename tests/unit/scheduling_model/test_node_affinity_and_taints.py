@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import scheduler_plugins, parsed_nodes_and_pods
+from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, Pod, Taint
 from tests.cluster import kubernetes_objects as made
 
@@ -73,9 +73,7 @@ def test_a_term_wants_all_and_one_term_is_enough() -> None:
     ssd, hdd = want("disk", "In", "ssd"), want("disk", "In", "hdd")
     assert not scheduler_plugins.matches(needs(ssd, hdd), NODE)
     either = terms({"matchExpressions": [hdd]}, {"matchExpressions": [ssd]})
-    assert scheduler_plugins.matches(
-        affine({"requiredDuringSchedulingIgnoredDuringExecution": either}), NODE
-    )
+    assert scheduler_plugins.matches(affine({"requiredDuringSchedulingIgnoredDuringExecution": either}), NODE)
 
 
 def test_an_empty_term_matches_nothing() -> None:
@@ -122,7 +120,4 @@ def test_only_taints_of_the_effects_asked_for_are_found() -> None:
     soft = {"key": "k", "effect": "PreferNoSchedule"}
     node: Node = parsed_nodes_and_pods.node(made.node("a") | {"spec": {"taints": [soft]}})
     assert not scheduler_plugins.untolerated(with_spec(), node, scheduler_plugins.NOT_SCHEDULED)
-    assert (
-        len(scheduler_plugins.untolerated(with_spec(), node, scheduler_plugins.NOT_PREFERRED))
-        == 1
-    )
+    assert len(scheduler_plugins.untolerated(with_spec(), node, scheduler_plugins.NOT_PREFERRED)) == 1

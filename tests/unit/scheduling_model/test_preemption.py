@@ -3,12 +3,16 @@ from typing import Any
 
 import pytest
 
-from nodewise.scheduling_model import extender_client, scheduler_plugins, parsed_nodes_and_pods, scheduling_cycle
+from nodewise.scheduling_model import (
+    extender_client,
+    parsed_nodes_and_pods,
+    scheduler_plugins,
+    scheduling_cycle,
+)
 from nodewise.scheduling_model.extender_client import ExtenderClient
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
-from nodewise.scheduling_model.parsed_nodes_and_pods import Pod
-from nodewise.scheduling_model.scheduling_cycle import Preemption, PreemptionContext
+from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo, Pod
 from nodewise.scheduling_model.scheduler_plugins import Rejection
+from nodewise.scheduling_model.scheduling_cycle import Preemption, PreemptionContext
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 

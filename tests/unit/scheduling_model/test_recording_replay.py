@@ -15,8 +15,13 @@ from nodewise.policies import policy_rejection_reasons
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.state import POLICIES, TelemetryStateBuilder
 from nodewise.scheduling_model import recording_replay
-from nodewise.scheduling_model.recording_replay import Player, PodChange, ReplayAgents
-from nodewise.scheduling_model.recording_replay import ExtenderResponse, NodeChange
+from nodewise.scheduling_model.recording_replay import (
+    ExtenderResponse,
+    NodeChange,
+    Player,
+    PodChange,
+    ReplayAgents,
+)
 from nodewise_scorers.learned.options import LearnedOptions
 from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
 from tests.unit.policies.policy_snapshot_builders import (

@@ -59,7 +59,10 @@ def test_requests_are_counted_as_kube_scheduler_counts_them(spec: Spec, amounts:
 
 
 def test_scores_count_something_for_a_container_that_asks_for_nothing() -> None:
-    assert parsed_nodes_and_pods.scored({"spec": {"containers": [{}, container(cpu="2")]}}) == (2100, 400 * 2**20)
+    assert parsed_nodes_and_pods.scored({"spec": {"containers": [{}, container(cpu="2")]}}) == (
+        2100,
+        400 * 2**20,
+    )
 
 
 def test_a_pod_that_is_not_placed_yet_is_scored_by_its_containers() -> None:
@@ -69,7 +72,10 @@ def test_a_pod_that_is_not_placed_yet_is_scored_by_its_containers() -> None:
 
 
 def test_a_node_without_allocatable_offers_its_capacity() -> None:
-    assert parsed_nodes_and_pods.allocatable({"capacity": {"cpu": "2", "pods": "9"}}) == {"cpu": 2000, "pods": 9}
+    assert parsed_nodes_and_pods.allocatable({"capacity": {"cpu": "2", "pods": "9"}}) == {
+        "cpu": 2000,
+        "pods": 9,
+    }
     assert parsed_nodes_and_pods.allocatable({"capacity": {"cpu": "2"}, "allocatable": {"cpu": "1"}}) == {
         "cpu": 1000
     }

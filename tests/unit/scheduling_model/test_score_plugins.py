@@ -36,7 +36,9 @@ def test_all_plugins_add_up() -> None:
 def test_a_soft_taint_costs_up_to_300() -> None:
     tainted = made.node("b", cpu="4", memory="8Gi")
     tainted["spec"] = {"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}
-    assert scheduler_plugins.total_scores(TWO_CORES, [NodeInfo(parsed_nodes_and_pods.node(tainted)), SMALL]) == [
+    assert scheduler_plugins.total_scores(
+        TWO_CORES, [NodeInfo(parsed_nodes_and_pods.node(tainted)), SMALL]
+    ) == [
         160,
         460,
     ]

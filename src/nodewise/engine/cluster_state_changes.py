@@ -1,22 +1,20 @@
-"""The newest state of each agent, and which states have to be built again from a cluster state.
+"""Changes of cluster states: which agent states they rebuild, and their reports to subscribers.
 
 Online and replayed states are built in the same steps. A change of pods, 80 times a second, rebuilds no state of an
 agent that reads no pods.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
 import msgspec
-from nodewise.agent import ClusterState, Inputs, NodeIndex, StateBuilder
+
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
+from nodewise.kube.store import Change, Changes
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe import logs
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-from nodewise.agent import ClusterState, ObjectKey
-from nodewise.kube.store import Change, Changes
-
 
 _FAILED: Final = object()
 
