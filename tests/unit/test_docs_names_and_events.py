@@ -137,12 +137,14 @@ def test_the_page_of_events_has_every_reason() -> None:
     code = "\n".join(path.read_text() for path in SOURCES)
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
-    of_taspolicies = re.findall(CONDITION, (TELEMETRY / "taspolicy_status.py").read_text())
+    others, _, taspolicies = (
+        (TELEMETRY / "policy_status.py").read_text().partition("def _taspolicy_conditions(")
+    )
+    of_taspolicies = re.findall(CONDITION, taspolicies)
     assert len(of_taspolicies) == len(policy_status.GOOD_TASPOLICY_STATUSES) - 1, (
         "that of MetricsFetched is a cause"
     )
-    text = (TELEMETRY / "placement_policy_status.py").read_text()
-    of_others = re.findall(CONDITION, text) + re.findall(r'^ {8}\("(\w+)", ', text, re.MULTILINE)
+    of_others = re.findall(CONDITION, others) + re.findall(r'^ {8}\("(\w+)", ', others, re.MULTILINE)
     assert len(set(of_others)) == 18
     reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
