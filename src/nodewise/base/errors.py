@@ -102,6 +102,10 @@ class Refused(NodewiseError):
     """The other side denied a valid request: authorization, admission, a policy."""
 
 
+class NotFound(Refused):
+    """The object does not exist in the API server, or the API server does not have the kind."""
+
+
 def shown(value: object, limit: int = 80) -> str:
     """A value as errors show it: its repr, which has quotes and visible characters only, cut at `limit` characters."""
     try:

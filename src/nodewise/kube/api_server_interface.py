@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
+from nodewise.base.errors import NotFound as NotFound  # noqa: PLC0414 - part of this interface
 
 Params = Mapping[str, str]
 NONE: Final[Params] = {}
@@ -24,10 +25,6 @@ DEADLINE_S: Final = 10.0
 
 WATCH_DEADLINE_S: Final = 36.0
 """Timeout of a watch. The API server ends it earlier, as its parameter `timeoutSeconds` requests."""
-
-
-class NotFound(Refused):
-    """The object does not exist, or the API server does not have the kind."""
 
 
 class NotAllowed(Refused):

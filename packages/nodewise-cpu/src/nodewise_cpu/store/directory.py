@@ -24,8 +24,16 @@ from pathlib import Path
 from typing import Final
 
 from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
-from nodewise.kube.api_server_interface import NotFound
+from nodewise.base.errors import (
+    BadInput,
+    Conflict,
+    NodewiseError,
+    NotFound,
+    Problem,
+    Refused,
+    Unavailable,
+    shown,
+)
 from nodewise_cpu import allocation_store, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.pool_allocations import Allocations, CpuListAllocation

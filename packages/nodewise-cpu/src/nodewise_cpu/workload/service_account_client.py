@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from nodewise.base.errors import BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
-from nodewise.kube.api_server_interface import DEADLINE_S, NotFound, Patch
+from nodewise.base.errors import (
+    BadSettings,
+    Conflict,
+    NodewiseError,
+    NotFound,
+    Problem,
+    Refused,
+    Unavailable,
+    shown,
+)
+from nodewise.kube.api_server_interface import DEADLINE_S, Patch
 from nodewise.kube.resource_kinds import PODS
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
