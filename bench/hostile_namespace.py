@@ -6,7 +6,7 @@ from typing import Final
 from bench import etcd_population
 from bench.etcd_population import EtcdEntry
 from bench.generated_cluster_objects import Object
-from nodewise.agents.gpu.pod_reduction import MOST_PENDING_BYTES
+from nodewise.agents.gpu.gpu_pod_fields import MOST_PENDING_BYTES
 from nodewise.policies.options import TelemetryOptions
 
 NAMESPACE: Final = "hostile"

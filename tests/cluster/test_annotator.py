@@ -17,9 +17,8 @@ from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_scorers.annotator import patch_writer
-from nodewise_scorers.annotator.patch_planning import NodePlan
-from nodewise_scorers.annotator.patch_writer import WriteResult
+from nodewise_scorers.annotator import node_patches
+from nodewise_scorers.annotator.node_patches import NodePlan, WriteResult
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod
 from tests.cluster import (
     admission_policy_waits,
@@ -213,7 +212,7 @@ async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane
         NodePlan("there", uid, {}, {}, {"mean-free-cpu": "1", "std-free-cpu": None}),
     ]
     try:
-        assert await patch_writer.write_patches(api, plans) == WriteResult(done=1, failed=0, gone=2)
+        assert await node_patches.write_patches(api, plans) == WriteResult(done=1, failed=0, gone=2)
     finally:
         await api.close()
     assert "annotations" not in plane.api.get("/api/v1/nodes/anew")["metadata"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.agents.gpu.descheduler_pod_labels import LABEL
+from nodewise.agents.gpu.controller import DESCHEDULE_LABEL
 from tests.cluster import descheduler_run, gpu_cluster, kubernetes_objects
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
@@ -66,7 +66,11 @@ def path(sandbox: Sandbox, name: str) -> str:
 
 def labelled_pods(sandbox: Sandbox) -> set[str]:
     pods: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
-    return {pod["metadata"]["name"] for pod in pods if pod["metadata"].get("labels", {}).get(LABEL) == "gpu"}
+    return {
+        pod["metadata"]["name"]
+        for pod in pods
+        if pod["metadata"].get("labels", {}).get(DESCHEDULE_LABEL) == "gpu"
+    }
 
 
 def expect_labelled(sandbox: Sandbox, *names: str) -> None:
@@ -108,7 +112,7 @@ def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: E
     put(sandbox, "a", "card0")
     mark(sandbox, "g1", deschedule__pods__card0="true")
     expect_labelled(sandbox, "a")
-    sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: None}}})
+    sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {DESCHEDULE_LABEL: None}}})
     expect_labelled(sandbox, "a")
 
 
@@ -117,7 +121,9 @@ def test_what_was_told_before_a_restart_is_taken_back(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     put(sandbox, "a", "card0")
-    sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
+    sandbox.api.patch(
+        path(sandbox, "a"), {"metadata": {"labels": {DESCHEDULE_LABEL: "gpu", "mine": "stays"}}}
+    )
     with gpu_cluster.extender(plane, tmp_path):
         expect_labelled(sandbox)
     assert (sandbox.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
@@ -128,7 +134,9 @@ def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None
     sandbox.nodes(gpu_cluster.node("g1"))
     put(sandbox, "a", "card0")
     with pytest.raises(ApiError) as refused:
-        sandbox.api.patch(path(sandbox, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
+        sandbox.api.patch(
+            path(sandbox, "a"), {"metadata": {"uid": "another", "labels": {DESCHEDULE_LABEL: "gpu"}}}
+        )
     assert refused.value.code in {409, 422}
     assert labelled_pods(sandbox) == set()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from nodewise.agents.gpu import allocation_record_limits
+from nodewise.agents.gpu import allocation_record
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
 from tests.cluster import gpu_cluster, kubernetes_objects, namespace_sandboxes
 from tests.cluster.api_client import Object
@@ -148,7 +148,7 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         waiting(sandbox, gpu_cluster.pod("b", 1)),
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
-    room = allocation_record_limits.max_record_bytes(demand, "gpu.intel.com/tiles")
+    room = allocation_record.max_record_bytes(demand, "gpu.intel.com/tiles")
     _fill_record(sandbox, room)
     with serving(plane, tmp_path, certificates) as running:
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import allocation_record_limits, gpu_resource_count_limit
+from nodewise.agents.gpu import allocation_record, gpu_arrays
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from tests.hostile import gpu_cluster, json_strategies
 from tests.hostile.gpu_cluster import GOOD, PREFIX, GpuCluster, amounts, container, node, one_gpu_pod, pod
@@ -160,7 +160,7 @@ def test_nodes_that_invent_resources_do_not_fill_the_memory(cluster: GpuCluster)
         for name in names
         if any("count as absent" in text for text in cluster.allocations(name)["problems"])
     ]
-    assert len(events) >= len(names) - gpu_resource_count_limit.MOST // 60 - 1
+    assert len(events) >= len(names) - gpu_arrays.MOST // 60 - 1
     lost = pod("p", container("main", {f"{PREFIX}i915": "1", f"{PREFIX}{events[-1]}-59": "1"}))
     assert events[-1] in cluster.filter(lost, events)[1]
     assert cluster.target.rss_mib() < before + 300
@@ -404,9 +404,7 @@ def test_thousands_of_victims(cluster: GpuCluster) -> None:
 
 def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(cluster: GpuCluster) -> None:
     """The reservation of the largest pod leaves space in the record for others."""
-    made = cluster.put(
-        PODS, pod("large", *_many(allocation_record_limits.MOST_CONTAINERS, i915=1, millicores=1))
-    )
+    made = cluster.put(PODS, pod("large", *_many(allocation_record.MOST_CONTAINERS, i915=1, millicores=1)))
     assert json.loads(cluster.bind(made, "good1").body)["Error"] == ""
     text = cluster.server.call(
         lambda api: api.objects(LEASES)[gpu_cluster.OWN, "gpu-good1"]["metadata"]["annotations"]

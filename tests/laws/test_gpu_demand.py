@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import container_gpu_amounts, pod_gpu_requests
+from nodewise.agents.gpu import gpu_pod_fields, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import NOTHING
@@ -102,7 +102,7 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
     containers: Any, init: Any, annotations: Any
 ) -> None:
     given_pod = pod(containers, init, annotations)
-    if not container_gpu_amounts.requests_gpu_resources(given_pod, INTEL):
+    if not gpu_pod_fields.requests_gpu_resources(given_pod, INTEL):
         assert pod_gpu_requests.parse_demand(given_pod, INTEL, GpuOptions()) == NOTHING
 
 
@@ -113,7 +113,7 @@ def test_shares_times_cards_are_no_more_than_what_was_asked_for(
     given_pod = pod(containers)
     parsed, whole = (
         pod_gpu_requests.parse_demand(given_pod, profile, GpuOptions()),
-        container_gpu_amounts.container_amounts(given_pod, profile),
+        gpu_pod_fields.container_amounts(given_pod, profile),
     )
     assert len(whole) == len(containers)
     for container, amount in zip(parsed.containers, whole, strict=False):

@@ -7,15 +7,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import gpu_arrays, subdevice_assignment
-from nodewise.agents.gpu.empty_node_fit import EmptyNodeFits
+from nodewise.agents.gpu import bind_annotations, gpu_arrays
+from nodewise.agents.gpu.agent import EmptyNodeFits
+from nodewise.agents.gpu.bind_annotations import SubdeviceRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
+from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD
+from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder
 from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from tests.laws import gpu_reference_fit as scalar
 from tests.laws.gpu_reference_fit import SUBDEVICES, NodeDoesNotFit, ReferenceUsage
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import layout_of
@@ -198,7 +199,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
 
 
 def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
-    assigned = subdevice_assignment.assign_subdevices(gpus, usage, SUBDEVICES, taken)
+    assigned = bind_annotations.assign_subdevices(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
     for requests, numbers in zip(taken, assigned, strict=True):

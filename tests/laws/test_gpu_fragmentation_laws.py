@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nodewise.agents.gpu import fragmentation, placement_strategies
 from nodewise.agents.gpu.fit import fit
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import COUNT, MILLI, WHOLE, board, demand, plain, share
 

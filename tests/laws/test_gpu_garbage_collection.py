@@ -6,14 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import (
-    allocation_cache_comparison,
-    allocation_record,
-    descheduler_pod_labels,
-    node_allocations,
-    stale_reservations,
-)
-from nodewise.agents.gpu.allocation_cache_comparison import ObservedChanges
+from nodewise.agents.gpu import allocation_record, controller, node_allocations
+from nodewise.agents.gpu.controller import allocation_cache_checker, reservation_garbage_collector
+from nodewise.agents.gpu.controller.allocation_cache_checker import ObservedChanges
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
 from nodewise.agents.gpu.state import GpuState
 from nodewise.base import cooperative_scheduling
@@ -55,9 +50,9 @@ ALLOCATION_RECORDS = st.lists(SOME_RECORDS, max_size=2).map(
 
 @given(MARKED, PODS, ALLOCATION_RECORDS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
-    def changes(of: list[AllocatedPod]) -> list[descheduler_pod_labels.LabelChange]:
+    def changes(of: list[AllocatedPod]) -> list[controller.LabelChange]:
         return cooperative_scheduling.run_without_pauses(
-            descheduler_pod_labels.changes(agent_state(cluster_state(nodes, of, leases)))
+            controller.label_changes(agent_state(cluster_state(nodes, of, leases)))
         )
 
     wanted = {change.pod.metadata.uid: change.is_wanted for change in changes(pods)}
@@ -80,7 +75,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     state_inputs = cluster_state(nodes, pods, leases, version)
     state = agent_state(state_inputs)
     unconfirmed = cooperative_scheduling.run_without_pauses(
-        stale_reservations.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
+        reservation_garbage_collector.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
     )
     gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
     left = [_without(record, gone) for record in leases]
@@ -96,7 +91,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     left_world = cluster_state(nodes, pods, left, version)
     assert (
         cooperative_scheduling.run_without_pauses(
-            stale_reservations.unconfirmed_reservations(after, left_world.objects["ledgers"])
+            reservation_garbage_collector.unconfirmed_reservations(after, left_world.objects["ledgers"])
         )
         == []
     )
@@ -107,7 +102,7 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     ours = agent_state(cluster_state(nodes, pods, leases, version))
     fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
     texts = {name: node_state.record_text for name, node_state in ours.nodes.items()}
-    differences = allocation_cache_comparison.differences(
+    differences = allocation_cache_checker.differences(
         ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
     )
     assert cooperative_scheduling.run_without_pauses(differences) == []

@@ -21,9 +21,8 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_scorers import pigeon
-from nodewise_scorers.pigeon.node_request_sums import HoldingPod
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import PODS, PigeonStateBuilder
+from nodewise_scorers.pigeon.state import PODS, HoldingPod, PigeonStateBuilder
 from scorers_tests.unit.pigeon.cluster_notation import node
 from tests.unit.incremental_agent_states import built
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import bind_annotations, descheduler_pod_labels
+from nodewise.agents.gpu import bind_annotations, controller
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
 from nodewise.engine import pod_requeueing
 from nodewise.extender import binding
 from nodewise.policies import node_labels, taspolicy_parser
-from nodewise_scorers.annotator.node_pod_fields import WrittenAnnotations
+from nodewise_scorers.annotator.node_requests import WrittenAnnotations
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}
@@ -58,7 +58,7 @@ def test_the_labels_of_nodes() -> None:
 
 def test_the_labels_of_pods() -> None:
     topology = {"topology.kubernetes.io/zone", "topology.kubernetes.io/region"}
-    own = {descheduler_pod_labels.LABEL, descheduler_pod_labels.VALUE}
+    own = {controller.DESCHEDULE_LABEL, controller.DESCHEDULE_VALUE}
     assert words("gpu.yaml", "nodewise-pods", "otherLabels") == own | topology
 
 

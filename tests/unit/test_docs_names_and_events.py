@@ -12,10 +12,10 @@ import pytest
 from nodewise.agent import bind_plugin_interface
 from nodewise.agents.gpu import (
     bind_annotations,
-    gpu_request_histogram,
+    gpu_node_labels,
     node_allocations,
     pod_gpu_requests,
-    telemetry_policy_gpu_labels,
+    typical_pods,
 )
 from nodewise.engine import agent_memory_storage, pod_events
 from nodewise.kube import event_recorder, leader_election
@@ -25,7 +25,7 @@ from nodewise.policies import policy_status
 from nodewise.policies.policy_selection import POLICY_LABEL
 from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
 from nodewise_cpu import cmk_names
-from nodewise_scorers.annotator import patch_writer
+from nodewise_scorers.annotator import node_patches
 from nodewise_scorers.statistics import load_annotations
 
 ROOT = Path(__file__).parents[2]
@@ -97,20 +97,20 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         node_allocations.GPUS,
         node_allocations.SUBDEVICES,
         bind_annotations.BIND_TIME,
-        telemetry_policy_gpu_labels._DISABLE,
-        telemetry_policy_gpu_labels._DESCHEDULE,
-        telemetry_policy_gpu_labels._PREFER,
-        telemetry_policy_gpu_labels._SUBDEVICE_DISABLE,
-        telemetry_policy_gpu_labels._SUBDEVICE_DESCHEDULE,
-        telemetry_policy_gpu_labels._SUBDEVICE_PREFERRED,
+        gpu_node_labels._DISABLE,
+        gpu_node_labels._DESCHEDULE,
+        gpu_node_labels._PREFER,
+        gpu_node_labels._SUBDEVICE_DISABLE,
+        gpu_node_labels._SUBDEVICE_DESCHEDULE,
+        gpu_node_labels._SUBDEVICE_PREFERRED,
         cmk_names.OWNER,
         cmk_names.config_map("<node>"),
-        patch_writer.FIELD_MANAGER,
+        node_patches.FIELD_MANAGER,
         bind_plugin_interface.RESERVATIONS_ANNOTATION,
         leader_election.CONTROLLER_LEASE,
         leader_election.EXTENDER_LEASE,
         agent_memory_storage.NAME,
-        gpu_request_histogram.NAME,
+        typical_pods.NAME,
         *LOAD_ANNOTATIONS,
     ],
 )

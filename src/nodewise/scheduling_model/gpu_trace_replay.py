@@ -28,7 +28,7 @@ from nodewise.agent.bind_plugin_interface import (
 from nodewise.agents.gpu import fragmentation, typical_pods
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.fragmentation import WorkloadTables
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import MODELS, AllocatedPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement

@@ -7,12 +7,12 @@ import msgspec
 
 from nodewise.agents.gpu import (
     allocation_record,
+    bind_annotations,
     extended_resource_amounts,
-    gpu_node_label_parsers,
+    gpu_node_labels,
     node_allocations,
     node_gpus,
     pod_gpu_requests,
-    subdevice_assignment,
 )
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.node_allocations import PodIndex
@@ -42,13 +42,13 @@ def _demand(text: str, annotations: Mapping[str, str]) -> None:
 
 
 def _joined(labels: dict[str, str]) -> str:
-    return gpu_node_label_parsers.join_split_label(labels, min(labels))
+    return gpu_node_labels.join_split_label(labels, min(labels))
 
 
 def _groups(arguments: list[Any]) -> list[frozenset[str]]:
     tags, *names = arguments
-    groups = gpu_node_label_parsers.parse_groups(gpu_node_label_parsers.join_split_label(tags, min(tags)))
-    return [gpu_node_label_parsers.expand_groups([name], groups) for name in names]
+    groups = gpu_node_labels.parse_groups(gpu_node_labels.join_split_label(tags, min(tags)))
+    return [gpu_node_labels.expand_groups([name], groups) for name in names]
 
 
 def _cards(text: str) -> dict[str, Any]:
@@ -113,15 +113,15 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "amount": extended_resource_amounts.parse_amount,
     "books": _books,
     "cards": _cards,
-    "devices": gpu_node_label_parsers.parse_device_indices,
+    "devices": gpu_node_labels.parse_device_indices,
     "divided": lambda arguments: extended_resource_amounts.divide_amounts(*arguments),
     "ended": _ended,
     "groups": _groups,
     "joined": _joined,
-    "links": lambda arguments: gpu_node_label_parsers.parse_links(
-        arguments[0], gpu_node_label_parsers.parse_device_indices(arguments[1])
+    "links": lambda arguments: gpu_node_labels.parse_links(
+        arguments[0], gpu_node_labels.parse_device_indices(arguments[1])
     )[0],
-    "reordered": lambda arguments: subdevice_assignment.move_preferred_first(*arguments),
+    "reordered": lambda arguments: bind_annotations.move_preferred_first(*arguments),
     "tiles": allocation_record.parse_subdevices,
     "total": extended_resource_amounts.sum_amounts,
 }

@@ -8,14 +8,14 @@ import numpy as np
 
 from nodewise.base import quantity
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import sample_statistics
-from nodewise_scorers.annotator.node_request_totals import allocation_by_node
+from nodewise_scorers.annotator import node_usage
+from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchRules, plan_patches
+from nodewise_scorers.annotator.node_requests import allocation_by_node
 from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.annotator.patch_planning import NodeMeasurements, PatchRules, plan_patches
-from nodewise_scorers.learned.pod_types import PendingPod, pending_pod_type
-from nodewise_scorers.pigeon import mean_covariance, pod_request_statistics, resource_units
+from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod, pending_pod_type
+from nodewise_scorers.pigeon import placement_objectives, resource_units, scored_pod_statistics
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, NodeTable, Objective
-from nodewise_scorers.pigeon.pod_request_statistics import DemandStatistics
+from nodewise_scorers.pigeon.scored_pod_statistics import DemandStatistics
 from nodewise_scorers.safe import beta_distribution
 from nodewise_scorers.statistics.load_annotations import AllocationAnnotations
 from scorers_tests.conformance import promtool_query_evaluation
@@ -74,18 +74,18 @@ def _of_shares(objective: Objective, shares: list[float]) -> float:
 def _variability(arguments: Mapping[str, Any]) -> float:
     mean = np.array(arguments["mean"])
     return float(
-        mean_covariance.variability(
+        placement_objectives.variability(
             mean[:, None], np.array([mean @ np.array(arguments["covariance"]) @ mean])
         )[0]
     )
 
 
 def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    statistics: DemandStatistics = pod_request_statistics.NO_DEMAND
+    statistics: DemandStatistics = scored_pod_statistics.NO_DEMAND
     for stretch in stretches:
         for number in range(stretch["pods"]):
             cpu, memory = np.array(stretch["first"]) + number * np.array(stretch["growth"])
-            statistics = pod_request_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
+            statistics = scored_pod_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
     return {
         "mean": statistics.mean[:2].tolist(),
         "second_moments": statistics.second_moments[:2, :2].tolist(),
@@ -196,15 +196,13 @@ def _quantity(text: str) -> float | None:
 def _samples(arguments: Mapping[str, Any]) -> list[float]:
     free = np.array(arguments["free"], float)
     if "allocatable" in arguments:
-        free = sample_statistics.limit_usage_to_requests(
-            free, arguments["allocatable"], arguments["requested"]
-        )
-    return list(sample_statistics.summarize(free))
+        free = node_usage.limit_usage_to_requests(free, arguments["allocatable"], arguments["requested"])
+    return list(node_usage.summarize(free))
 
 
 def _chunks(count: int) -> list[float]:
-    means = sample_statistics.means_of_sample_chunks(np.arange(1.0, count + 1))
-    assert len(means) == sample_statistics.CHUNKS
+    means = node_usage.means_of_sample_chunks(np.arange(1.0, count + 1))
+    assert len(means) == node_usage.CHUNKS
     values: list[float] = means[[0, 1, 2, 3, 50, -1]].tolist()
     return values
 

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import node_request_totals, node_usage, patch_planning, sample_statistics
+from nodewise_scorers.annotator import node_patches, node_requests, node_usage
+from nodewise_scorers.annotator.node_patches import PatchRules
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
-from nodewise_scorers.annotator.patch_planning import PatchRules
 from nodewise_scorers.statistics import load_annotations
-from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
-from nodewise_scorers.statistics.node_capacity import Capacity
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import pod, read_pods
 
 NOW = 1_800_000_000.0
@@ -62,9 +61,9 @@ def test_what_was_written_is_not_written_again(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
-    written = patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)
+    written = node_patches.compute_patch(stands, wanted, {}, NOW, RULES)
     left = {key: text for key, text in {**stands, **written}.items() if text is not None}
-    assert patch_planning.compute_patch(left, wanted, {}, NOW, RULES) == {}
+    assert node_patches.compute_patch(left, wanted, {}, NOW, RULES) == {}
 
 
 @given(STANDING, USAGE, WHOLE)
@@ -72,9 +71,9 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
-    left = {**stands, **patch_planning.compute_patch(stands, wanted, {}, NOW, RULES)}
+    left = {**stands, **node_patches.compute_patch(stands, wanted, {}, NOW, RULES)}
     assert (
-        patch_planning.statistics_age_s({key: text for key, text in left.items() if text}, NOW)
+        node_patches.statistics_age_s({key: text for key, text in left.items() if text}, NOW)
         < RULES.refresh_s
     )
     for key, text in wanted.items():
@@ -87,7 +86,7 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
 
 @given(STANDING)
 def test_nobody_measured_nothing_is_said_anew(stands: dict[str, str]) -> None:
-    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
 
 
 @given(PODS, WHOLE)
@@ -95,10 +94,10 @@ def test_what_is_requested_and_free_are_whole_numbers(
     pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
-    allocated = run_without_pauses(node_request_totals.allocation_by_node(pods)).get(
-        "a", node_request_totals.Allocation()
+    allocated = run_without_pauses(node_requests.allocation_by_node(pods)).get(
+        "a", node_requests.Allocation()
     )
-    for text in node_request_totals.allocation_annotations(allocated, whole).values():
+    for text in node_requests.allocation_annotations(allocated, whole).values():
         assert text.isascii()
         assert text.isdigit()
     assert allocated.pods == len(pod_requests)
@@ -106,7 +105,7 @@ def test_what_is_requested_and_free_are_whole_numbers(
 
 @given(arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(0, 1e15)), st.integers(1, 120))
 def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
-    means = sample_statistics.means_of_sample_chunks(samples, chunks)
+    means = node_usage.means_of_sample_chunks(samples, chunks)
     assert len(means) == min(len(samples), chunks)
     assert samples.min() * (1 - 1e-9) <= means.min()
     assert means.max() <= samples.max() * (1 + 1e-9)
@@ -116,8 +115,8 @@ def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
 
 @given(arrays.arrays(np.float64, st.integers(0, 150), elements=st.floats(0, 1e15) | st.just(nan)))
 def test_a_forecast_is_a_number_near_what_was_seen_or_none(samples: np.ndarray) -> None:
-    ahead = sample_statistics.predict_next(samples)
-    if len(samples) < sample_statistics.MIN_VALUES or np.isnan(samples).any():
+    ahead = node_usage.predict_next(samples)
+    if len(samples) < node_usage.MIN_VALUES or np.isnan(samples).any():
         assert isnan(ahead)
     else:
         spread = samples.max() - samples.min()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise_scorers.learned import pod_outcomes
-from nodewise_scorers.learned.learning_rule import LearningRule, RewardEstimate
+from nodewise_scorers.learned import pod_types_and_outcomes
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_types import ObservedPod
+from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardEstimate
+from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod
 from nodewise_scorers.learned.state import LearnedStateBuilder
 from scorers_tests.unit.learned.pod_histories import (
     START,
@@ -148,7 +148,7 @@ def test_every_end_of_a_container_counts_once_however_many_steps_are_seen(
         ends += was_up and not kubelet.is_up
         if is_seen:
             after = pod("p", "n1", kubelet.told)
-            outcome = pod_outcomes.outcome_between(before, after, 600.0)
+            outcome = pod_types_and_outcomes.outcome_between(before, after, 600.0)
             assert outcome is None or outcome.reward < 1
             counted += outcome.times if outcome else 0
             before = after
@@ -180,11 +180,11 @@ def test_whatever_a_status_says_there_is_a_reward_or_none(
     before: ObservedPod | None, after: ObservedPod, until_s: float
 ) -> None:
     for outcome in (
-        pod_outcomes.outcome_between(before, after, 600.0),
-        pod_outcomes.outcome_since(after, START + until_s, 600.0),
+        pod_types_and_outcomes.outcome_between(before, after, 600.0),
+        pod_types_and_outcomes.outcome_since(after, START + until_s, 600.0),
     ):
         assert outcome is None or (outcome.reward in {0.0, 0.5, 1.0} and 1 <= outcome.times <= 10)
-    assert pod_outcomes.outcome_between(after, after, 600.0) is None
+    assert pod_types_and_outcomes.outcome_between(after, after, 600.0) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=25), st.integers(0, 25))

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise_scorers.pigeon import pod_request_statistics as demands
-from nodewise_scorers.pigeon import score_scaling
-from nodewise_scorers.pigeon.node_request_sums import HoldingPod, NodeRequests
+from nodewise_scorers.pigeon import placement_objectives
+from nodewise_scorers.pigeon import scored_pod_statistics as demands
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, OBJECTIVES, ROUNDING, NodeTable, Objective
 from nodewise_scorers.pigeon.scored_pod_statistics import DemandMemory
+from nodewise_scorers.pigeon.state import HoldingPod, NodeRequests
 from scorers_tests.unit.pigeon.cluster_notation import PigeonCluster, node
 from scorers_tests.unit.pigeon.test_node_request_sums import apply_pod_changes, holding_pod, reduced_pods
 
@@ -81,7 +81,7 @@ def test_incremental_moments_are_the_direct_ones(
 
 @given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
 def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
-    points = score_scaling.stretch(np.array(values)).tolist()
+    points = placement_objectives.stretch(np.array(values)).tolist()
     fitting = sorted(
         (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
     )

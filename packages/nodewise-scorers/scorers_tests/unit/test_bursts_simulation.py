@@ -9,14 +9,19 @@ from click.testing import CliRunner
 
 from nodewise.base.errors import BadSettings
 from nodewise.scheduling_model.in_process_extender import AgentGroup
-from nodewise_scorers.bursts import bursts_simulation, bursts_workload
-from nodewise_scorers.bursts.bursts_node_annotations import AnnotatedNodes
-from nodewise_scorers.bursts.bursts_placed_pod import PlacedPod
-from nodewise_scorers.bursts.bursts_simulation import START_S
-from nodewise_scorers.bursts.bursts_workload import CPU_MILLI, FILL_MINUTES, MEMORY_BYTES, Scenario
+from nodewise_scorers import bursts_simulation
+from nodewise_scorers.bursts_simulation import (
+    CPU_MILLI,
+    FILL_MINUTES,
+    MEMORY_BYTES,
+    START_S,
+    AnnotatedNodes,
+    PlacedPod,
+    Scenario,
+)
 from nodewise_scorers.cli import bursts as command
-from nodewise_scorers.learned import pod_outcomes
-from nodewise_scorers.learned.pod_types import ObservedPod
+from nodewise_scorers.learned import pod_types_and_outcomes
+from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod
 
 SMALL = Scenario(nodes=8, hours=0.5)
 NOBODY = AgentGroup("none", (), {})
@@ -29,8 +34,8 @@ def found(*arguments: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def pods() -> list[bursts_workload.BurstyPod]:
-    return bursts_workload.pods(Scenario(nodes=50, hours=4), seed=3)
+def pods() -> list[bursts_simulation.BurstyPod]:
+    return bursts_simulation.pods(Scenario(nodes=50, hours=4), seed=3)
 
 
 def test_pods_come_in_order_and_go_on_coming(pods) -> None:
@@ -74,16 +79,16 @@ def test_leaky_pods_take_more_memory_than_they_request(pods) -> None:
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    first, other = (bursts_workload.pods(SMALL, 5) for _ in range(2))
+    first, other = (bursts_simulation.pods(SMALL, 5) for _ in range(2))
     assert [(pod.name, pod.app, pod.at_s) for pod in first] == [
         (pod.name, pod.app, pod.at_s) for pod in other
     ]
     assert all(np.array_equal(a.use, b.use) for a, b in zip(first, other, strict=True))
-    assert [pod.at_s for pod in bursts_workload.pods(SMALL, 6)] != [pod.at_s for pod in first]
+    assert [pod.at_s for pod in bursts_simulation.pods(SMALL, 6)] != [pod.at_s for pod in first]
 
 
 def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
-    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=2)))
+    annotated = AnnotatedNodes(bursts_simulation.build_node_objects(Scenario(nodes=2)))
     for minute, milli in enumerate((1000.0, 3000.0)):
         use = np.array([[milli, 0.0], [2.0**30, 0.0]])
         annotated.write(use, START_S + 60 * minute)
@@ -98,7 +103,7 @@ def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
 
 
 def test_what_hardly_moves_is_not_written_again() -> None:
-    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=1)))
+    annotated = AnnotatedNodes(bursts_simulation.build_node_objects(Scenario(nodes=1)))
     first = annotated.write(np.array([[1000.0], [2.0**30]]), START_S)
     annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation needs two samples
     third = annotated.write(np.array([[1001.0], [2.0**30]]), START_S + 120)
@@ -107,7 +112,7 @@ def test_what_hardly_moves_is_not_written_again() -> None:
 
 
 def test_requests_of_pods_are_written(pods) -> None:
-    annotated = AnnotatedNodes(bursts_workload.build_node_objects(Scenario(nodes=2)))
+    annotated = AnnotatedNodes(bursts_simulation.build_node_objects(Scenario(nodes=2)))
     annotated.put_pod(PlacedPod(pods[0], "node-001", 0, START_S).obj)
     annotated.write(np.zeros((2, 2)), START_S)
     texts = annotated.objects["node-001"]["metadata"]["annotations"]
@@ -127,11 +132,11 @@ def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
         placed.restart(minute, START_S + 60 * minute)
         looks.append(seen(placed))
     pairs = zip([None, *looks], looks, strict=False)
-    results = [pod_outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
+    results = [pod_types_and_outcomes.outcome_between(before, after, 600.0) for before, after in pairs]
     assert [observed and observed.reward for observed in results] == [
-        pod_outcomes.RUNS,
-        pod_outcomes.SUSPICIOUS,
-        pod_outcomes.FAILED,
+        pod_types_and_outcomes.RUNS,
+        pod_types_and_outcomes.SUSPICIOUS,
+        pod_types_and_outcomes.FAILED,
     ]
 
 

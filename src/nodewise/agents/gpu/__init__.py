@@ -5,44 +5,26 @@
 | `options.py` | settings |
 | `vendor_resource_names.py` | resource names of a GPU vendor, and how a node describes its GPUs |
 | `extended_resource_amounts.py` | amounts of resources, exact or an error |
-| `gpu_node_label_parsers.py` | parsers of node labels |
-| `telemetry_policy_gpu_labels.py` | GPUs and sub-devices that telemetry policies exclude or prefer |
-| `gpu_topology_labels.py` | NUMA nodes, links and buses of a node's GPUs |
-| `gpu_sharing.py` | how many units one physical GPU has |
-| `gpu_model_labels.py` | models, memory and number of GPUs by the labels of vendors |
-| `counting_resource_units.py` | the number of GPUs, and the units of each |
-| `allocatable_gpu_shares.py` | the share of each GPU in the node's allocatable amounts |
-| `missing_gpus.py` | why a node has no GPUs |
-| `dra_nodes.py` | nodes whose GPUs a DRA driver provides |
+| `gpu_node_labels.py` | models, shares and topology by node labels, and GPUs that telemetry policies exclude |
+| `allocatable_gpus.py` | the number of GPUs, and the share of each in the node's allocatable amounts |
+| `missing_gpus.py` | why a node has no GPUs, and nodes whose GPUs a DRA driver provides |
 | `node_gpus.py` | the GPUs of a node |
-| `gpu_pod_fields.py` | the fields of a pod that are read |
-| `pod_reduction.py` | what is stored of a pod that may hold GPUs, and its largest size |
-| `container_gpu_amounts.py` | the GPU resources that containers request |
+| `gpu_pod_fields.py` | the fields of a pod that are read and stored, and the amounts that containers request |
 | `pod_gpu_requests.py` | what a pod requests of GPUs |
 | `init_container_gpus.py` | the GPUs of init containers |
-| `allocation_record.py` | the reservations in the Lease of a node |
-| `allocation_record_limits.py` | limits of pods and allocation records, shared by filter and bind |
+| `allocation_record.py` | the reservations in the Lease of a node, and limits shared by filter and bind |
 | `node_allocations.py` | which pod holds which GPUs of a node |
 | `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_arrays.py`, `gpu_array_node_column.py` | the GPUs of all nodes as arrays, and of one node as a column of these |
-| `gpu_resource_count_limit.py` | the most resources in the arrays |
-| `fit.py` | whether a pod fits, and on which GPUs |
-| `gpu_selection.py`, `linked_gpu_selection.py` | the GPUs for each container of a pod |
-| `free_gpus_of_candidate_nodes.py`, `rejection_collector.py` | other parts of a fit |
+| `gpu_arrays.py` | the GPUs of all nodes as arrays |
+| `fit.py` | whether a pod fits, on which GPUs, and what it lacks |
+| `gpu_selection.py` | the GPUs for each container of a pod |
 | `placement_strategies.py`, `fragmentation.py` | the order of GPUs and nodes |
-| `typical_pods.py` | the pods of a typical workload |
-| `subdevice_assignment.py` | assignment of sub-devices at bind |
-| `fit_details.py` | the GPUs that a pod would get on a node, or what it lacks there |
+| `typical_pods.py` | the pods of a typical workload, and their histogram in a ConfigMap |
 | `gpu_rejection_reasons.py` | why a node is rejected |
-| `state.py` | builds the agent state from nodes, pods and allocation records |
-| `state_export.py`, `allocation_metrics.py` | the allocations at `/state/gpu`, and as metrics |
-| `bind_annotations.py` | the annotations that bind writes |
+| `state.py` | builds the agent state from nodes, pods and allocation records, and exports it at `/state/gpu` |
+| `bind_annotations.py` | the annotations and sub-devices that bind writes |
 | `agent.py` | answers requests, and plans binds |
-| `descheduler_pod_labels.py` | labels of pods for the descheduler |
-| `stale_reservations.py` | reservations to remove |
-| `gpu_request_histogram.py` | the histogram of pods in a ConfigMap |
-| `allocation_cache_comparison.py` | compares the allocations with a fresh list |
-| `controller` | calls the API server for the four above |
+| `controller` | calls the API server: labels, metrics, stale reservations, comparison with a fresh list |
 
 Replaces GPU Aware Scheduling 0.5.6.
 """
@@ -100,7 +82,7 @@ class GpuKind(ControllerKind):
 
         Pods without GPUs only for their CPU, if the placement needs it.
         """
-        from nodewise.agents.gpu import dra_nodes, free_cpu, gpu_request_histogram
+        from nodewise.agents.gpu import free_cpu, missing_gpus, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
         from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS
 
@@ -122,25 +104,23 @@ class GpuKind(ControllerKind):
             Watched(
                 DEMAND_CONFIGMAP,
                 _CONFIGMAPS,
-                gpu_request_histogram.DemandConfigMap,
-                keep=lambda configmap: (
-                    configmap if configmap.metadata.name == gpu_request_histogram.NAME else None
-                ),
+                typical_pods.DemandConfigMap,
+                keep=lambda configmap: configmap if configmap.metadata.name == typical_pods.NAME else None,
                 own_namespace=True,
-                selectors={"fieldSelector": f"metadata.name={gpu_request_histogram.NAME}"},
+                selectors={"fieldSelector": f"metadata.name={typical_pods.NAME}"},
             ),
             Watched(
-                dra_nodes.DEVICE_CLASSES,
+                missing_gpus.DEVICE_CLASSES,
                 _DEVICE_CLASSES,
-                dra_nodes.DeviceClass,
-                keep=dra_nodes.keep_gpu_classes(counts),
+                missing_gpus.DeviceClass,
+                keep=missing_gpus.keep_gpu_classes(counts),
                 is_optional=True,
             ),
             Watched(
-                dra_nodes.RESOURCE_SLICES,
+                missing_gpus.RESOURCE_SLICES,
                 _RESOURCE_SLICES,
-                dra_nodes.ResourceSlice,
-                keep=dra_nodes.keep_slices_of_nodes,
+                missing_gpus.ResourceSlice,
+                keep=missing_gpus.keep_slices_of_nodes,
                 is_optional=True,
             ),
         )
@@ -151,10 +131,10 @@ class GpuKind(ControllerKind):
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has GPUs, or any pod requests one."""
-        from nodewise.agents.gpu import container_gpu_amounts, node_gpus
+        from nodewise.agents.gpu import gpu_pod_fields, node_gpus
 
         chosen = vendor_resource_names.load_profile(options.gpu_profile)
-        requested = any(container_gpu_amounts.requests_gpu_resources(pod, chosen) for pod in pods)
+        requested = any(gpu_pod_fields.requests_gpu_resources(pod, chosen) for pod in pods)
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> "GpuStateBuilder":  # noqa: ARG002

@@ -2,11 +2,16 @@
 
 Filter reserves nothing. A pod holds its GPUs from the reservation on that `bind` plans. Preempt fits the pod to the
 allocations without those of the victims.
+
+Which rejected nodes would not fit a pod even without any other pods, so that no eviction helps.
+
+The pod is fitted once for all nodes with equal hardware (`GpuLayout.hardware_codes`), of which a cluster has few.
+Which pods may be evicted for it does not matter here: kube-scheduler chooses victims by priority.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from itertools import compress
-from typing import Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,37 +28,133 @@ from nodewise.agent import (
     StateExporter,
     Verdict,
     Victims,
+    is_unresolvable,
 )
 from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 from nodewise.agents.gpu import (
     allocation_record,
     bind_annotations,
-    fit_details,
     fragmentation,
     gpu_arrays,
     gpu_rejection_reasons,
     node_allocations,
-    state_export,
-    subdevice_assignment,
     typical_pods,
 )
 from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
-from nodewise.agents.gpu.allocation_record import GpuNames, Reservation
-from nodewise.agents.gpu.bind_annotations import BindAnnotations
-from nodewise.agents.gpu.empty_node_fit import EmptyNodeFits
-from nodewise.agents.gpu.fit import FitResult, GpuOrder, fit
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.allocation_record import NO_RECORD, GpuNames, Reservation
+from nodewise.agents.gpu.bind_annotations import BindAnnotations, SubdeviceRequest
+from nodewise.agents.gpu.fit import FitResult, build_details, fit
+from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, Mask
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
+from nodewise.agents.gpu.gpu_selection import GpuOrder
 from nodewise.agents.gpu.missing_gpus import LEFT_TO_SCHEDULER, MissingGpusOfNodes
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from nodewise.agents.gpu.pod_gpu_requests import Demand
-from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState
-from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
+from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState, export_state
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+
+_MOST_DEMANDS: Final = 256
+"""Kept demands; tenants choose how many there are."""
+
+
+class EmptyNodeFits:
+    """Fits pods to nodes without other pods. Results are kept by demand, because pods of one workload are alike."""
+
+    def __init__(self) -> None:
+        self._hardware: object = None
+        self._workload: object = None
+        """The inputs of the kept results, compared by identity."""
+        self._kept: dict[Demand, NDArray[np.int8]] = {}
+        """By code of hardware: 1 if the demand fits, 0 if not, -1 if it was not examined."""
+
+    def mark_unresolvable(
+        self,
+        verdict: Verdict,
+        layout: GpuLayout,
+        rows: NDArray[np.intp],
+        demand: Demand,
+        inputs: PlacementInputs,
+    ) -> Verdict:
+        """The verdict, with the reasons of candidates that are too small for the pod marked as unresolvable.
+
+        `rows` are the columns of the candidates in the layout.
+        """
+        depends_on_pods = np.array([False, *(not is_unresolvable(reason) for reason in verdict.reasons)])
+        rejected = np.flatnonzero(depends_on_pods[verdict.codes])
+        if not len(rejected):
+            return verdict
+        too_small = rejected[~self.fits(layout, rows[rejected], demand, inputs)]
+        if not len(too_small):
+            return verdict
+        codes, reasons = verdict.codes.copy(), [*verdict.reasons]
+        codes_too_small = verdict.codes[too_small]
+        for code in np.unique(codes_too_small).tolist():
+            reasons.append(_as_unresolvable(reasons[code - 1]))
+            codes[too_small[codes_too_small == code]] = len(reasons)
+        return replace(verdict, codes=codes, reasons=tuple(reasons))
+
+    def fits(
+        self, layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, inputs: PlacementInputs
+    ) -> Mask:
+        """By column of the layout, whether the pod would fit the node if no other pod were there."""
+        is_same = self._hardware is layout.hardware_keys and self._workload is inputs.workload
+        if not is_same or len(self._kept) >= _MOST_DEMANDS:
+            self._hardware, self._workload = layout.hardware_keys, inputs.workload
+            self._kept.clear()
+        by_code = self._kept.get(demand)
+        if by_code is None:
+            by_code = self._kept[demand] = np.full(len(layout.hardware_keys), -1, np.int8)
+        codes = layout.hardware_codes[0, rows]
+        unknown = by_code[codes] < 0
+        if unknown.any():
+            # one column for each code; which of several does not matter
+            example = np.full(len(by_code), -1, np.intp)
+            example[codes[unknown]] = rows[unknown]
+            examined = np.flatnonzero(example >= 0)
+            order = placements.cheapest_gpu_order(inputs._replace(cpu_free=None), demand)
+            empty = _layout_without_pods(layout, example[examined])
+            by_code[examined] = fit(empty, np.arange(len(examined)), demand, order).codes == 0
+        fits: Mask = by_code[codes] == 1
+        return fits
+
+
+def _layout_without_pods(layout: GpuLayout, rows: NDArray[np.intp]) -> GpuLayout:
+    """The layout of these columns without allocations, with one more column that has no GPUs."""
+    columns = np.append(rows, layout.size)
+    capacity = {name: amounts[:, columns] for name, amounts in layout.capacity.items()}
+    enabled = layout.enabled_subdevices[:, columns]
+    free = {name: np.where(amounts > 0, amounts, ABSENT) for name, amounts in capacity.items()}
+    if layout.subdevices in capacity:
+        count = np.bitwise_count(enabled).astype(np.int64)
+        free[layout.subdevices] = np.where(capacity[layout.subdevices] > 0, count, ABSENT)
+    record_bytes = layout.record_bytes[:, columns]
+    return layout._replace(
+        rows=np.arange(len(columns)),
+        name_codes=layout.name_codes[:, columns],
+        capacity=capacity,
+        free=free,
+        usable=layout.usable[:, columns],
+        model_codes=layout.model_codes[:, columns],
+        preferred=layout.preferred[:, columns],
+        groups=layout.groups[:, columns],
+        group_states=layout.group_states[:, columns],
+        links=layout.links[:, columns],
+        free_subdevices=enabled,
+        enabled_subdevices=enabled,
+        record_bytes=np.where(record_bytes == NO_RECORD, record_bytes, 0),
+        hardware_codes=layout.hardware_codes[:, columns],
+    )
+
+
+def _as_unresolvable(reason: Reason) -> Reason:
+    marked: Any = reason
+    assert isinstance(marked, msgspec.Struct)
+    return replace(marked, is_unresolvable=True)  # type: ignore[return-value]
+
 
 _T = TypeVar("_T")
 
@@ -131,9 +232,7 @@ class GpuAgent(
         points = placements.node_points(inputs, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
-        fit_detail = (
-            None if fitted is None else fit_details.build_details(agent_state.layout, rows, demand, fitted)
-        )
+        fit_detail = None if fitted is None else build_details(agent_state.layout, rows, demand, fitted)
         return Scores(points, details=fit_detail)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
@@ -150,7 +249,7 @@ class GpuAgent(
             *self._placement_inputs.workload.shared,
         }
         left = [
-            _layout_without_pods(agent_state.nodes.get(name), victims.get(name, frozenset()), resources)
+            _node_without_pods(agent_state.nodes.get(name), victims.get(name, frozenset()), resources)
             for name in candidates
         ]
         numbers = np.arange(len(left) + 1)
@@ -197,7 +296,7 @@ class GpuAgent(
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The allocations of all nodes, as JSON."""
-        return state_export.export_state(state, query)
+        return export_state(state, query)
 
     def _placement_inputs_of(self, agent_state: GpuState) -> PlacementInputs:
         """The current inputs of placements; a file of typical pods takes precedence over the histogram."""
@@ -221,7 +320,7 @@ class GpuAgent(
         names = there.gpus.names
         gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
         requests = self._subdevice_requests(demand, gpus, fitted)
-        numbers = subdevice_assignment.assign_subdevices(
+        numbers = bind_annotations.assign_subdevices(
             there.gpus, there.allocations, self._profile.subdevices, requests
         )
         tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
@@ -273,7 +372,7 @@ def _fit_demand_to_candidates(
 ) -> tuple[Verdict, FitResult]:
     fitted = fit(layout, rows, demand, order)
     names_gpus = not isinstance(order, placements.AnyGpu)
-    fit_detail = fit_details.build_details(layout, rows, demand, fitted, names_gpus=names_gpus)
+    fit_detail = build_details(layout, rows, demand, fitted, names_gpus=names_gpus)
     return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
@@ -325,7 +424,7 @@ def _explain_missing_gpus(
     return replace(verdict, codes=codes, reasons=tuple(reasons))
 
 
-def _layout_without_pods(
+def _node_without_pods(
     there: NodeState | None, uids: frozenset[str], resources: frozenset[str]
 ) -> tuple[NodeGpus, node_allocations.NodeAllocations]:
     """The layout of a node without some pods, with only the resources of the demand."""

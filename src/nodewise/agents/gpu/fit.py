@@ -3,32 +3,182 @@
 Containers take GPUs one after another, those that share a GPU first; a pod fits where each of its containers fits, and
 where these GPUs suffice for its init containers. Nothing is reserved. Source of the order of checks: GPU Aware
 Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
+
+Details of each candidate for explanations: the GPUs that the pod would get, or the missing amount.
+
+The details are views of the arrays of a fit. They hold no reference to the layout, because decisions are stored for a
+long time and would keep the layout in memory. Texts are rendered on demand.
+
+Collects why candidates are rejected while a pod is fitted: the first reason of each, and what it lacks.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import (
-    allocation_record_limits,
-    gpu_rejection_reasons,
-    gpu_selection,
-    init_container_gpus,
-    linked_gpu_selection,
-)
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
-from nodewise.agents.gpu.gpu_array_node_column import BROKEN, GROUPED, MAX_AMOUNT
-from nodewise.agents.gpu.gpu_arrays import GpuLayout, Mask
-from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
-from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuChoice, GpuOrder, NumaGroup
+from nodewise.agents.gpu import allocation_record, gpu_rejection_reasons, gpu_selection, init_container_gpus
+from nodewise.agents.gpu.allocation_record import ContainerRequest
+from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, CandidateGpus, Codes, GpuLayout, Mask
+from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind, Shortfall
+from nodewise.agents.gpu.gpu_selection import GpuChoice, GpuOrder, NumaGroup
+from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.agents.gpu.rejection_collector import Rejections, Shortfalls, record_rejection_reasons
 
-__all__ = ["Balanced", "FirstFit", "FitResult", "GpuChoice", "GpuOrder", "Shortfalls", "fit"]
+_NEVER: Final = np.iinfo(np.int16).max
+"""More than any container can lack."""
+
+
+class Shortfalls(NamedTuple):
+    """The amounts that rejected candidates lack, by candidate, without references to the layout."""
+
+    names: tuple[str, ...]
+    """Card names by code."""
+    resources: tuple[str, ...]
+    gpus: NDArray[np.int32]
+    """Index into `names` of the GPU that comes closest; -1 if no amount is lacking."""
+    lacking: NDArray[np.int16]
+    """Index into `resources`."""
+    free: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+
+    def at(self, candidate: int) -> Shortfall | None:
+        """The lacking amount of a candidate; None if it fits, or if no amount is the reason."""
+        gpu = int(self.gpus[candidate])
+        if gpu < 0:
+            return None
+        resource = self.resources[int(self.lacking[candidate])]
+        return Shortfall(self.names[gpu], resource, int(self.free[candidate]), int(self.wanted[candidate]))
+
+    def some(self, candidates: NDArray[np.intp]) -> "Shortfalls":
+        """The shortfalls of some candidates."""
+        gpus, lacking = self.gpus[candidates], self.lacking[candidates]
+        return Shortfalls(
+            self.names, self.resources, gpus, lacking, self.free[candidates], self.wanted[candidates]
+        )
+
+
+class Rejections:
+    """Collects codes and lacking amounts."""
+
+    def __init__(self, candidate_gpus: CandidateGpus) -> None:
+        candidates = len(candidate_gpus)
+        self.codes = np.zeros(candidates, np.int16)
+        self.reasons: list[Reason] = []
+        self._names = candidate_gpus.layout.names
+        self._resources: list[str] = []
+        self._gpus = np.full(candidates, -1, np.int32)
+        self._lacking = np.full(candidates, -1, np.int16)
+        self._free = np.zeros(candidates, np.int64)
+        self._wanted = np.zeros(candidates, np.int64)
+
+    def reject(self, where: Mask, reason: Reason) -> NDArray[np.intp]:
+        """Reject candidates that are not rejected yet. Returns their indices."""
+        at = np.flatnonzero(where & (self.codes == 0))
+        if len(at):
+            self.reasons.append(reason)
+            self.codes[at] = len(self.reasons)
+        return at
+
+    def record_shortfall(
+        self,
+        at: NDArray[np.intp],
+        gpus: NDArray[np.int32],
+        free: NDArray[np.int64],
+        resource: str,
+        wanted: int,
+    ) -> None:
+        """Record that candidates lack an amount of one resource on these GPUs."""
+        if resource not in self._resources:
+            self._resources.append(resource)
+        self._gpus[at] = gpus
+        self._lacking[at] = self._resources.index(resource)
+        self._free[at] = free
+        self._wanted[at] = wanted
+
+    @property
+    def shortfalls(self) -> Shortfalls:
+        return Shortfalls(
+            self._names, tuple(self._resources), self._gpus, self._lacking, self._free, self._wanted
+        )
+
+
+def record_rejection_reasons(
+    rejections: Rejections,
+    candidate_gpus: CandidateGpus,
+    container: ContainerDemand,
+    allowed: Mask,
+    enough: Mapping[str, Mask],
+    failed: Mask,
+) -> None:
+    """Record why a container does not fit the failed candidates (M), as far as GPUs and their amounts are the reason.
+
+    `allowed` (C, M) are the GPUs that the pod may use, `enough` those with enough of one resource left.
+    """
+    count = container.count
+    rejections.reject(
+        failed & (_count_gpus(allowed) < count), gpu_rejection_reasons.NoneUsable(container.name, count)
+    )
+    together = allowed
+    for resource, mask in enough.items():
+        amount = container.per_gpu[resource]
+        few = failed & (_count_gpus(allowed & mask) < count)
+        at = rejections.reject(few, gpu_rejection_reasons.TooLittle(container.name, count, resource, amount))
+        _record_largest_shortfall(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
+        together = together & mask
+    at = rejections.reject(
+        failed & (_count_gpus(together) < count), gpu_rejection_reasons.NotTogether(container.name, count)
+    )
+    closest = _gpu_lacking_fewest(
+        allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()]
+    )
+    for resource, mask in reversed([*enough.items()]):
+        short = ~mask[closest, at]
+        _record_shortfall(
+            rejections, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short]
+        )
+
+
+def _gpu_lacking_fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
+    """(m): the GPU that lacks the fewest resources."""
+    lacking = np.full(among.shape, _NEVER, np.int16)
+    lacking[among] = sum((~mask[among]).astype(np.int16) for mask in enough)
+    fewest: NDArray[np.intp] = lacking.argmin(axis=0)
+    return fewest
+
+
+def _record_largest_shortfall(
+    rejections: Rejections,
+    candidate_gpus: CandidateGpus,
+    lacking: Mask,
+    resource: str,
+    amount: int,
+    at: NDArray[np.intp],
+) -> None:
+    """Record the GPU with the largest insufficient amount of the resource."""
+    if len(at):
+        free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
+        _record_shortfall(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))
+
+
+def _record_shortfall(
+    rejections: Rejections,
+    candidate_gpus: CandidateGpus,
+    resource: str,
+    amount: int,
+    at: NDArray[np.intp],
+    gpus: NDArray[np.intp],
+) -> None:
+    names = candidate_gpus.layout.name_codes[gpus, candidate_gpus.rows[at]]
+    rejections.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
+
+
+def _count_gpus(gpus: Mask) -> NDArray[np.int8]:
+    counted: NDArray[np.int8] = np.add.reduce(gpus.view(np.int8), axis=0, dtype=np.int8)
+    return counted
 
 
 class FitResult(NamedTuple):
@@ -126,7 +276,7 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
         return _fit_result(
             rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
         )
-    room = allocation_record_limits.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
+    room = allocation_record.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
     rejections.reject(
         candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room,
         gpu_rejection_reasons.RecordFull(),
@@ -179,7 +329,7 @@ class _Search:
         self._rejections = rejections
         self._allowed = _allowed(candidate_gpus, demand)
         self._groups = list(_groups(candidate_gpus)) if demand.single_numa else None
-        self._links = linked_gpu_selection.LinkAllocator(candidate_gpus) if demand.linked else None
+        self._links = gpu_selection.LinkAllocator(candidate_gpus) if demand.linked else None
 
     def step(self, wanted: ContainerDemand, *, last: bool) -> GpuChoice:
         """Take the GPUs of one container, which are then not free for the next one."""
@@ -256,3 +406,75 @@ def _groups(candidate_gpus: CandidateGpus) -> Iterator[NumaGroup]:
 
 def _candidate_column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:
     return tuple(at for at in values[:, candidate].tolist() if at >= 0)
+
+
+_AMOUNT_BYTES: Final = 128
+"""Estimated memory of one requested amount."""
+
+
+class FitDetails(NamedTuple):
+    """Details of one fit (`agent.Details`)."""
+
+    containers: tuple[ContainerDemand, ...]
+    init_containers: tuple[InitContainerDemand, ...]
+    fitted: FitResult
+    rows: NDArray[np.intp]
+    names: tuple[str, ...]
+    name_codes: Codes
+    """Shared with earlier and later layouts, as long as the GPUs of nodes do not change."""
+    names_gpus: bool
+    """Whether the GPUs of the fit are those that the pod would get. They are not if the fit used any suitable GPU."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size without the names of GPUs, which are shared."""
+        shortfalls = self.fitted.shortfalls
+        plain = (self.rows, shortfalls.gpus, shortfalls.lacking, shortfalls.free, shortfalls.wanted)
+        chosen = (array for choice in self.fitted.containers for array in (choice.gpus, choice.subdevices))
+        demands: Sequence[ContainerRequest] = (*self.containers, *self.init_containers)
+        amounts = sum(1 + len(container.per_gpu) for container in demands)
+        return sum(array.nbytes for array in (*plain, *chosen) if array is not None) + amounts * _AMOUNT_BYTES
+
+    def text(self, candidate: int) -> str:
+        """`train: card0, card1; side: card0`, init containers last, or the GPU and amount that is lacking."""
+        shortfall = self.fitted.shortfalls.at(candidate)
+        if shortfall is not None:
+            return shortfall.text()
+        return "; ".join(self._container_texts(candidate)) if self.names_gpus else ""
+
+    def distances(self) -> NDArray[np.float64]:
+        """By candidate, the lacking share of the requested amount; 1 if no amount is lacking."""
+        shortfalls = self.fitted.shortfalls
+        wanted = np.maximum(shortfalls.wanted, 1).astype(np.float64)
+        share = (shortfalls.wanted - np.clip(shortfalls.free, 0, shortfalls.wanted)) / wanted
+        distances: NDArray[np.float64] = np.where(shortfalls.gpus >= 0, share, 1.0)
+        return distances
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
+        """Empty: the text contains everything."""
+        return {}
+
+    def _container_texts(self, candidate: int) -> Iterator[str]:
+        codes = self.name_codes[:, self.rows[candidate]]
+        taken = []
+        for gpus, subdevices in zip(
+            self.fitted.gpus(candidate), self.fitted.subdevices(candidate), strict=True
+        ):
+            ends = [f" gt{subdevice}" for subdevice in subdevices] or [""] * len(gpus)
+            taken.append([self.names[codes[at]] + end for at, end in zip(gpus, ends, strict=True)])
+        held = [(container.name, gpus) for container, gpus in zip(self.containers, taken, strict=True)]
+        # with links the GPUs of an init container are those of one container, so the sub-devices do not matter
+        reused = init_container_gpus.reused_gpus(self.init_containers, self.containers, taken)
+        held += [(init.name, [*gpus]) for init, gpus in zip(self.init_containers, reused, strict=True)]
+        yield from (f"{name}: {', '.join(gpus)}" for name, gpus in held if gpus)
+
+
+def build_details(
+    layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, fitted: FitResult, *, names_gpus: bool = True
+) -> FitDetails | None:
+    """None for a demand with a problem."""
+    if demand.problem is not None:
+        return None
+    return FitDetails(
+        demand.containers, demand.init_containers, fitted, rows, layout.names, layout.name_codes, names_gpus
+    )

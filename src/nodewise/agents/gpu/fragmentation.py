@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus, GpuLayout
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.base import cooperative_scheduling

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu import node_allocations, pod_reduction
+from nodewise.agents.gpu import gpu_pod_fields, node_allocations
 from nodewise.agents.gpu.gpu_pod_fields import (
     AllocatedMetadata,
     AllocatedPod,
@@ -35,13 +35,13 @@ _STRIDE: Final = 512
 
 def keep_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     """Keep only pods that may hold GPUs, without the fields that are not for GPUs."""
-    return pod_reduction.reduce_gpu_pod(pod) if node_allocations.may_hold_gpus(pod) else None
+    return gpu_pod_fields.reduce_gpu_pod(pod) if node_allocations.may_hold_gpus(pod) else None
 
 
 def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """Keep pods that may hold GPUs; of other pods on a node only the CPU that they take."""
     if node_allocations.may_hold_gpus(pod):
-        return pod_reduction.reduce_gpu_pod(pod)
+        return gpu_pod_fields.reduce_gpu_pod(pod)
     milli, metadata = cpu_milli_on_node(pod), pod.metadata
     if not milli:
         return None

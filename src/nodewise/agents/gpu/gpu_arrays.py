@@ -3,25 +3,190 @@
 The GPU axis comes first: a step over GPUs is a few passes over all nodes. Every array has one column more than there
 are nodes with GPUs; the last column has no GPUs and stands for every other node. Arrays never change in place: a bind
 copies the arrays that it changes, which takes some tens of microseconds per array at 5,000 nodes of 8 GPUs.
+
+The GPUs of one node as a column of the arrays: their capacity, free amounts, NUMA groups and links.
+
+Sets of GPUs and of sub-devices are bits, and a link is one number, so that an array can hold them.
+
+The GPUs of the candidates, reduced by what earlier containers of the pod took.
+
+A cap on the number of different GPU resources that are kept over all nodes.
+
+Each resource is an array over all GPUs of all nodes, so one node with resource names of its own would cost memory for
+every node. The resources of most nodes are kept. The others count as absent, and their nodes report a problem.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agents.gpu.gpu_array_node_column import (
-    ABSENT,
-    ONE_GROUP,
-    Codes,
-    GpuUsage,
-    NodeColumn,
-    build_node_column,
-)
-from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.allocation_record import NO_RECORD
+from nodewise.agents.gpu.node_gpus import MOST_GPUS, MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES, NodeGpus
 from nodewise.base import cooperative_scheduling
+
+Codes = NDArray[np.int32]
+MAX_AMOUNT: Final = 2**63 - 1
+ABSENT: Final = -1
+"""The free amount of a resource that a GPU does not have: even a request of 0 does not fit."""
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_SUBDEVICES: Final[frozenset[int]] = frozenset()
+
+
+class GpuUsage(Protocol):
+    """The GPU usage of pods on one node (`node_allocations.NodeAllocations`)."""
+
+    @property
+    def amounts(self) -> Mapping[str, Mapping[str, int]]:
+        """Held amounts by GPU and resource."""
+        ...
+
+    @property
+    def subdevices(self) -> Mapping[str, frozenset[int]]:
+        """Named sub-devices in use, by GPU."""
+        ...
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the node's allocation record."""
+        ...
+
+
+ONE_GROUP: Final = 0
+"""The node has no NUMA label: all its GPUs are one group."""
+GROUPED: Final = 1
+BROKEN: Final = 2
+"""The NUMA label is invalid."""
+
+
+class NodeColumn(NamedTuple):
+    """The column of one node; the same fields by GPU, link or group."""
+
+    names: Sequence[str]
+    capacity: Mapping[str, Sequence[int]]
+    free: Mapping[str, Sequence[int]]
+    usable: Sequence[bool]
+    models: Sequence[str]
+    preferred: int
+    groups: Sequence[int]
+    group_state: int
+    links: Sequence[int]
+    free_subdevices: Sequence[int]
+    enabled_subdevices: Sequence[int]
+    """As `free_subdevices` on a node without pods."""
+    record_bytes: int
+
+    def hardware_key(self) -> Hashable:
+        """What a pod finds on the node when no pods are there: equal for nodes that then accept the same pods."""
+        capacity = tuple((name, tuple(amounts)) for name, amounts in self.capacity.items())
+        by_gpu = (tuple(self.names), tuple(self.usable), tuple(self.models), tuple(self.enabled_subdevices))
+        topology = (self.preferred, tuple(self.groups), self.group_state, tuple(self.links))
+        return capacity, by_gpu, topology, self.record_bytes == NO_RECORD
+
+
+def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
+    """Encode links as numbers; each part is below 64."""
+    return left | left_subdevice << 6 | right << 12 | right_subdevice << 18
+
+
+def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
+    """Decode packed links into left GPU, left sub-device, right GPU, right sub-device."""
+    return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
+
+
+def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
+    """The column of a node: its GPUs and their free amounts."""
+    at = {name: position for position, name in enumerate(gpus.names[:MOST_GPUS])}
+    disabled = [gpus.subdevices_off.get(name, _NO_SUBDEVICES) for name in at]
+    named = [usage.subdevices.get(name, _NO_SUBDEVICES) | off for name, off in zip(at, disabled, strict=True)]
+    capacity = _capped_capacity(gpus, len(at), subdevices)
+    free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
+    if subdevices in capacity:
+        held_subdevices = [
+            _count_unavailable_subdevices(usage, name, subdevices, taken)
+            for name, taken in zip(at, named, strict=True)
+        ]
+        free[subdevices] = [*map(_clipped_free_amount, capacity[subdevices], held_subdevices)]
+    counts = capacity.get(subdevices, (0,) * len(at))
+    return NodeColumn(
+        names=tuple(at),
+        capacity=capacity,
+        free=free,
+        usable=[name not in gpus.unusable for name in at],
+        models=gpus.models[: len(at)],
+        preferred=at.get(gpus.preferred, -1),
+        groups=_numa_group_bits(gpus, at),
+        group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
+        links=_packed_links(gpus, at),
+        free_subdevices=[*map(_available_subdevices_as_bits, counts, named)],
+        enabled_subdevices=[*map(_available_subdevices_as_bits, counts, disabled)],
+        record_bytes=usage.record_bytes,
+    )
+
+
+def _capped_capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
+    """By resource, the amount of each GPU, capped at what an array can hold."""
+    return {
+        name: [
+            min(amount, MOST_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
+        ]
+        for name, amounts in gpus.capacity.items()
+    }
+
+
+def _free_amounts(
+    capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
+) -> dict[str, list[int]]:
+    """By resource, the free amount of each GPU."""
+    return {
+        name: [
+            _clipped_free_amount(amount, amounts_held.get(name, 0))
+            for amount, amounts_held in zip(amounts, held, strict=True)
+        ]
+        for name, amounts in capacity.items()
+    }
+
+
+def _count_unavailable_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
+    """The number of unavailable sub-devices, which includes charged ones without a name."""
+    charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
+    return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
+
+
+def _clipped_free_amount(capacity: int, held: int) -> int:
+    """The free amount, clipped to int64 for any allocations."""
+    return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
+
+
+def _available_subdevices_as_bits(count: int, taken: Iterable[int]) -> int:
+    everything = (1 << (count or MOST_SUBDEVICES)) - 1
+    if not taken:
+        return everything
+    return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MOST_SUBDEVICES)
+
+
+def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
+    sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
+    return list(dict.fromkeys(filter(None, sets)))[:MOST_GROUPS]
+
+
+def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
+    known = [
+        link
+        for link in gpus.links[:MOST_LINKS]
+        if link.left in at and link.right in at and link.left != link.right
+        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
+    ]
+    known.sort(key=lambda link: link.left_subdevice)
+    return [
+        pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known
+    ]
+
 
 Amounts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -307,3 +472,163 @@ def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
 def _pad_array_to_height(array: NDArray[Any], height: int, fill: int) -> NDArray[Any]:
     missing = height - len(array)
     return np.pad(array, ((0, missing), (0, 0)), constant_values=fill) if missing else array
+
+
+Columns = NDArray[np.intp] | slice
+
+
+class CandidateGpus:
+    """The columns of M candidates in a layout, with the amounts that were taken from them. Forking is cheap."""
+
+    def __init__(self, layout: GpuLayout, rows: NDArray[np.intp] | None = None) -> None:
+        self.layout: Final = layout
+        self.rows: Final = np.arange(layout.size + 1) if rows is None else rows
+        self.columns: Final[Columns] = slice(None) if rows is None else rows
+        """The candidates' columns in the layout. By default all, as a slice, which copies nothing."""
+        self._free: dict[str, Amounts] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def fork(self) -> "CandidateGpus":
+        """A copy from which amounts can be taken without changing this object."""
+        copy = object.__new__(CandidateGpus)
+        copy.__dict__.update(self.__dict__, _free=dict(self._free))
+        return copy
+
+    def free(self, resource: str) -> Amounts:
+        """(C, M): the free amount of a resource; negative where the GPU does not have it. Do not change the array."""
+        amounts = self._free.get(resource)
+        if amounts is None:
+            amounts = self._free[resource] = self._values_of_candidates(self.layout.free, resource, ABSENT)
+        return amounts
+
+    def capacity(self, resource: str) -> Amounts:
+        """(C, M): the capacity of a resource; 0 where the GPU does not have it."""
+        return self._values_of_candidates(self.layout.capacity, resource, 0)
+
+    def used(self, resource: str) -> Amounts:
+        """(C, M): the held or taken amount; 0 where the GPU does not have the resource."""
+        capacity = self.capacity(resource)
+        return np.where(capacity > 0, capacity - self.free(resource), 0)
+
+    def take(self, taken: Mask, per_gpu: Mapping[str, int]) -> None:
+        """Take amounts from GPUs (C, M) that have them."""
+        for resource, amount in per_gpu.items():
+            if amount:
+                self._free[resource] = self.free(resource) - taken.astype(np.int64) * amount
+
+    def usable(self) -> Mask:
+        """(C, M): GPUs that exist and are not disabled."""
+        return self.layout.usable[:, self.columns]
+
+    def name_codes(self) -> Codes:
+        """(C, M)."""
+        return self.layout.name_codes[:, self.columns]
+
+    def model_codes(self) -> Codes:
+        """(C, M)."""
+        return self.layout.model_codes[:, self.columns]
+
+    def groups(self) -> Bits:
+        """(G, M)."""
+        return self.layout.groups[:, self.columns]
+
+    def group_states(self) -> NDArray[np.int8]:
+        """(M)."""
+        return self.layout.group_states[0, self.columns]
+
+    def preferred(self) -> NDArray[np.int16]:
+        """(M): position of the preferred GPU, or -1."""
+        return self.layout.preferred[0, self.columns]
+
+    def _values_of_candidates(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
+        array = arrays.get(resource)
+        if array is None:
+            return np.full((self.layout.most_gpus, len(self)), absent, np.int64)
+        return array[:, self.columns]
+
+
+_T = TypeVar("_T")
+
+MOST: Final = 256
+"""The most different resources; real clusters have about ten."""
+LEAST: Final = 16
+"""The number of resources that are kept for any number of GPUs."""
+CELLS: Final = 2**23
+"""The cells of all resources' arrays, of 16 bytes each: 128 MiB."""
+_NAMED: Final = 3
+
+
+class ResourceCap:
+    """Follows the nodes. The kept resources depend on the nodes only, not on the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeGpus] = {}
+        self._having: Counter[str] = Counter()
+        """By resource, the number of nodes that have it."""
+        self._widths: Counter[int] = Counter()
+        """By number of GPUs, the number of nodes."""
+        self._kept: frozenset[str] | None = None
+        """The kept resources; None if all are."""
+
+    def put(self, node: str, gpus: NodeGpus | None) -> None:
+        """Add, replace or (with None) remove a node."""
+        self._count_resources(self._nodes.pop(node, None), -1)
+        if gpus is not None and gpus.names:
+            self._nodes[node] = gpus
+            self._count_resources(gpus, 1)
+
+    def _count_resources(self, gpus: NodeGpus | None, by: int) -> None:
+        if gpus is None:
+            return
+        for resource in gpus.capacity:
+            _change_count(self._having, resource, by)
+        _change_count(self._widths, len(gpus.names), by)
+
+    def __len__(self) -> int:
+        """The number of different resources of all nodes."""
+        return len(self._having) if self._kept is None else len(self._kept)
+
+    def settle(self) -> list[str]:
+        """Choose the kept resources again. Returns the nodes that are affected."""
+        before, self._kept = self._kept, self._most_used_resources()
+        if before == self._kept:
+            return []
+        return [
+            name
+            for name, gpus in self._nodes.items()
+            if _gpus_with_kept_resources(gpus, before) != _gpus_with_kept_resources(gpus, self._kept)
+        ]
+
+    def _most_used_resources(self) -> frozenset[str] | None:
+        cells = max(self._widths, default=1) * (len(self._nodes) + 1)
+        room = max(LEAST, min(MOST, CELLS // cells))
+        if len(self._having) <= room:
+            return None
+        ordered = sorted(self._having, key=lambda resource: (-self._having[resource], resource))
+        return frozenset(ordered[:room])
+
+    def limited(self, gpus: NodeGpus) -> NodeGpus:
+        """The node without resources that are not kept."""
+        kept = self._kept
+        if kept is None or gpus.capacity.keys() <= kept:
+            return gpus
+        gone = sorted(gpus.capacity.keys() - kept)
+        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        problem = (
+            f"nodes have more than {len(kept)} different resources of GPUs; few have "
+            f"{', '.join(gone[:_NAMED])}{more}, which count as absent"
+        )
+        capacity = {resource: row for resource, row in gpus.capacity.items() if resource in kept}
+        return gpus._replace(capacity=capacity, problems=(*gpus.problems, problem))
+
+
+def _gpus_with_kept_resources(gpus: NodeGpus, kept: frozenset[str] | None) -> frozenset[str]:
+    return frozenset(gpus.capacity) if kept is None else kept.intersection(gpus.capacity)
+
+
+def _change_count(counter: Counter[_T], key: _T, by: int) -> None:
+    counter[key] += by
+    if not counter[key]:
+        del counter[key]

@@ -4,7 +4,7 @@ The first words of each text are those of GPU Aware Scheduling 0.5.6 (`pkg/gpusc
 alerts that search for them. The texts appear in pod events, so there are few different ones: they contain what the pod
 requests, and never the name or value of a node or GPU. `explain` shows those as details.
 
-Some reasons depend on what other pods hold: `is_unresolvable` is then a field, which `empty_node_fit` sets for nodes
+Some reasons depend on what other pods hold: `is_unresolvable` is then a field, which `agent` sets for nodes
 that are too small even without these pods. The text is the same.
 """
 
@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from nodewise.agent.verdicts import OWN_REASON
-from nodewise.agents.gpu import allocation_record_limits, extended_resource_amounts
+from nodewise.agents.gpu import allocation_record, extended_resource_amounts
 from nodewise.base.errors import truncate
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
@@ -208,8 +208,8 @@ class RecordFull(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return _format_reason(
             self.kind,
-            f"no room in the node's allocation record: at most {allocation_record_limits.RECORD_BYTES} bytes,"
-            f" and {allocation_record_limits.LONGEST_NODE} characters of the node's name",
+            f"no room in the node's allocation record: at most {allocation_record.RECORD_BYTES} bytes,"
+            f" and {allocation_record.LONGEST_NODE} characters of the node's name",
         )
 
     def remedy(self) -> str:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.gpu import extended_resource_amounts
-from nodewise.agents.gpu.allocation_record_limits import ContainerRequest
-from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
+from nodewise.agents.gpu.allocation_record import ContainerRequest
+from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME
 from nodewise.agents.gpu.gpu_rejection_reasons import LATER_CONTAINERS_REMEDY, InvalidDemand, RejectionKind
 from nodewise.base.errors import truncate
 

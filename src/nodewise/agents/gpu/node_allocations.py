@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey
-from nodewise.agents.gpu import allocation_record, container_gpu_amounts, pod_reduction
+from nodewise.agents.gpu import allocation_record, gpu_pod_fields
 from nodewise.agents.gpu import extended_resource_amounts as quantities
 from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Reservation
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod
@@ -90,7 +90,7 @@ def may_hold_gpus(pod: AllocatedPod) -> bool:
     containers = (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
     requirements = (container.resources for container in containers if container.resources is not None)
     return any(
-        pod_reduction.is_device(resource)
+        gpu_pod_fields.is_device(resource)
         for container in requirements
         for resource in (*(container.requests or ()), *(container.limits or ()))
     )
@@ -185,7 +185,7 @@ def _allocation_by_reservation(
     gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
-    requests = container_gpu_amounts.container_amounts(pod, profile) if pod is not None and known else ()
+    requests = gpu_pod_fields.container_amounts(pod, profile) if pod is not None and known else ()
     if len(requests) != len(gpus):  # a reservation without sidecars lists only containers with GPUs
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
@@ -208,11 +208,11 @@ def _allocation_by_annotations(
     if pod.metadata.oversized_bytes:
         problems.append(
             f"pod {pod.metadata.namespace}/{pod.metadata.name}: its containers, resources and annotations for GPUs"
-            f" take {pod.metadata.oversized_bytes} bytes of memory, more than {pod_reduction.MOST_BYTES};"
+            f" take {pod.metadata.oversized_bytes} bytes of memory, more than {gpu_pod_fields.MOST_BYTES};"
             " its GPUs do not count"
         )
         return None
-    requests = container_gpu_amounts.container_amounts(pod, profile)
+    requests = gpu_pod_fields.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
@@ -244,7 +244,7 @@ def _allocation_by_annotations(
 def _annotated_gpus_of_sidecars(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> GpuNames:
     """The GPUs of each sidecar with GPUs; none where no annotation names them."""
     annotations = pod.metadata.annotations or {}
-    names = [sidecar.name for sidecar in container_gpu_amounts.gpu_sidecars(pod, profile)]
+    names = [sidecar.name for sidecar in gpu_pod_fields.gpu_sidecars(pod, profile)]
     by_name = {
         name: allocation_record.parse_gpu_numbers(annotations.get(GPU_NUMBERS + name, ""))
         for name in {*names}

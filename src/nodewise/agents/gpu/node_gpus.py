@@ -2,7 +2,7 @@
 
 They come from the node annotation `nodewise.io/gpu-cards`, where GPUs may differ, or else from labels or counts (see
 `vendor_resource_names.py`). For labels and counts the allocatable amounts of the node are divided evenly, and no GPU
-gets the remainder; `counting_resource_units.py` distributes the resources that count GPUs. Labels of telemetry policies
+gets the remainder; `allocatable_gpus.py` distributes the resources that count GPUs. Labels of telemetry policies
 exclude GPUs and sub-devices. Input that cannot be read is left out and reported as a problem; it never raises. If it is
 unclear which GPUs the node has, it has none.
 """
@@ -12,20 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import (
-    allocatable_gpu_shares,
-    counting_resource_units,
-    extended_resource_amounts,
-    gpu_model_labels,
-    gpu_node_label_parsers,
-    gpu_sharing,
-    gpu_topology_labels,
-    missing_gpus,
-    telemetry_policy_gpu_labels,
-)
-from nodewise.agents.gpu.allocatable_gpu_shares import AllocatableAmounts, GpuShare, GpuShares
-from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME, Link
-from nodewise.agents.gpu.gpu_topology_labels import MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES
+from nodewise.agents.gpu import allocatable_gpus, extended_resource_amounts, gpu_node_labels, missing_gpus
+from nodewise.agents.gpu.allocatable_gpus import AllocatableAmounts, GpuShare, GpuShares
+from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME, MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES, Link
 from nodewise.agents.gpu.missing_gpus import MissingGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import UNREADABLE, shown, truncate
@@ -53,7 +42,7 @@ _MOST_PROBLEMS: Final = 16
 
 class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     gpus: str | None = msgspec.field(default=None, name=GPUS)
-    hami_register: str | None = msgspec.field(default=None, name=gpu_sharing.HAMI_REGISTER)
+    hami_register: str | None = msgspec.field(default=None, name=gpu_node_labels.HAMI_REGISTER)
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -124,10 +113,10 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     gpus = tuple(by_name)
     notes.add(_unknown_places(gpus, capacity, unplaced))
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
-    marked = telemetry_policy_gpu_labels.parse_policy_labels(
-        tags, gpu_topology_labels.parse_bus_groups(tags, profile, notes.add), subdevices, notes.add
+    marked = gpu_node_labels.parse_policy_labels(
+        tags, gpu_node_labels.parse_bus_groups(tags, profile, notes.add), subdevices, notes.add
     )
-    numa, numa_problem = gpu_topology_labels.parse_numa_nodes(tags, profile, subdevices, notes.add)
+    numa, numa_problem = gpu_node_labels.parse_numa_nodes(tags, profile, subdevices, notes.add)
     return NodeGpus(
         names=gpus,
         capacity=capacity,
@@ -140,7 +129,7 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         preferred=marked.preferred,
         numa=numa,
         numa_problem=numa_problem,
-        links=gpu_topology_labels.parse_node_links(tags, profile, subdevices, notes.add),
+        links=gpu_node_labels.parse_node_links(tags, profile, subdevices, notes.add),
         problems=notes.texts(),
         unplaced=unplaced,
         missing=MissingGpus()
@@ -160,7 +149,7 @@ def place_units_of_held_gpus(gpus: NodeGpus, amounts: Mapping[str, Mapping[str, 
         return gpus
     held = {name: [resource for resource, amount in amounts[name].items() if amount] for name in amounts}
     rows = {resource: row for resource, row in gpus.capacity.items() if resource in gpus.unplaced}
-    placed = counting_resource_units.place_again(gpus.names, rows, held)
+    placed = allocatable_gpus.place_again(gpus.names, rows, held)
     if placed == rows:
         return gpus
     capacity = {**gpus.capacity, **placed}
@@ -173,7 +162,7 @@ def _unknown_places(
     names: Collection[str], capacity: Mapping[str, tuple[int, ...]], unplaced: frozenset[str]
 ) -> str:
     rows = {resource: row for resource, row in capacity.items() if resource in unplaced}
-    return counting_resource_units.describe_unknown_places(tuple(names), rows)
+    return allocatable_gpus.describe_unknown_places(tuple(names), rows)
 
 
 class _Notes:
@@ -233,7 +222,7 @@ def _find_gpus(
 ) -> GpuShares:
     """The GPUs, sorted by name."""
     annotations = node.metadata.annotations or NodeAnnotations()
-    amounts = allocatable_gpu_shares.allocatable_amounts(
+    amounts = allocatable_gpus.allocatable_amounts(
         _positive_amounts(resources, profile, "allocatable", notes),
         tags,
         annotations.hami_register,
@@ -245,10 +234,10 @@ def _find_gpus(
         notes.unclear = "" if shares.by_name else f"annotation {GPUS}"
     else:
         names = _gpu_names(tags, amounts, profile, notes)
-        shares = allocatable_gpu_shares.divide_among_gpus(
-            counting_resource_units.natural_order(names), amounts, profile, notes.add
+        shares = allocatable_gpus.divide_among_gpus(
+            allocatable_gpus.natural_order(names), amounts, profile, notes.add
         )
-        shares = allocatable_gpu_shares.add_labelled_models(shares, amounts, tags, profile, notes.add)
+        shares = allocatable_gpus.add_labelled_models(shares, amounts, tags, profile, notes.add)
     return GpuShares({name: shares.by_name[name] for name in sorted(shares.by_name)}, shares.unplaced)
 
 
@@ -262,7 +251,7 @@ def _gpu_names(
             notes.unclear = "" if names else f"label {profile.name_labels[0]}"
             return names
     try:
-        labelled = gpu_model_labels.labelled_count(tags, profile)
+        labelled = gpu_node_labels.labelled_count(tags, profile)
     except ValueError as error:
         notes.add(str(error))
         notes.unclear = str(error).partition(": ")[0]
@@ -281,7 +270,7 @@ def _counted_names(
     labelled: int | None, amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
     """The names of counted GPUs, from the number in the label (None without it) and allocatable amounts."""
-    count = allocatable_gpu_shares.count_gpus(amounts, labelled, notes.add)
+    count = allocatable_gpus.count_shown_gpus(amounts, labelled, notes.add)
     if not count:
         notes.unclear = amounts.unclear_source or f"label {' or '.join(profile.gpu_labels)}"
     if count > MOST_GPUS:
@@ -295,14 +284,14 @@ def _labelled_names(tags: Mapping[str, str], profile: ResourceProfile, notes: _N
     """The names of GPUs from labels: from their numbers, or else from the older label with names."""
     key, old = f"{profile.prefix}gpu-numbers", f"{profile.prefix}cards"
     try:
-        text = gpu_node_label_parsers.join_split_label(tags, key)
+        text = gpu_node_labels.join_split_label(tags, key)
     except ValueError as error:
         notes.add(str(error))
         text = ""
-    candidates = [number and f"card{number}" for number in gpu_node_label_parsers.split_numbers(text)]
+    candidates = [number and f"card{number}" for number in gpu_node_labels.split_numbers(text)]
     if not text and old in tags:
         key, candidates = old, tags[old].split(".")
-    names = set(filter(gpu_node_label_parsers.is_gpu_name, candidates))
+    names = set(filter(gpu_node_labels.is_gpu_name, candidates))
     if len(names) < len(candidates):
         notes.add(f"label {key}: empty, double or odd names in {shown(text or tags[key])} do not count")
     return names
@@ -323,14 +312,14 @@ def _annotated_gpus(
     described: dict[str, Mapping[str, Any]] = {}
     for element in elements:
         name = element.get("name") if isinstance(element, dict) else None
-        if not isinstance(name, str) or not gpu_node_label_parsers.is_gpu_name(name) or name in described:
+        if not isinstance(name, str) or not gpu_node_labels.is_gpu_name(name) or name in described:
             notes.add(f"annotation {GPUS}: {shown(element)}; expected a GPU with a name of its own")
             continue
         described[name] = element
     shares = GpuShares({})
     if any(element.get("capacity") is None for element in described.values()):
-        shares = allocatable_gpu_shares.divide_among_gpus(
-            counting_resource_units.natural_order(described), amounts, profile, notes.add
+        shares = allocatable_gpus.divide_among_gpus(
+            allocatable_gpus.natural_order(described), amounts, profile, notes.add
         )
     by_name = {
         name: _parse_annotated_gpu(

@@ -26,8 +26,7 @@ from nodewise.agent import MAX_SCORE
 from nodewise.agents.gpu import fragmentation
 from nodewise.agents.gpu.fit import FitResult
 from nodewise.agents.gpu.fragmentation import Floats, ShareScales, WorkloadTables
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus, GpuLayout
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.options import Placement
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand

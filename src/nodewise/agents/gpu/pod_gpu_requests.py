@@ -12,16 +12,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.agents.gpu import (
-    allocation_record_limits,
-    container_gpu_amounts,
+    allocation_record,
     extended_resource_amounts,
+    gpu_pod_fields,
     init_container_gpus,
     node_gpus,
-    pod_reduction,
 )
-from nodewise.agents.gpu.allocation_record_limits import ContainerRequest
+from nodewise.agents.gpu.allocation_record import ContainerRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.gpu_node_label_parsers import LONGEST_NAME
+from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME
 from nodewise.agents.gpu.gpu_pod_fields import (
     ALLOW,
     DENY,
@@ -109,7 +108,7 @@ class _Refused(Exception):
 
 def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
-    if not container_gpu_amounts.requests_gpu_resources(pod, profile):
+    if not gpu_pod_fields.requests_gpu_resources(pod, profile):
         return NOTHING
     ordinary, init = pod.spec.containers or (), pod.spec.initContainers or ()
     try:
@@ -142,7 +141,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
 
 def _gpu_requests(container: RequestingContainer, profile: ResourceProfile) -> dict[str, int]:
     requests = {}
-    for resource, value in sorted(container_gpu_amounts.requested_gpu_resources(container, profile).items()):
+    for resource, value in sorted(gpu_pod_fields.requested_gpu_resources(container, profile).items()):
         try:
             requests[resource] = extended_resource_amounts.parse_amount(value)
         except ValueError:
@@ -226,12 +225,12 @@ def _refuse_shares_without_gpu(
 
 def _check_pod_bytes(pod: GpuPod) -> None:
     """Refuse a pod that cannot be stored, so that filter refuses it as bind does."""
-    size = pod_reduction.gpu_field_bytes(pod)
-    if size > pod_reduction.MOST_BYTES:
+    size = gpu_pod_fields.gpu_field_bytes(pod)
+    if size > gpu_pod_fields.MOST_BYTES:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
             f"the pod's containers, resources and annotations for GPUs take {size} bytes of memory;"
-            f" at most {pod_reduction.MOST_BYTES}",
+            f" at most {gpu_pod_fields.MOST_BYTES}",
             "ask for fewer containers, resources or names of GPUs",
         )
 
@@ -244,7 +243,7 @@ def _check_annotations(
 ) -> None:
     """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
     size = annotation_bytes(metadata)
-    most = allocation_record_limits.MOST_ANNOTATION_BYTES - allocation_record_limits.max_annotation_bytes(
+    most = allocation_record.MOST_ANNOTATION_BYTES - allocation_record.max_annotation_bytes(
         wanted, profile.subdevices, init
     )
     if size > most:
@@ -257,11 +256,11 @@ def _check_annotations(
 
 def _check_container_count(ordinary: int, init: int) -> None:
     """Limit the containers of a pod with GPUs; of init containers and sidecars only those with GPUs count."""
-    if ordinary + init > allocation_record_limits.MOST_CONTAINERS:
+    if ordinary + init > allocation_record.MOST_CONTAINERS:
         among = f", with {init} init containers that ask for GPUs" if init else ""
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the pod has {ordinary + init} containers{among}; at most {allocation_record_limits.MOST_CONTAINERS}"
+            f"the pod has {ordinary + init} containers{among}; at most {allocation_record.MOST_CONTAINERS}"
             " where one asks for GPUs",
             "split the pod",
         )
@@ -273,10 +272,10 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     A container that requests more GPUs than any node has costs nothing and is not refused here.
     """
     total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
-    if total > allocation_record_limits.MOST_GPUS:
+    if total > allocation_record.MOST_GPUS:
         raise _invalid_demand_error(
             RejectionKind.BAD_ARGS,
-            f"the containers ask for more than {allocation_record_limits.MOST_GPUS} GPUs altogether",
+            f"the containers ask for more than {allocation_record.MOST_GPUS} GPUs altogether",
             "split the pod",
         )
     resources = len({resource for container in wanted for resource in container.per_gpu})
@@ -346,7 +345,7 @@ def _same_gpu_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[int, ..
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
         return ()
-    containers = container_gpu_amounts.running_containers(pod, profile)
+    containers = gpu_pod_fields.running_containers(pod, profile)
     names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
         raise _invalid_demand_error(

@@ -2,11 +2,16 @@
 
 Changes are applied one by one, and only the nodes that they concern are recomputed: at 80 binds a second, an iteration
 over 20,000 pods would take too long. The state equals one that is built from scratch.
+
+The allocations as `GET /state/gpu` exports them: per node its GPUs, their allocated amounts, and the pods.
+
+?node=NAME   one node only
 """
 
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,27 +20,29 @@ from nodewise.agent.bind_plugin_interface import AllocationRecordLease, Allocati
 from nodewise.agent.state import NODES, Change
 from nodewise.agents.gpu import (
     allocation_record,
-    allocation_record_limits,
-    dra_nodes,
     fragmentation,
     free_cpu,
     gpu_arrays,
-    gpu_request_histogram,
+    missing_gpus,
     node_allocations,
     node_gpus,
     typical_pods,
 )
 from nodewise.agents.gpu.allocation_record import AllocationRecord
-from nodewise.agents.gpu.dra_nodes import DEVICE_CLASSES, RESOURCE_SLICES
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.free_cpu import FreeCpu
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout, ResourceCap
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.gpu_request_histogram import DemandConfigMap
-from nodewise.agents.gpu.gpu_resource_count_limit import ResourceCap
-from nodewise.agents.gpu.missing_gpus import NO_NODES, MissingGpusOfNodes, MissingGpusTable
+from nodewise.agents.gpu.missing_gpus import (
+    DEVICE_CLASSES,
+    NO_NODES,
+    RESOURCE_SLICES,
+    MissingGpusOfNodes,
+    MissingGpusTable,
+)
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.typical_pods import DemandConfigMap
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 
 NAME: Final = "gpu"
@@ -159,7 +166,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
         if any(cluster_state.changes_of(name) for name in (DEVICE_CLASSES, RESOURCE_SLICES)):
-            self._dra = yield from dra_nodes.dra_node_names(cluster_state.objects, self._profile.counts)
+            self._dra = yield from missing_gpus.dra_node_names(cluster_state.objects, self._profile.counts)
         missing = yield from self._missing.by_number(cluster_state.nodes, self._dra)
         return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload, missing)
 
@@ -228,7 +235,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         only = next(iter(configmaps.values()), None)
         if self._seen_histogram == (only, today):
             return
-        counted = yield from gpu_request_histogram.parse_histogram(only)
+        counted = yield from typical_pods.parse_histogram(only)
         classes = typical_pods.counts_of_recent_classes(counted.history, today)
         if classes != self._classes:
             self._workload = yield from fragmentation.build_fragmentation_tables_stepwise(
@@ -283,9 +290,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         pods: PodIndex,
     ) -> NodeState:
         allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile)
-        allocations = allocations._replace(
-            record_bytes=allocation_record_limits.record_bytes(node, record[0])
-        )
+        allocations = allocations._replace(record_bytes=allocation_record.record_bytes(node, record[0]))
         gpus = node_gpus.place_units_of_held_gpus(gpus, allocations.amounts)
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
         return NodeState(
@@ -369,3 +374,47 @@ def _columns_by_node_number(index: NodeIndex, rows: Mapping[str, int]) -> Any:
     """By node number, the column of the layout; the last column for a node without GPUs."""
     columns = [rows.get(name, len(rows)) for name in index.known]
     return np.array([*columns, len(rows)], np.intp)
+
+
+_encode = msgspec.json.encode
+
+
+def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    """JSON, built node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of names."""
+    wanted = query.get("node")
+    names: Iterable[str] = (
+        sorted(agent_state.nodes) if wanted is None else {wanted} & agent_state.nodes.keys()
+    )
+    parts = []
+    for name in names:
+        parts.append(_encode(name) + b": " + _encode(_export_node(agent_state.nodes[name])))
+        yield
+    return b'{"nodes": {' + b",\n".join(parts) + b"}}\n"
+
+
+def _export_node(node: NodeState) -> dict[str, Any]:
+    return {
+        "cards": {name: _export_gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
+        "pods": {
+            uid: {
+                "pod": allocation.pod,
+                "containers": allocation.gpus,
+                "cards": allocation.amounts,
+                "by": allocation.source,
+            }
+            for uid, allocation in node.allocations.by_uid.items()
+        },
+        "problems": node.problems,
+    }
+
+
+def _export_gpu(node: NodeState, at: int, name: str) -> dict[str, Any]:
+    gpus = node.gpus
+    return {
+        "model": gpus.models[at],
+        "usable": name not in gpus.unusable,
+        "capacity": {resource: amounts[at] for resource, amounts in gpus.capacity.items() if amounts[at]},
+        "held": node.allocations.amounts.get(name, {}),
+        "tiles_held": sorted(node.allocations.subdevices.get(name, ())),
+        "tiles_off": sorted(gpus.subdevices_off.get(name, ())),
+    }

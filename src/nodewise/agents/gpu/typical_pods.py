@@ -2,13 +2,18 @@
 
 They are read from a file, or counted from the pods of the last seven days. The counts are kept in a ConfigMap, one key
 per day, so that a new leader continues with them. Data that cannot be read is left out.
+
+The histogram of the pods of the last seven days, which the leader keeps in a ConfigMap.
+
+The leader counts each pod when it first sees it. The ConfigMap also holds the newest creation time that was counted, so
+that the next leader does not count existing pods again.
 """
 
 import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,16 +21,12 @@ import msgspec
 
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.extended_resource_amounts import LARGEST, Amounts
-from nodewise.agents.gpu.gpu_pod_fields import (
-    MODELS,
-    GpuPod,
-    GpuPodMetadata,
-)
+from nodewise.agents.gpu.gpu_pod_fields import MODELS, AllocatedPod, GpuPod, GpuPodMetadata
 from nodewise.agents.gpu.node_gpus import MOST_GPUS
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import Demand
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.base import safe_yaml_loader
+from nodewise.base import clock, safe_yaml_loader
 from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise.kube.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
 
@@ -256,3 +257,89 @@ def _entry_classes(
 
 def _invalid_entry_error(*problems: Problem) -> BadSettings:
     return BadSettings("typical pods", problems)
+
+
+NAME: Final = "nodewise-gpu-typical-pods"
+UNTIL: Final = "counted-until"
+"""Key of the ConfigMap: the creation time of the newest pod that was counted."""
+
+
+class DemandMetadata(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str = ""
+    resourceVersion: str = ""  # noqa: N815 - the API's name
+
+
+class DemandConfigMap(msgspec.Struct, frozen=True):
+    """The fields of the ConfigMap that are read."""
+
+    metadata: DemandMetadata
+    data: dict[str, str] | None = None
+
+
+class DemandHistogram(NamedTuple):
+    """The contents of the ConfigMap."""
+
+    history: History
+    until: str
+    """The newest creation time that was counted, RFC 3339; empty if no pod was counted."""
+
+
+def parse_histogram(configmap: DemandConfigMap | None) -> Generator[None, None, DemandHistogram]:
+    """Parse the ConfigMap; invalid parts are omitted, and without a ConfigMap the histogram is empty."""
+    data = (configmap.data or {}) if configmap is not None else {}
+    history: dict[int, Mapping[PodClass, int]] = {}
+    for key, text in data.items():
+        history.update(decode({key: text}))
+        yield
+    return DemandHistogram(history, data.get(UNTIL, ""))
+
+
+def encode_histogram(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
+    """The data of the ConfigMap."""
+    data = {UNTIL: counted.until}
+    for day, classes in counted.history.items():
+        data |= encode({day: classes})
+        yield
+    return data
+
+
+class DemandReader(NamedTuple):
+    """The settings and the time for reading pods."""
+
+    profile: ResourceProfile
+    options: GpuOptions
+    now: float
+
+    def classes(self, pod: AllocatedPod) -> Iterable[PodClass]:
+        return pod_classes(demands.parse_demand(pod, self.profile, self.options))
+
+    def day(self, pod: AllocatedPod) -> int:
+        """The day on which the pod was created; today if unknown."""
+        today = day_since_1970(self.now)
+        try:
+            return min(day_since_1970(clock.parse_rfc3339(pod.metadata.creationTimestamp)), today)
+        except ValueError:
+            return today
+
+
+def add_pods_to_histogram(
+    counted: DemandHistogram, old: Iterable[AllocatedPod], new: Iterable[AllocatedPod], reader: DemandReader
+) -> Generator[None, None, DemandHistogram]:
+    """Add new pods, and old pods that were not counted yet. Days that no longer count are dropped."""
+    came: dict[int, Counter[PodClass]] = {}
+    until = counted.until
+    for pod in (*(pod for pod in old if pod.metadata.creationTimestamp > counted.until), *new):
+        came.setdefault(reader.day(pod), Counter()).update(reader.classes(pod))
+        until = max(until, pod.metadata.creationTimestamp)
+        yield
+    today = day_since_1970(reader.now)
+    days = (today - ago for ago in range(DAYS))
+    sums = {day: Counter(counted.history.get(day, {})) + came.get(day, Counter()) for day in days}
+    return DemandHistogram({day: classes for day, classes in sums.items() if classes}, until)
+
+
+def histogram_config_map(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
+    """The ConfigMap to write; `version` is that of the previous one, empty if there is none."""
+    meta = {"name": NAME, "namespace": namespace} | ({"resourceVersion": version} if version else {})
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

@@ -21,7 +21,7 @@ FILE       YAML with the fields of `FIELDS`; resource names omit the prefix:
 Where GPUs are counted and not named, a node has as many as its label `count_label` (without the field:
 `<prefix><first of counts>.count`, as NVIDIA's GPU Feature Discovery writes it), and without that label as many as its
 allocatable counting resources. They are called card0, card1, …. A device plugin that offers each GPU several times
-needs the label, or a description that `gpu_sharing.py` reads. The node annotation `nodewise.io/gpu-cards` overrides
+needs the label, or a description that `gpu_node_labels.py` reads. The node annotation `nodewise.io/gpu-cards` overrides
 both, for every profile.
 """
 

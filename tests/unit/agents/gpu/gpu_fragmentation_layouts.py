@@ -6,8 +6,7 @@ import numpy as np
 
 from nodewise.agents.gpu import gpu_arrays, node_allocations
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.gpu_array_node_column import GpuUsage
-from nodewise.agents.gpu.gpu_arrays import GpuLayout
+from nodewise.agents.gpu.gpu_arrays import GpuLayout, GpuUsage
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.typical_pods import PodClass

@@ -8,10 +8,10 @@ import pytest
 
 from nodewise.agent import Snapshot, is_unresolvable
 from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
-from nodewise.agents.gpu import allocation_record_limits, gpu_arrays
+from nodewise.agents.gpu import gpu_arrays
 from nodewise.agents.gpu import vendor_resource_names as profiles
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.allocation_record import Reservation
+from nodewise.agents.gpu.allocation_record import Reservation, max_record_bytes
 from nodewise.agents.gpu.gpu_arrays import GpuLayout
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_rejection_reasons import GpuStateNotReady, UnknownNode
@@ -184,7 +184,7 @@ class TestEvictability:
 
     def test_a_full_record_becomes_free_with_its_pods(self) -> None:
         gpu_pod = new("p", "i915=1 mc=100")
-        room = allocation_record_limits.max_record_bytes(agent().demand_of(gpu_pod).containers, "t")
+        room = max_record_bytes(agent().demand_of(gpu_pod).containers, "t")
         cluster = cluster_state(NODES, [], [lease_of("n1", " " * (room + 1))])
         cluster_snapshot = Snapshot(cluster.nodes, {"gpu": agent_state(cluster)}, NOW)
         assert "no room" in texts(gpu_pod, cluster_snapshot, "n1")[0]

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import allocation_cache_comparison, gpu_arrays
+from nodewise.agents.gpu import gpu_arrays
 from nodewise.agents.gpu import state as states
-from nodewise.agents.gpu.allocation_cache_comparison import ObservedChanges
+from nodewise.agents.gpu.controller import allocation_cache_checker
+from nodewise.agents.gpu.controller.allocation_cache_checker import ObservedChanges
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import cooperative_scheduling
@@ -33,7 +34,7 @@ def different(
         return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
     differences = cooperative_scheduling.run_without_pauses(
-        allocation_cache_comparison.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
+        allocation_cache_checker.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
     )
     return {difference.node: difference.what for difference in differences}
 

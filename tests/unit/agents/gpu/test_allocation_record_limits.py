@@ -12,12 +12,7 @@ from nodewise.agent.bind_plugin_interface import (
     BindPlan,
     Refusal,
 )
-from nodewise.agents.gpu import (
-    allocation_record,
-    allocation_record_limits,
-    gpu_rejection_reasons,
-    pod_gpu_requests,
-)
+from nodewise.agents.gpu import allocation_record, gpu_rejection_reasons, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.state import GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
@@ -29,7 +24,7 @@ ASKED = new("p", "i915=1")
 
 
 def record_space(gpu_pod: AllocatedPod = ASKED) -> int:
-    return allocation_record_limits.max_record_bytes(
+    return allocation_record.max_record_bytes(
         pod_gpu_requests.parse_demand(gpu_pod, INTEL, agent()._options).containers, INTEL.subdevices
     )
 
@@ -59,7 +54,7 @@ def test_the_reason_names_the_limits() -> None:
 
 @pytest.mark.parametrize(("longer", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
-    name = "n" * (allocation_record_limits.LONGEST_NODE + longer)
+    name = "n" * (allocation_record.LONGEST_NODE + longer)
     cluster_snapshot = snapshot(nodes={name: node()})
     assert texts(ASKED, cluster_snapshot, name) == [why]
     assert isinstance(bind(ASKED, cluster_snapshot, name), Refusal if why else BindPlan)
@@ -106,9 +101,9 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     assert isinstance(bind_plan, BindPlan), bind_plan
     containers = pod_gpu_requests.parse_demand(gpu_pod, INTEL, agent()._options).containers
     written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.reservation})
-    assert len(written) <= allocation_record_limits.max_reservation_bytes(containers, INTEL.subdevices)
+    assert len(written) <= allocation_record.max_reservation_bytes(containers, INTEL.subdevices)
     added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
-    assert added <= allocation_record_limits.max_annotation_bytes(containers, INTEL.subdevices)
+    assert added <= allocation_record.max_annotation_bytes(containers, INTEL.subdevices)
 
 
 def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:

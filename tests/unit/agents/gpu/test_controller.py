@@ -12,16 +12,9 @@ import pytest
 from nodewise.agent import ObjectKey
 from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, RESERVATIONS_ANNOTATION
 from nodewise.agent.controller_interface import Handle, WriteCounter
-from nodewise.agents.gpu import (
-    KIND,
-    allocation_metrics,
-    allocation_record,
-    gpu_request_histogram,
-    node_allocations,
-)
-from nodewise.agents.gpu.allocation_record_limits import NO_RECORD, RECORD_BYTES
-from nodewise.agents.gpu.controller import gpu_request_histogram_writer
-from nodewise.agents.gpu.descheduler_pod_labels import LABEL
+from nodewise.agents.gpu import KIND, allocation_record, controller, node_allocations, typical_pods
+from nodewise.agents.gpu.allocation_record import NO_RECORD, RECORD_BYTES
+from nodewise.agents.gpu.controller import DESCHEDULE_LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import cooperative_scheduling
@@ -108,7 +101,7 @@ class FailingPatchApi(FakeApi):
         return {
             name: value
             for (_, name), item in self.objects(PODS).items()
-            if (value := item["metadata"].get("labels", {}).get(LABEL)) is not None
+            if (value := item["metadata"].get("labels", {}).get(DESCHEDULE_LABEL)) is not None
         }
 
     def patches(self, name: str) -> int:
@@ -255,7 +248,7 @@ class TestLabels:
 
         def prepare(api: FailingPatchApi) -> None:
             api.node("n1")
-            api.pod("a", "n1", "card0", **{LABEL: "gpu"})
+            api.pod("a", "n1", "card0", **{DESCHEDULE_LABEL: "gpu"})
 
         run_test(test, prepare)
 
@@ -384,7 +377,7 @@ class TestCounting:
     @staticmethod
     def counted(api: FailingPatchApi) -> dict[str, int]:
         """The number of pods by millicores of a GPU."""
-        data = api.objects(CONFIGMAPS)[OURS, gpu_request_histogram.NAME]["data"]
+        data = api.objects(CONFIGMAPS)[OURS, typical_pods.NAME]["data"]
         counts: dict[str, int] = {}
         for key, text in data.items():
             for row in json.loads(text) if key.startswith("day-") else ():
@@ -431,7 +424,7 @@ class TestCounting:
     def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(gpu_request_histogram_writer, "_MOST_NEW", 3)
+        monkeypatch.setattr(controller, "_MOST_NEW", 3)
 
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(20)
@@ -582,14 +575,14 @@ class TestGauges:
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
         assert (
-            len(cooperative_scheduling.run_without_pauses(allocation_metrics.details(gpu_state, INTEL, most)))
+            len(cooperative_scheduling.run_without_pauses(controller.gpu_metrics(gpu_state, INTEL, most)))
             == count
         )
-        assert allocation_metrics.totals(gpu_state, INTEL)["gpu_pods", ()] == 1
+        assert controller.total_metrics(gpu_state, INTEL)["gpu_pods", ()] == 1
 
     def test_the_largest_record_counts(self) -> None:
         gpu_state = agent_state(cluster_state({"n1": node(), "n2": node()}, []))
         sizes = gpu_state.layout.record_bytes.copy()
         sizes[0] = [RECORD_BYTES // 2, NO_RECORD, 0][: sizes.shape[1]]
         filled = gpu_state._replace(layout=gpu_state.layout._replace(record_bytes=sizes))
-        assert allocation_metrics.totals(filled, INTEL)["gpu_fullest_record_share", ()] == 0.5
+        assert controller.total_metrics(filled, INTEL)["gpu_fullest_record_share", ()] == 0.5

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodewise.agents.gpu import counting_resource_units
-from nodewise.agents.gpu.gpu_sharing import NOT_DESCRIBED, GpuSharing
+from nodewise.agents.gpu import allocatable_gpus
+from nodewise.agents.gpu.gpu_node_labels import NOT_DESCRIBED, GpuSharing
 
 WHOLE = GpuSharing(1, "label p")
 FOUR = GpuSharing(4, "label r", is_shared=True)
@@ -32,7 +32,7 @@ COUNTS: dict[str, tuple[int | None, dict[str, int], GpuSharing, int, str]] = {
 def test_the_number_of_gpus_is_that_of_the_label_or_of_whole_devices(
     labelled: int | None, amounts: dict[str, int], sharing: GpuSharing, gpus: int, problem: str
 ) -> None:
-    count = counting_resource_units.count_gpus(labelled, amounts, dict.fromkeys(amounts, sharing))
+    count = allocatable_gpus.count_gpus(labelled, amounts, dict.fromkeys(amounts, sharing))
     assert count.gpus == gpus
     assert bool(count.problem) == bool(problem)
     assert problem in count.problem
@@ -65,31 +65,31 @@ def test_gpus_have_whole_units(
     unplaced: bool,
 ) -> None:
     names = [f"card{number}" for number in range(gpus)]
-    distribution = counting_resource_units.distribute_units(names, amounts, per_gpu)
+    distribution = allocatable_gpus.distribute_units(names, amounts, per_gpu)
     rows = {resource: [row.get(name, 0) for name in names] for resource, row in distribution.units.items()}
     assert rows == expected
     assert distribution.unplaced == (frozenset(amounts) if unplaced else frozenset())
 
 
 def test_the_lowest_numbers_have_the_units() -> None:
-    names = counting_resource_units.natural_order([f"card{number}" for number in range(12)])
+    names = allocatable_gpus.natural_order([f"card{number}" for number in range(12)])
     assert names[2:] == [f"card{number}" for number in range(2, 12)]
-    units = counting_resource_units.distribute_units(names, {"gpu": 10}, {}).units
+    units = allocatable_gpus.distribute_units(names, {"gpu": 10}, {}).units
     assert units["gpu"].keys() == {f"card{number}" for number in range(10)}
 
 
 def test_units_follow_the_gpus_that_pods_hold() -> None:
     names = ("card0", "card1", "card10", "card2")
-    again = counting_resource_units.place_again(names, {"gpu": (1, 1, 0, 1)}, {"card10": ["gpu"]})
+    again = allocatable_gpus.place_again(names, {"gpu": (1, 1, 0, 1)}, {"card10": ["gpu"]})
     assert again == {"gpu": (1, 1, 1, 0)}
-    assert counting_resource_units.place_again(names, again, {}) == {"gpu": (1, 1, 0, 1)}
+    assert allocatable_gpus.place_again(names, again, {}) == {"gpu": (1, 1, 0, 1)}
     held_everywhere = dict.fromkeys(names, ("gpu",))
-    assert counting_resource_units.place_again(names, again, held_everywhere) == {"gpu": (1, 1, 0, 1)}
+    assert allocatable_gpus.place_again(names, again, held_everywhere) == {"gpu": (1, 1, 0, 1)}
 
 
 def test_a_gpu_that_a_pod_holds_is_of_the_kind_of_the_pod() -> None:
     names, rows = ("card0", "card1", "card2"), {"i915": (1, 0, 0), "xe": (0, 1, 1)}
-    again = counting_resource_units.place_again(names, rows, {"card2": ["i915"], "card0": ["xe"]})
+    again = allocatable_gpus.place_again(names, rows, {"card2": ["i915"], "card0": ["xe"]})
     assert again == {"i915": (0, 0, 1), "xe": (1, 1, 0)}
 
 
@@ -114,10 +114,10 @@ PROBLEMS = {
 def test_a_problem_names_the_gpus_whose_units_are_assumed(
     rows: dict[str, tuple[int, ...]], problem: str
 ) -> None:
-    assert counting_resource_units.describe_unknown_places(("card0", "card1", "card2"), rows) == problem
+    assert allocatable_gpus.describe_unknown_places(("card0", "card1", "card2"), rows) == problem
 
 
 def test_a_problem_names_few_of_many_gpus() -> None:
     names = tuple(f"card{number}" for number in range(20))
-    problem = counting_resource_units.describe_unknown_places(names, {"gpu": (1,) * 10 + (0,) * 10})
+    problem = allocatable_gpus.describe_unknown_places(names, {"gpu": (1,) * 10 + (0,) * 10})
     assert problem.endswith("assumed without: card10, card11, card12, card13 and 6 more")

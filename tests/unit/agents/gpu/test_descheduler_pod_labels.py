@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import descheduler_pod_labels
+from nodewise.agents.gpu import controller
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
 from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
@@ -37,7 +37,7 @@ def labelled_pod(gpu_pod: AllocatedPod, value: str | None = "gpu") -> AllocatedP
 
 def label_changes(nodes: dict[str, Any], *pods: AllocatedPod, leases: Any = ()) -> dict[str, bool]:
     changes = cooperative_scheduling.run_without_pauses(
-        descheduler_pod_labels.changes(agent_state(cluster_state(nodes, pods, leases)))
+        controller.label_changes(agent_state(cluster_state(nodes, pods, leases)))
     )
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
@@ -126,7 +126,7 @@ def test_tiles_of_a_strange_name_hurt_nobody() -> None:
 
 
 def test_the_patch_is_for_this_very_pod() -> None:
-    patch = descheduler_pod_labels.patch(descheduler_pod_labels.LabelChange(pod("p"), is_wanted=True))
-    assert patch == {"metadata": {"uid": "uid-p", "labels": {descheduler_pod_labels.LABEL: "gpu"}}}
-    taken = descheduler_pod_labels.patch(descheduler_pod_labels.LabelChange(pod("p"), is_wanted=False))
-    assert taken["metadata"]["labels"] == {descheduler_pod_labels.LABEL: None}
+    patch = controller.label_patch(controller.LabelChange(pod("p"), is_wanted=True))
+    assert patch == {"metadata": {"uid": "uid-p", "labels": {controller.DESCHEDULE_LABEL: "gpu"}}}
+    taken = controller.label_patch(controller.LabelChange(pod("p"), is_wanted=False))
+    assert taken["metadata"]["labels"] == {controller.DESCHEDULE_LABEL: None}

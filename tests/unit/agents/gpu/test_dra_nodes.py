@@ -7,10 +7,10 @@ import numpy as np
 
 from nodewise.agent import ClusterState, Snapshot
 from nodewise.agent.bind_plugin_interface import Refusal
-from nodewise.agents.gpu import dra_nodes
+from nodewise.agents.gpu import missing_gpus
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.dra_nodes import DeviceClass, ResourceSlice
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.missing_gpus import DeviceClass, ResourceSlice
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
@@ -45,8 +45,8 @@ def with_driver(*nodes: str, classes: tuple[DeviceClass, ...] = (device_class(),
     slices = {("", f"s-{node}"): slice_of(node) for node in nodes}
     objects = {
         **before.objects,
-        dra_nodes.DEVICE_CLASSES: {("", str(at)): item for at, item in enumerate(classes)},
-        dra_nodes.RESOURCE_SLICES: slices,
+        missing_gpus.DEVICE_CLASSES: {("", str(at)): item for at, item in enumerate(classes)},
+        missing_gpus.RESOURCE_SLICES: slices,
     }
     return msgspec.structs.replace(before, objects=objects)
 
@@ -113,9 +113,9 @@ def test_nodes_follow_the_slices_and_classes() -> None:
 
 
 def test_only_classes_and_slices_that_matter_are_stored() -> None:
-    keep = dra_nodes.keep_gpu_classes(GENERIC.counts)
+    keep = missing_gpus.keep_gpu_classes(GENERIC.counts)
     assert keep(device_class()) == device_class()
     assert keep(device_class("example.com/nic")) is None
-    assert dra_nodes.keep_slices_of_nodes(slice_of("n")) == slice_of("n")
+    assert missing_gpus.keep_slices_of_nodes(slice_of("n")) == slice_of("n")
     everywhere = msgspec.convert({"metadata": {"name": "s"}, "spec": {"allNodes": True}}, ResourceSlice)
-    assert dra_nodes.keep_slices_of_nodes(everywhere) is None
+    assert missing_gpus.keep_slices_of_nodes(everywhere) is None

@@ -5,24 +5,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import (
-    allocation_record,
-    gpu_arrays,
-    node_allocations,
-    node_gpus,
-    subdevice_assignment,
-)
+from nodewise.agents.gpu import allocation_record, bind_annotations, gpu_arrays, node_allocations, node_gpus
 from nodewise.agents.gpu import pod_gpu_requests as demands
-from nodewise.agents.gpu.fit import Balanced, FirstFit, FitResult, GpuOrder, fit
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.bind_annotations import SubdeviceRequest
+from nodewise.agents.gpu.fit import FitResult, fit
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
-from nodewise.agents.gpu.gpu_selection import Keys
+from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
 from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.agents.gpu.subdevice_assignment import SubdeviceRequest
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.conformance.gas import case_table_rows, expectation_checks, node_and_pod_notation
 from tests.conformance.gas.case_table_rows import PlacementCase
@@ -113,7 +107,7 @@ def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted
     assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken[:ordinary]) == case.row.expect.cards
     if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
         return
-    numbers = subdevice_assignment.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
+    numbers = bind_annotations.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
     subdevices_by_container = [
         [
             f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
@@ -297,7 +291,7 @@ def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
 
 def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
-    assert subdevice_assignment.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
+    assert bind_annotations.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
         ((1,),),
         ((0,),),
     )
@@ -314,7 +308,7 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     ],
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert subdevice_assignment.move_preferred_first([1, 2, 3, 4], preferred) == ordered
+    assert bind_annotations.move_preferred_first([1, 2, 3, 4], preferred) == ordered
 
 
 class CountingFirstFit(FirstFit):

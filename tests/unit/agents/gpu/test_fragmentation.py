@@ -5,7 +5,7 @@ import pytest
 
 from nodewise.agents.gpu import fragmentation
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.free_gpus_of_candidate_nodes import CandidateGpus
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.typical_pods import PodClass
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import COUNT, board, share
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu import KIND, container_gpu_amounts, free_cpu
+from nodewise.agents.gpu import KIND, free_cpu, gpu_pod_fields
 from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
@@ -76,9 +76,9 @@ class TestKept:
         for kept in (free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod), free_cpu.keep_gpu_pod(allocated_pod)):
             assert kept is not None
             assert kept.metadata == allocated_pod.metadata
-            assert container_gpu_amounts.container_amounts(
-                kept, INTEL
-            ) == container_gpu_amounts.container_amounts(allocated_pod, INTEL)
+            assert gpu_pod_fields.container_amounts(kept, INTEL) == gpu_pod_fields.container_amounts(
+                allocated_pod, INTEL
+            )
 
     @pytest.mark.parametrize(
         ("options", "kept"),

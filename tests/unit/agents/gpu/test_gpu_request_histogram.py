@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import gpu_request_histogram
+from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.gpu_request_histogram import (
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
+from nodewise.agents.gpu.typical_pods import (
     NAME,
     UNTIL,
     DemandConfigMap,
@@ -15,8 +17,6 @@ from nodewise.agents.gpu.gpu_request_histogram import (
     DemandMetadata,
     DemandReader,
 )
-from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.state import DEMAND_CONFIGMAP
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import clock, cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, node, pod
@@ -36,7 +36,7 @@ def new_pod(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1
 
 def add(counted: DemandHistogram, old: Any = (), new: Any = ()) -> DemandHistogram:
     return cooperative_scheduling.run_without_pauses(
-        gpu_request_histogram.add_pods_to_histogram(counted, old, new, READER)
+        typical_pods.add_pods_to_histogram(counted, old, new, READER)
     )
 
 
@@ -48,7 +48,7 @@ def counts(counted: DemandHistogram) -> dict[int, int]:
 def config_map(counted: DemandHistogram) -> DemandConfigMap:
     return DemandConfigMap(
         DemandMetadata(NAME, "nw", "1"),
-        dict(cooperative_scheduling.run_without_pauses(gpu_request_histogram.encode_histogram(counted))),
+        dict(cooperative_scheduling.run_without_pauses(typical_pods.encode_histogram(counted))),
     )
 
 
@@ -86,12 +86,10 @@ def test_what_is_written_is_read_again() -> None:
         NOTHING, [new_pod("a"), new_pod("b"), new_pod("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")]
     )
     assert (
-        cooperative_scheduling.run_without_pauses(
-            gpu_request_histogram.parse_histogram(config_map(histogram))
-        )
+        cooperative_scheduling.run_without_pauses(typical_pods.parse_histogram(config_map(histogram)))
         == histogram
     )
-    assert cooperative_scheduling.run_without_pauses(gpu_request_histogram.parse_histogram(None)) == NOTHING
+    assert cooperative_scheduling.run_without_pauses(typical_pods.parse_histogram(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_what_is_written_is_read_again() -> None:
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
     histogram = cooperative_scheduling.run_without_pauses(
-        gpu_request_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), data))
+        typical_pods.parse_histogram(DemandConfigMap(DemandMetadata(NAME), data))
     )
     assert histogram.history == {}
     assert counts(add(histogram, [new_pod("a")])) == {0: 1}
@@ -107,14 +105,14 @@ def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
     wild = cooperative_scheduling.run_without_pauses(
-        gpu_request_histogram.parse_histogram(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
+        typical_pods.parse_histogram(DemandConfigMap(DemandMetadata(NAME), {UNTIL: "x"}))
     )
     assert counts(add(wild, new=[new_pod("a")])) == {0: 1}
 
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
-    assert "resourceVersion" not in gpu_request_histogram.histogram_config_map({}, "nw", "")["metadata"]
-    assert gpu_request_histogram.histogram_config_map({}, "nw", "7")["metadata"] == {
+    assert "resourceVersion" not in typical_pods.histogram_config_map({}, "nw", "")["metadata"]
+    assert typical_pods.histogram_config_map({}, "nw", "7")["metadata"] == {
         "name": NAME,
         "namespace": "nw",
         "resourceVersion": "7",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nodewise.agents.gpu import gpu_resource_count_limit
-from nodewise.agents.gpu.gpu_resource_count_limit import ResourceCap
+from nodewise.agents.gpu import gpu_arrays
+from nodewise.agents.gpu.gpu_arrays import ResourceCap
 from nodewise.agents.gpu.node_gpus import NodeGpus
 
 
@@ -36,7 +36,7 @@ def test_those_of_most_nodes_are_kept_whatever_the_order_and_the_others_are_a_pr
 ):
     nodes = {f"n{place}": invented(place, 64) for place in range(20)}
     limited = {name: of(nodes).limited(gpus) for name, gpus in nodes.items()}
-    assert len(set().union(*(gpus.capacity for gpus in limited.values()))) == gpu_resource_count_limit.MOST
+    assert len(set().union(*(gpus.capacity for gpus in limited.values()))) == gpu_arrays.MOST
     assert all("common" in gpus.capacity for gpus in limited.values())
     (problem,) = next(gpus.problems for gpus in limited.values() if gpus.problems)
     assert "which count as absent" in problem
@@ -46,7 +46,7 @@ def test_those_of_most_nodes_are_kept_whatever_the_order_and_the_others_are_a_pr
 
 
 def test_one_node_of_many_cards_leaves_the_arrays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_resource_count_limit, "CELLS", 64 * 11 * 20)
+    monkeypatch.setattr(gpu_arrays, "CELLS", 64 * 11 * 20)
     nodes = {f"n{place}": invented(place, 10) for place in range(9)}
     nodes["wide"] = node("common", gpus=64)
     cap = of(nodes)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import gpu_sharing
-from nodewise.agents.gpu.gpu_sharing import GpuSharing, RegisteredGpu
+from nodewise.agents.gpu import gpu_node_labels
+from nodewise.agents.gpu.gpu_node_labels import GpuSharing, RegisteredGpu
 
 GPU = "nvidia.com/gpu"
 GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
@@ -15,7 +15,7 @@ GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
 def parse(
     tags: dict[str, str], register: str | None = None, resource: str = GPU, **resources: Any
 ) -> GpuSharing:
-    return gpu_sharing.parse_gpu_sharing(resource, tags, register, {GPU: "8", **resources})
+    return gpu_node_labels.parse_gpu_sharing(resource, tags, register, {GPU: "8", **resources})
 
 
 def units(sharing: GpuSharing) -> tuple[int, bool]:
@@ -151,5 +151,5 @@ def test_partitions_of_amd_gpus(tags: dict[str, str], resource: str, expected: t
 def test_other_vendors_describe_no_sharing() -> None:
     assert (
         parse({f"{GPU}.replicas": "3", GKE: "3"}, "[]", resource="example.com/gpu")
-        == gpu_sharing.NOT_DESCRIBED
+        == gpu_node_labels.NOT_DESCRIBED
     )

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
-from nodewise.agents.gpu import KIND, allocation_record, allocation_record_limits, pod_gpu_requests
+from nodewise.agents.gpu import KIND, allocation_record, pod_gpu_requests
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.agents.gpu.gpu_rejection_reasons import LaterContainersTooSmall
@@ -399,7 +399,7 @@ class TestAllocations:
 
 class TestLimits:
     def test_containers_and_init_containers_with_gpus_are_limited_together(self) -> None:
-        most = allocation_record_limits.MOST_CONTAINERS
+        most = allocation_record.MOST_CONTAINERS
         for kind in ("", "*"):
             init = [f"{kind}i{number}: i915=1" for number in range(most - 1)]
             assert parse(new("i915=1", init=[*init, "none:", "*mesh:"])).problem is None
@@ -413,11 +413,8 @@ class TestLimits:
     def test_annotations_leave_space_for_those_of_init_containers(self) -> None:
         gpu_pod = new("i915=2", init=["setup: i915=2", "*log: i915=1"])
         demand = parse(gpu_pod)
-        space = (
-            allocation_record_limits.MOST_ANNOTATION_BYTES
-            - allocation_record_limits.max_annotation_bytes(
-                demand.containers, INTEL.subdevices, demand.init_containers
-            )
+        space = allocation_record.MOST_ANNOTATION_BYTES - allocation_record.max_annotation_bytes(
+            demand.containers, INTEL.subdevices, demand.init_containers
         )
         for size, fits in ((space, True), (space + 1, False)):
             annotated = new("i915=2", init=["setup: i915=2", "*log: i915=1"], a="x" * (size - 1))
@@ -439,16 +436,14 @@ class TestLimits:
         bind_plan = plan(gpu_pod, snapshot(nodes={"n1": decode(type(NODE), document)}))
         demand = parse(gpu_pod)
         added = sum(len(key) + len(value) for key, value in bind_plan.annotations.items())
-        assert added <= allocation_record_limits.max_annotation_bytes(
+        assert added <= allocation_record.max_annotation_bytes(
             demand.containers, INTEL.subdevices, demand.init_containers
         )
         written = msgspec.json.encode({gpu_pod.metadata.uid: bind_plan.reservation})
-        assert len(written) <= allocation_record_limits.max_reservation_bytes(
-            demand.containers, INTEL.subdevices
-        )
+        assert len(written) <= allocation_record.max_reservation_bytes(demand.containers, INTEL.subdevices)
 
     def test_gpus_of_sidecars_count_to_those_of_the_pod(self) -> None:
-        most = allocation_record_limits.MOST_GPUS
+        most = allocation_record.MOST_GPUS
         init = [f"*i{number}: i915=64" for number in range(3)]
         assert parse(new("i915=64", init=[*init, "setup: i915=64"])).problem is None
         problem = parse(new("i915=64", init=[*init, "*more: i915=1"])).problem

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import gpu_node_label_parsers, node_gpus
-from nodewise.agents.gpu.gpu_node_label_parsers import Link
+from nodewise.agents.gpu import gpu_node_labels, node_gpus
+from nodewise.agents.gpu.gpu_node_labels import Link
 from nodewise.agents.gpu.node_gpus import GpuNode, NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_node_and_pod_builders import node, raw_node
@@ -275,29 +275,29 @@ def test_links_between_cards(tags: str, allocatable: str, wanted: str) -> None:
 
 def test_138_139_a_value_in_several_labels() -> None:
     assert (
-        gpu_node_label_parsers.join_split_label({"k": "foo", "k2": "Zbar", "k3": "Zber", "k5": "Zno"}, "k")
+        gpu_node_labels.join_split_label({"k": "foo", "k2": "Zbar", "k3": "Zber", "k5": "Zno"}, "k")
         == "foobarber"
     )
     with pytest.raises(ValueError, match="label k2: 'bar' does not begin with Z"):
-        gpu_node_label_parsers.join_split_label({"k": "foo", "k2": "bar"}, "k")
+        gpu_node_labels.join_split_label({"k": "foo", "k2": "bar"}, "k")
 
 
 def test_141_which_cards_are_on_one_bus() -> None:
-    groups = gpu_node_label_parsers.parse_groups("0.1_2.3.4")
-    assert gpu_node_label_parsers.expand_groups(["card3"], groups) == {"card2", "card3", "card4"}
-    assert gpu_node_label_parsers.expand_groups(["card20"], groups) == {"card20"}
+    groups = gpu_node_labels.parse_groups("0.1_2.3.4")
+    assert gpu_node_labels.expand_groups(["card3"], groups) == {"card2", "card3", "card4"}
+    assert gpu_node_labels.expand_groups(["card20"], groups) == {"card20"}
 
 
 def test_cards_that_all_name_one_large_group_cost_no_more_than_the_group() -> None:
     names = [f"card{number}" for number in range(20_000)]
-    groups = gpu_node_label_parsers.parse_groups(".".join(map(str, range(20_000))))
-    assert gpu_node_label_parsers.expand_groups(names, groups) == frozenset(names)
+    groups = gpu_node_labels.parse_groups(".".join(map(str, range(20_000))))
+    assert gpu_node_labels.expand_groups(names, groups) == frozenset(names)
 
 
 def test_of_very_many_links_the_first_are_read() -> None:
     by_index = tuple(f"card{number}" for number in range(100))
     text = "_".join(f"{number % 99}.{number // 99}-99.0" for number in range(100_000))
-    pairs, stopped = gpu_node_label_parsers.parse_links(text, by_index)
+    pairs, stopped = gpu_node_labels.parse_links(text, by_index)
     assert (len(pairs), stopped) == (4096, "there are more than 4096 links; the others do not count")
 
 
@@ -306,13 +306,13 @@ def test_142_which_labels_are_of_telemetry_policies() -> None:
         "telemetry.aware.scheduling.foobar/gas-disable-card0": "x",
         "tellemetry.aware.scheduling.foobar/gas-disable-card0": "x",
     }
-    assert gpu_node_label_parsers.telemetry_policy_labels(tags) == [("foobar", "gas-disable-card0", "x")]
+    assert gpu_node_labels.telemetry_policy_labels(tags) == [("foobar", "gas-disable-card0", "x")]
 
 
 def test_146_cards_by_device_index() -> None:
-    names = gpu_node_label_parsers.parse_device_indices("1.10.11.2.3.4.5.6.7.8.9")
+    names = gpu_node_labels.parse_device_indices("1.10.11.2.3.4.5.6.7.8.9")
     assert (names[0], names[1], names[10], len(names)) == ("card1", "card2", "card11", 11)
-    assert gpu_node_label_parsers.parse_device_indices("") == ()
+    assert gpu_node_labels.parse_device_indices("") == ()
 
 
 def generic(tags: dict[str, Any], allocatable: dict[str, Any]) -> NodeGpus:

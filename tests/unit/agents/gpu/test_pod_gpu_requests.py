@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import allocation_record_limits, container_gpu_amounts, pod_gpu_requests
+from nodewise.agents.gpu import allocation_record, gpu_pod_fields, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
@@ -273,7 +273,7 @@ def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused
     gpu_pod = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
     totals = [
         {INTEL.short(name): amount for name, amount in totals_of_container.items()}
-        for totals_of_container in container_gpu_amounts.container_amounts(gpu_pod, INTEL)
+        for totals_of_container in gpu_pod_fields.container_amounts(gpu_pod, INTEL)
     ]
     assert totals == [{"i915": 2, "millicores": 5}, {"millicores": 7}, {}]
 
@@ -306,7 +306,7 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
 
 
 def test_a_pod_has_so_many_containers() -> None:
-    most = allocation_record_limits.MOST_CONTAINERS
+    most = allocation_record.MOST_CONTAINERS
     assert len(container_counts(parse(pod("i915=1", *[""] * (most - 1))))) == most == 64
     kind, words = refusal(pod("i915=1", *[""] * most))
     assert (kind, words) == (
@@ -318,7 +318,7 @@ def test_a_pod_has_so_many_containers() -> None:
 
 def test_annotations_leave_room_for_those_of_the_cards() -> None:
     gpu_pod = pod("i915=1")
-    room = allocation_record_limits.MOST_ANNOTATION_BYTES - allocation_record_limits.max_annotation_bytes(
+    room = allocation_record.MOST_ANNOTATION_BYTES - allocation_record.max_annotation_bytes(
         parse(gpu_pod).containers, INTEL.subdevices
     )
     for size, fits in ((room, True), (room + 1, False)):
@@ -331,7 +331,7 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod must neither delay the search by seconds nor fill the memory with arrays of its resources."""
-    most, names = allocation_record_limits.MOST_GPUS, pod_gpu_requests.MOST_RESOURCES
+    most, names = allocation_record.MOST_GPUS, pod_gpu_requests.MOST_RESOURCES
     assert len(container_counts(parse(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (

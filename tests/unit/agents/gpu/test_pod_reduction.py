@@ -5,18 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import free_cpu, pod_gpu_requests, pod_reduction
+from nodewise.agents.gpu import free_cpu, gpu_pod_fields, pod_gpu_requests
 from nodewise.agents.gpu.gpu_pod_fields import (
     ALLOW,
     DENY,
     GPUS,
+    MOST_BYTES,
+    MOST_PENDING_BYTES,
     AllocatedPod,
     annotation_bytes,
     cpu_milli,
+    gpu_field_bytes,
 )
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.pod_reduction import MOST_BYTES, MOST_PENDING_BYTES, gpu_field_bytes
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.kube.pod_requests import RequestingContainer
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
@@ -185,4 +187,4 @@ def test_the_gpus_of_sidecars_are_stored_and_other_containers_have_no_annotation
 
 def test_devices() -> None:
     names = ("gpu.intel.com/i915", "telemetry/scheduling", "cpu", "hugepages-2Mi", "example.kubernetes.io/x")
-    assert [name for name in names if pod_reduction.is_device(name)] == list(names[:2])
+    assert [name for name in names if gpu_pod_fields.is_device(name)] == list(names[:2])

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState, NodeIndex
-from nodewise.agents.gpu import gpu_resource_count_limit
+from nodewise.agents.gpu import gpu_arrays
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
@@ -278,7 +278,7 @@ class TestInventedResources:
         }
         state = GpuStateBuilder(INTEL)
         gpu_state = agent_state(cluster_state(nodes), state)
-        assert len(gpu_state.layout.capacity) == gpu_resource_count_limit.MOST
+        assert len(gpu_state.layout.capacity) == gpu_arrays.MOST
         assert f"{PREFIX}i915" in gpu_state.layout.capacity
         assert any("count as absent" in text for texts in state.problems({}).values() for text in texts)
         few = {name: gpu_node for name, gpu_node in nodes.items() if name in ("n28", "n29")}

@@ -14,7 +14,7 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_scorers.annotator import annotator, patch_planning, patch_writer, sampled_usage
+from nodewise_scorers.annotator import annotator, node_patches, node_usage
 from nodewise_scorers.annotator.annotator import Annotator
 from nodewise_scorers.annotator.options import AnnotatorConfig
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
@@ -59,7 +59,7 @@ class Meter:
             raise self.error
         if request.metric in self.silent:
             raise Unavailable(f"{request.metric} is away")
-        place = 0 if request.metric == sampled_usage.CPU else 1
+        place = 0 if request.metric == node_usage.CPU else 1
         samples = {
             name: Sample(round(used[place] * quantity.NANO), self._clock.now())
             for name, used in self.uses.items()
@@ -99,7 +99,7 @@ class AnnotatedCluster:
         selector = SourceSelector([self.meter], FetchLimits(5, 8), self.clock, self.metrics_registry)
         measure = annotator.create_usage_source([self.meter], task, window, selector, self.clock)
         self.annotator = Annotator(
-            task, patch_planning.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
+            task, node_patches.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
         )
 
     def nodes(self) -> list[Any]:
@@ -109,7 +109,7 @@ class AnnotatedCluster:
         annotations: dict[str, str] = self.api.objects(NODES)["", name]["metadata"].get("annotations", {})
         return annotations
 
-    async def minute(self, count: int = 1) -> patch_writer.WriteResult:
+    async def minute(self, count: int = 1) -> node_patches.WriteResult:
         """Advance the time, take samples, and run a burst at the end."""
         for _ in range(count * 2):
             self.clock.advance(30)
@@ -234,7 +234,7 @@ async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
     await cluster.minute(6)
     stood = cluster.annotations("a")
     cluster.meter.uses = {"a": (3.0, GIB)}
-    cluster.meter.silent = {sampled_usage.MEMORY}
+    cluster.meter.silent = {node_usage.MEMORY}
     await cluster.minute(10)
     assert cluster.annotations("a") == stood
     await cluster.minute(60)

@@ -12,8 +12,8 @@ from nodewise.base.clock import ManualClock
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import StoreWriter
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_scorers.annotator import controller, sampled_usage
-from nodewise_scorers.annotator.controller import BOUND_PODS, AnnotatorController
+from nodewise_scorers.annotator import annotator, node_usage
+from nodewise_scorers.annotator.annotator import BOUND_PODS, AnnotatorController
 from nodewise_scorers.annotator.options import AnnotatorOptions
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
@@ -38,7 +38,7 @@ class AnnotatorLeader:
         self.pods: StoreWriter[Any] = StoreWriter()
         self.meter = Meter(self.clock, a=(1.0, GIB))
         self.nodes.replace([read_node(self.api.put(NODES, node("a")))])
-        objects = {BOUND_PODS: self.pods.store} if controller.watched(options) else {}
+        objects = {BOUND_PODS: self.pods.store} if annotator.watched(options) else {}
         self.handle = build_handle(self.api, objects, self.nodes.store, self.clock)
         self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.handle)
 
@@ -91,7 +91,7 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
 async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     with monkeypatch.context() as patched:
-        patched.setattr(sampled_usage.SampledUsageSource, "take_sample", lambda _: 1 // 0)
+        patched.setattr(node_usage.SampledUsageSource, "take_sample", lambda _: 1 // 0)
         await leader.step()
         with pytest.raises(ZeroDivisionError):
             await leader.controller.step(VIEW)
@@ -99,14 +99,14 @@ async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyP
 
 
 def test_pods_are_watched_only_where_they_count() -> None:
-    assert controller.watched(AnnotatorOptions()) == ()
-    assert controller.watched(AnnotatorOptions(annotate="usage")) == ()
-    [watched] = controller.watched(AnnotatorOptions(annotate="allocation"))
+    assert annotator.watched(AnnotatorOptions()) == ()
+    assert annotator.watched(AnnotatorOptions(annotate="usage")) == ()
+    [watched] = annotator.watched(AnnotatorOptions(annotate="allocation"))
     assert msgspec.json.decode(b'{"metadata": {"name": "p"}}', type=watched.type).metadata.name == "p"
     assert watched.selectors == {
         "fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"
     }
-    assert controller.watched(AnnotatorOptions(annotate="usage", annotate_use_requests=True))
+    assert annotator.watched(AnnotatorOptions(annotate="usage", annotate_use_requests=True))
 
 
 def test_it_is_off_unless_told() -> None:

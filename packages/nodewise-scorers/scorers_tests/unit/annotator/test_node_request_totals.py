@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import node_request_totals
-from nodewise_scorers.annotator.node_request_totals import Allocation
-from nodewise_scorers.statistics import node_capacity
+from nodewise_scorers.annotator import node_requests
+from nodewise_scorers.annotator.node_requests import Allocation
+from nodewise_scorers.statistics import load_annotations
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
 
 SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
@@ -17,13 +17,13 @@ INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     """The annotations of a node with these pods, which are the same for stored pods."""
     read, bound = read_node(manifest), read_pods(*pods)
-    allocated = run_without_pauses(node_request_totals.allocation_by_node(bound))
-    stored = filter(None, map(node_request_totals.make_pod_reducer(), bound))
-    assert run_without_pauses(node_request_totals.allocation_by_node(stored)) == allocated
+    allocated = run_without_pauses(node_requests.allocation_by_node(bound))
+    stored = filter(None, map(node_requests.make_pod_reducer(), bound))
+    assert run_without_pauses(node_requests.allocation_by_node(stored)) == allocated
     return dict(
-        node_request_totals.allocation_annotations(
+        node_requests.allocation_annotations(
             allocated.get(read.metadata.name, Allocation()),
-            node_capacity.parse_capacity(read.status.allocatable),
+            load_annotations.parse_capacity(read.status.allocatable),
         )
     )
 

@@ -6,13 +6,12 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
-from nodewise_scorers.annotator import node_usage, patch_planning
-from nodewise_scorers.annotator.node_request_totals import Allocation
+from nodewise_scorers.annotator import node_patches, node_usage
+from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchRules
+from nodewise_scorers.annotator.node_requests import Allocation
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.annotator.patch_planning import NodeMeasurements, PatchRules
-from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
-from nodewise_scorers.statistics.node_capacity import Capacity
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator import annotator_node_and_pod_builders
 
 NOW = 1_800_000_000.0
@@ -48,18 +47,18 @@ def at(age_s: float) -> dict[str, str]:
 def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
     stands: str | None, wanted: str | None, is_moved: bool
 ) -> None:
-    assert patch_planning.has_annotation_changed(stands, wanted) is is_moved
+    assert node_patches.has_annotation_changed(stands, wanted) is is_moved
 
 
 def test_only_what_moved_is_written_with_the_time() -> None:
     stands = {"free-cpu": "100", "free-memory": "100", **at(60)}
     wanted = {"free-cpu": "101", "free-memory": "110"}
-    assert patch_planning.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
+    assert node_patches.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
 
 
 def test_nothing_moved_nothing_is_written() -> None:
     assert (
-        patch_planning.compute_patch(
+        node_patches.compute_patch(
             {"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, RULES
         )
         == {}
@@ -68,34 +67,32 @@ def test_nothing_moved_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("time", [{}, {ANNOTATED_AT: "yesterday"}, at(1800), at(1e6), at(-600)])
 def test_the_time_is_written_before_it_is_too_old(time: dict[str, str]) -> None:
-    assert patch_planning.compute_patch(
-        {"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES
-    ) == at(0)
+    assert node_patches.compute_patch({"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES) == at(
+        0
+    )
 
 
 def test_what_is_there_for_people_goes_along() -> None:
     stands = {"free-cpu": "100", "same": "1", "other": "1", **at(60)}
-    patch = patch_planning.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
+    patch = node_patches.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
     assert patch == {"free-cpu": "200", "other": "2", **at(0)}
 
 
 def test_a_node_that_nobody_measured_keeps_its_statistics_with_their_time() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(600)}
-    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}
-    assert patch_planning.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
+    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
 
 
 def test_statistics_too_old_to_count_make_room_for_what_is_known() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(3600)}
-    patch = patch_planning.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
+    patch = node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
     assert patch == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
-    assert patch_planning.patch_without_usage(stands, {}, NOW, RULES) == {}, (
-        "nothing new is known of the node"
-    )
+    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}, "nothing new is known of the node"
 
 
 def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
-    assert patch_planning.patch_without_usage({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
+    assert node_patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
 
 
 @pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
@@ -108,7 +105,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     )
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
     (plan,) = cooperative_scheduling.run_without_pauses(
-        patch_planning.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
+        node_patches.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"
     assert (ANNOTATED_AT in plan.patch) is is_timed

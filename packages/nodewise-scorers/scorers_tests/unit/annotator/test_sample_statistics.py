@@ -3,61 +3,61 @@
 import numpy as np
 import pytest
 
-from nodewise_scorers.annotator import sample_statistics
+from nodewise_scorers.annotator import node_usage
 
 FREE = np.array([100.0, 110, 90, 120, 80])
 
 
 def test_mean_deviation_and_least() -> None:
-    assert sample_statistics.summarize(FREE) == pytest.approx((100, 15.811388, 80))
+    assert node_usage.summarize(FREE) == pytest.approx((100, 15.811388, 80))
 
 
 def test_use_beyond_what_was_requested_can_be_left_out() -> None:
-    curated = sample_statistics.limit_usage_to_requests(FREE, allocatable=1000, requested=905)
+    curated = node_usage.limit_usage_to_requests(FREE, allocatable=1000, requested=905)
     assert list(curated) == [100, 110, 95, 120, 95]
-    assert sample_statistics.summarize(curated) == pytest.approx((104, 10.839742, 95))
+    assert node_usage.summarize(curated) == pytest.approx((104, 10.839742, 95))
 
 
 def test_of_one_sample_nobody_knows_the_deviation_and_of_none_nothing() -> None:
-    assert sample_statistics.summarize(np.array([7.0])) == pytest.approx((7, np.nan, 7), nan_ok=True)
-    assert np.isnan(sample_statistics.summarize(np.array([]))).all()
+    assert node_usage.summarize(np.array([7.0])) == pytest.approx((7, np.nan, 7), nan_ok=True)
+    assert np.isnan(node_usage.summarize(np.array([]))).all()
 
 
 def test_chunks_are_the_averages_of_their_own_samples() -> None:
-    means = sample_statistics.means_of_sample_chunks(np.arange(1.0, 251.0))
+    means = node_usage.means_of_sample_chunks(np.arange(1.0, 251.0))
     assert len(means) == 100
     assert list(means[:4]) == [2, 5, 8, 11]
     assert (means[50], means[-1]) == (151.5, 249.5)
 
 
 def test_few_samples_are_their_own_chunks() -> None:
-    assert list(sample_statistics.means_of_sample_chunks(FREE)) == list(FREE)
+    assert list(node_usage.means_of_sample_chunks(FREE)) == list(FREE)
 
 
 def test_a_trend_goes_on() -> None:
-    assert sample_statistics.predict_next(np.arange(0.0, 1e10, 1e8)) == pytest.approx(1e10)
+    assert node_usage.predict_next(np.arange(0.0, 1e10, 1e8)) == pytest.approx(1e10)
 
 
 def test_a_wave_goes_on() -> None:
     time = np.arange(300)
     wave = 5 + np.sin(time / 7)
-    assert sample_statistics.predict_next(wave) == pytest.approx(5 + np.sin(300 / 7), abs=1e-3)
+    assert node_usage.predict_next(wave) == pytest.approx(5 + np.sin(300 / 7), abs=1e-3)
 
 
 def test_noise_is_expected_to_stay_where_it_is() -> None:
     noise = np.random.default_rng(1).normal(1000, 30, 1000)
-    assert sample_statistics.forecast(noise) == pytest.approx(1000, abs=30)
+    assert node_usage.forecast_mean(noise) == pytest.approx(1000, abs=30)
 
 
 @pytest.mark.parametrize("values", [[], [1.0] * 14, [1.0] * 20 + [np.nan]])
 def test_of_too_little_there_is_no_forecast(values: list[float]) -> None:
-    assert np.isnan(sample_statistics.predict_next(np.array(values)))
+    assert np.isnan(node_usage.predict_next(np.array(values)))
 
 
 def test_what_never_changed_stays() -> None:
-    assert sample_statistics.predict_next(np.full(50, 3e9)) == 3e9
+    assert node_usage.predict_next(np.full(50, 3e9)) == 3e9
 
 
 def test_a_forecast_does_not_run_away() -> None:
     jump = np.array([0.0] * 40 + [1, 10, 100, 1000, 1e4, 1e5])
-    assert sample_statistics.predict_next(jump) <= 2e5
+    assert node_usage.predict_next(jump) <= 2e5

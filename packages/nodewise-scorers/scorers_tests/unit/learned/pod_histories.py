@@ -11,7 +11,7 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise_scorers.learned import LearnedKind
 from nodewise_scorers.learned.agent import LearnedAgent
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_types import ObservedPod, PendingPod, PendingPodMetadata
+from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, PendingPod, PendingPodMetadata
 from nodewise_scorers.learned.state import PODS, LearnedState, LearnedStateBuilder
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise_scorers.learned import pod_outcomes
-from nodewise_scorers.learned.pod_outcomes import PodOutcome
+from nodewise_scorers.learned import pod_types_and_outcomes
+from nodewise_scorers.learned.pod_types_and_outcomes import PodOutcome
 from scorers_tests.unit.learned.pod_histories import START, end, pod, running, stamp, terminated, waiting
 
 MTTF_S = 600.0
@@ -19,13 +19,13 @@ def reward_and_times(outcome: PodOutcome | None) -> tuple[float, int] | None:
 
 def first(*containers: dict[str, Any], phase: str = "Running") -> tuple[float, int] | None:
     return reward_and_times(
-        pod_outcomes.outcome_between(None, pod("p", "n1", *containers, phase=phase), MTTF_S)
+        pod_types_and_outcomes.outcome_between(None, pod("p", "n1", *containers, phase=phase), MTTF_S)
     )
 
 
 def then(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> tuple[float, int] | None:
     return reward_and_times(
-        pod_outcomes.outcome_between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S)
+        pod_types_and_outcomes.outcome_between(pod("p", "n1", *before), pod("p", "n1", *after), MTTF_S)
     )
 
 
@@ -109,7 +109,8 @@ class TestWhatCountsOnce:
         runs, failed, unknown = (pod("p", "n1", running(), phase=p) for p in ("Running", "Failed", "Unknown"))
         steps = [(runs, failed), (failed, failed), (runs, unknown), (unknown, failed), (unknown, runs)]
         rewards = [
-            reward_and_times(pod_outcomes.outcome_between(before, after, MTTF_S)) for before, after in steps
+            reward_and_times(pod_types_and_outcomes.outcome_between(before, after, MTTF_S))
+            for before, after in steps
         ]
         assert rewards == [(0.0, 1), None, (0.0, 1), None, (1.0, 1)]
 
@@ -141,7 +142,9 @@ class TestSince:
         ],
     )
     def test_a_time(self, containers: list[dict[str, Any]], phase: str, reward: float | None) -> None:
-        outcome = pod_outcomes.outcome_since(pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S)
+        outcome = pod_types_and_outcomes.outcome_since(
+            pod("p", "n1", *containers, phase=phase), START + 100, MTTF_S
+        )
         assert reward_and_times(outcome) == (None if reward is None else (reward, 1))
 
 

@@ -10,7 +10,7 @@ from nodewise.kube.struct_type_merge import merge
 from nodewise.policies.policy_selection import PodFields as TelemetryPod
 from nodewise_scorers.learned import LearnedKind
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_types import (
+from nodewise_scorers.learned.pod_types_and_outcomes import (
     ObservedPod,
     PendingPod,
     bound_pod_type,

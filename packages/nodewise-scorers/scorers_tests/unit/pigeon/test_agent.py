@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.agent import ScorePlugin, StateExporter
 from nodewise.base import cooperative_scheduling
-from nodewise_scorers.pigeon import score_scaling
+from nodewise_scorers.pigeon import placement_objectives
 from scorers_tests.unit.pigeon.cluster_notation import N3, P1, PigeonCluster, close, pod
 
 NAN = float("nan")
@@ -122,8 +122,8 @@ def test_pods_one_after_another(name: str) -> None:
 )
 def test_values_become_scores(values: list[float], stretched: list[int], absolute: list[int]) -> None:
     objectives = np.array(values, float)
-    assert score_scaling.stretch(objectives).tolist() == stretched
-    assert score_scaling.scale_absolute(objectives).tolist() == absolute
+    assert placement_objectives.stretch(objectives).tolist() == stretched
+    assert placement_objectives.scale_absolute(objectives).tolist() == absolute
 
 
 def test_absolute_scores_where_asked_for() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from nodewise_scorers.pigeon import mean_covariance
-from nodewise_scorers.pigeon import pod_request_statistics as demands
+from nodewise_scorers.pigeon import placement_objectives
+from nodewise_scorers.pigeon import scored_pod_statistics as demands
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, NodeTable, Objective
 from scorers_tests.unit.pigeon.cluster_notation import close
 
@@ -61,7 +61,7 @@ def test_variability_of_several_resources(
     mean: list[float], covariance: list[list[float]], variability: float
 ) -> None:
     mean_vector = np.array(mean)
-    variabilities = mean_covariance.variability(
+    variabilities = placement_objectives.variability(
         mean_vector[:, None], np.array([mean_vector @ np.array(covariance) @ mean_vector])
     )
     assert close(variabilities, [variability], 1e-5)

@@ -1,25 +1,36 @@
-"""Measures nodes, plans the annotations and writes them, in one burst per period."""
+"""Measures nodes, plans the annotations and writes them, in one burst per period.
 
+The annotator as a controller of the extender's leader (`controllers.Controller`).
+"""
+
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from nodewise.agent import Snapshot, Watched
+from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
+from nodewise.kube import pod_requests
 from nodewise.kube.api_server_interface import Api
+from nodewise.kube.resource_kinds import PODS
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.metrics.prometheus.source import PrometheusSource
-from nodewise.metrics.source_selection import SourceSelector
+from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise_scorers.annotator import node_pod_fields, patch_planning, patch_writer
-from nodewise_scorers.annotator.node_request_totals import Allocation, allocation_by_node
-from nodewise_scorers.annotator.node_usage import MemoryRequests, UsageMeasurement, UsageSource
-from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.annotator.patch_planning import NodeMeasurements, PatchPlan, PatchRules
-from nodewise_scorers.annotator.patch_writer import WriteResult
-from nodewise_scorers.annotator.prometheus_usage import PrometheusUsageSource
-from nodewise_scorers.annotator.sampled_usage import SampledUsageSource
-from nodewise_scorers.statistics import node_capacity
+from nodewise_scorers.annotator import node_patches, node_requests, options
+from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchPlan, PatchRules, WriteResult
+from nodewise_scorers.annotator.node_requests import Allocation, AnnotatedNode, allocation_by_node
+from nodewise_scorers.annotator.node_usage import (
+    MemoryRequests,
+    PrometheusUsageSource,
+    SampledUsageSource,
+    UsageMeasurement,
+    UsageSource,
+)
+from nodewise_scorers.annotator.options import AnnotatorConfig, AnnotatorOptions
+from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 QUERY_TIMEOUT_S: Final = 15.0
@@ -91,7 +102,7 @@ class Annotator:
         self._burst_s = self._clock.monotonic()
         plan = await self.plan(nodes, pods, keeps_complete=True)
         self._report_missing(plan)
-        result = await patch_writer.write_patches(api, plan.patches.nodes)
+        result = await node_patches.write_patches(api, plan.patches.nodes)
         for outcome in ("done", "failed", "gone"):
             self._metrics_registry.count("node_annotations_total", getattr(result, outcome), outcome=outcome)
         if result.done:
@@ -103,14 +114,14 @@ class Annotator:
     async def plan(
         self, nodes: Iterable[Any], pods: Iterable[Any], *, keeps_complete: bool
     ) -> AnnotationPlan:
-        """Measure and plan without writing; `keeps_complete` as in `patch_planning.NodeMeasurements`."""
+        """Measure and plan without writing; `keeps_complete` as in `node_patches.NodeMeasurements`."""
         nodes = list(nodes)
         allocations = await cooperative_scheduling.run(allocation_by_node(pods, self.config.gpu))
         measured = await self._measure(self._usage_source, nodes, allocations) if self._usage_source else None
         usage = measured.usage if measured else None
         measurements = NodeMeasurements(usage, allocations, self._clock.now(), keeps_complete)
         plan = await cooperative_scheduling.run(
-            patch_planning.plan_patches(nodes, measurements, self.config, self._rules)
+            node_patches.plan_patches(nodes, measurements, self.config, self._rules)
         )
         return AnnotationPlan(plan, measured.failures if measured else ())
 
@@ -120,10 +131,10 @@ class Annotator:
         requests = {}
         if self.config.use_requests:
             async for node in cooperative_scheduling.iterate_with_pauses(
-                filter(node_pod_fields.is_node_ready, nodes)
+                filter(node_requests.is_node_ready, nodes)
             ):
                 name = node.metadata.name
-                allocatable_bytes = node_capacity.parse_capacity(node.status.allocatable).memory_bytes
+                allocatable_bytes = load_annotations.parse_capacity(node.status.allocatable).memory_bytes
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes
                 requests[name] = MemoryRequests(allocatable_bytes, requested_bytes)
         return await source.measure(requests)
@@ -138,3 +149,76 @@ class Annotator:
             example = ", ".join(unmeasured[:_MAX_EXAMPLES])
             logs.emit("usage_unknown", nodes=len(unmeasured), example=example, error="; ".join(failures))
         self._logged_failures = failures
+
+
+NODE_FIELDS: Final = AnnotatedNode
+"""To be merged into the type of nodes in the store."""
+BOUND_PODS: Final = "annotator-pods"
+"""The name in `Watched` of the pods that hold their requests."""
+_MAX_QUERIES: Final = 8
+
+
+def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
+    """The objects that the annotator needs besides nodes."""
+    config = options.leader_annotator_config(settings)
+    if config is None or not config.needs_pods:
+        return ()
+    keep = node_requests.make_pod_reducer(config.gpu)
+    return (
+        Watched(BOUND_PODS, PODS, node_requests.POD, keep=keep, selectors=pod_requests.HOLDING_SELECTORS),
+    )
+
+
+class AnnotatorController(Controller):
+    """Writes node statistics in a task of its own, so that a burst does not delay the steps of other controllers."""
+
+    def __init__(
+        self,
+        settings: AnnotatorOptions,
+        window: WindowOptions,
+        sources: Sequence[MetricsSource],
+        handle: Handle,
+    ) -> None:
+        """`handle.api` is a client without a low rate limit (`node_patches.QPS`). TypeError for options that are off.
+
+        `BadSettings` for statistics that would expire between two bursts.
+        """
+        config = options.leader_annotator_config(settings)
+        if config is None:
+            raise TypeError("the annotator is off")
+        selector = SourceSelector(
+            sources,
+            FetchLimits(QUERY_TIMEOUT_S, _MAX_QUERIES),
+            handle.clock,
+            handle.metrics_registry,
+        )
+        usage_source = create_usage_source(sources, config, window, selector, handle.clock)
+        rules = node_patches.patch_rules(window.max_age_s, config.period_s)
+        self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.metrics_registry)
+        self._handle = handle
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Do nothing: the state is in the annotations of nodes."""
+
+    async def step(self, snapshot: Snapshot) -> None:  # noqa: ARG002 - it needs nodes, pods and metrics only
+        """Begin to measure and write, unless that is still running. A defect is raised in the next step."""
+        if self._task is not None:
+            if not self._task.done():
+                return
+            done, self._task = self._task, None
+            done.result()
+        self._task = asyncio.create_task(self._sample_and_write_annotations())
+
+    async def settle(self) -> None:
+        """Wait until the task is done."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _sample_and_write_annotations(self) -> None:
+        await self._annotator.take_sample()
+        pods = self._handle.objects.get(BOUND_PODS)
+        if self._annotator.is_due() and (pods is None or pods.synced):
+            bound_pods = pods.values() if pods is not None else ()
+            result = await self._annotator.burst(self._handle.api, self._handle.nodes.values(), bound_pods)
+            self._handle.node_writes.count += result.done

@@ -24,24 +24,24 @@ class AnnotatorTask(LeaderTask):
         return settings[AnnotatorOptions].annotate != "off"
 
     def node_fields(self) -> type[msgspec.Struct]:
-        from nodewise_scorers.annotator import controller
+        from nodewise_scorers.annotator import annotator
 
-        return controller.NODE_FIELDS
+        return annotator.NODE_FIELDS
 
     def watched(self, settings: SettingsByGroup) -> Sequence[Watched]:
-        from nodewise_scorers.annotator import controller
+        from nodewise_scorers.annotator import annotator
 
-        return controller.watched(settings[AnnotatorOptions])
+        return annotator.watched(settings[AnnotatorOptions])
 
     def controller(
         self, settings: SettingsByGroup, sources: Sequence[MetricsSource], handle: Handle
     ) -> Controller:
         """A separate rate limit keeps its patches from delaying labels."""
-        from nodewise_scorers.annotator import controller, patch_writer
+        from nodewise_scorers.annotator import annotator, node_patches
 
-        api = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
+        api = cast("HttpApi", handle.api).with_rate_limit(node_patches.QPS, node_patches.BURST)
         window = settings[WindowOptions]
-        return controller.AnnotatorController(
+        return annotator.AnnotatorController(
             settings[AnnotatorOptions], window, sources, handle._replace(api=api)
         )
 

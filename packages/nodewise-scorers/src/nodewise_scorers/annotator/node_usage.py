@@ -1,12 +1,39 @@
-"""The usage of nodes: its statistics, the interface of its sources, and its annotations."""
+"""The usage of nodes: its statistics, its sources (Prometheus or samples), and its annotations.
 
-from collections.abc import Mapping
+Statistics of the samples of one resource of one node: mean, standard deviation, minimum and forecast.
+
+The forecast is an autoregression of order 5 on the first differences of a series, fitted by least squares. That is
+ARIMA(5, 1, 0), which the older annotator took from a statistics package. Samples are averaged in chunks first, so
+that the next value is the average over a stretch of time, without the noise of single scrapes.
+
+Usage statistics that Prometheus computes, by the same queries that agents use with `--statistics metrics`.
+
+Usage statistics of samples that the annotator takes, for sources that only have current values.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Final, NamedTuple, Protocol
 
-from nodewise_scorers.annotator.node_pod_fields import ALLOCATABLE_MEMORY
-from nodewise_scorers.statistics import load_annotations
-from nodewise_scorers.statistics.node_capacity import Capacity
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from nodewise.base import clock as clocks
+from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import NodewiseError
+from nodewise.base.quantity import NANO
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.range_matrix import Points
+from nodewise.metrics.prometheus.source import PrometheusSource, promql_duration
+from nodewise.metrics.series import Series
+from nodewise.metrics.source_selection import SourceSelector
+from nodewise_scorers.annotator.node_requests import ALLOCATABLE_MEMORY
+from nodewise_scorers.annotator.options import AnnotatorConfig
+from nodewise_scorers.statistics import load_annotations, prometheus_load_queries
+from nodewise_scorers.statistics.load_annotations import Capacity
+from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 MILLI: Final = 1000.0
 """Milli-CPU per core."""
@@ -122,3 +149,301 @@ def format_number(value: float, digits: int) -> str:
     """Format without an exponent and with at most `digits` digits after the point."""
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if digits else text
+
+
+CHUNKS: Final = 100
+ORDER: Final = 5
+MIN_VALUES: Final = 3 * ORDER
+"""With fewer values there are hardly more equations than unknowns."""
+
+
+class SampleSummary(NamedTuple):
+    """NaN for statistics that need more samples."""
+
+    mean: float
+    deviation: float
+    """Of a sample, with the divisor n - 1."""
+    minimum: float
+
+
+def summarize(samples: NDArray[np.float64]) -> SampleSummary:
+    """Return mean, standard deviation and minimum; the deviation needs two samples."""
+    if not samples.size:
+        return SampleSummary(np.nan, np.nan, np.nan)
+    deviation = float(samples.std(ddof=1)) if samples.size > 1 else np.nan
+    return SampleSummary(float(samples.mean()), deviation, float(samples.min()))
+
+
+def limit_usage_to_requests(
+    free: NDArray[np.float64], allocatable: float, requested: float
+) -> NDArray[np.float64]:
+    """Raise samples of free memory to allocatable less requested: usage beyond the requests does not count."""
+    return np.maximum(free, allocatable - requested)
+
+
+def means_of_sample_chunks(samples: NDArray[np.float64], chunks: int = CHUNKS) -> NDArray[np.float64]:
+    """Return the means of `chunks` stretches of nearly equal length, oldest first; fewer samples are returned as is.
+
+    Each mean is of the stretch's own samples. The older annotator filled shorter chunks up with the median of all,
+    which drew the newest values, the ones on which a forecast rests, towards the middle.
+    """
+    if samples.size <= chunks:
+        return samples
+    short, longer = divmod(samples.size, chunks)
+    sizes = np.full(chunks, short)
+    sizes[:longer] += 1
+    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    means: NDArray[np.float64] = np.add.reduceat(samples, starts) / sizes
+    return means
+
+
+def predict_next(values: NDArray[np.float64]) -> float:
+    """Predict the next value; NaN for fewer than `MIN_VALUES` values, or where one of them is not finite.
+
+    A forecast never leaves the range of the values by more than their spread: a fit to a series that jumped once may
+    run away.
+    """
+    if values.size < MIN_VALUES or not np.isfinite(values).all():
+        return float("nan")
+    steps = np.diff(values)
+    size = np.abs(steps).max()
+    if size == 0:
+        return float(values[-1])
+    steps = steps / size  # squares of bytes would cost half of the digits
+    windows = sliding_window_view(steps, ORDER)
+    weights, *_ = np.linalg.lstsq(windows[:-1], steps[ORDER:], rcond=1e-10)
+    prediction = float(values[-1] + size * (windows[-1] @ weights))
+    low, high = values.min(), values.max()
+    return float(np.clip(prediction, low - (high - low), high + (high - low)))
+
+
+def forecast_mean(samples: NDArray[np.float64]) -> float:
+    """Predict the mean over the next chunk, which has as many samples as the last one."""
+    return predict_next(means_of_sample_chunks(samples))
+
+
+ValueByNode = Mapping[str, float]
+
+
+class SampleQuery(NamedTuple):
+    """A query for the usage at one time, evaluated once per step."""
+
+    resource: str
+    text: str
+    step_s: float
+
+
+_SAMPLES_PER_CHUNK: Final = 3
+"""Samples of a forecast."""
+_MIN_RATE_S: Final = 60.0
+"""A rate needs two scrapes."""
+_SAMPLES_PER_WINDOW: Final = 60
+
+
+class PrometheusUsageSource:
+    """Queries the statistics, and the samples that forecasts need (`node_usage.UsageSource`)."""
+
+    def __init__(
+        self,
+        selector: SourceSelector,
+        options: WindowOptions,
+        config: AnnotatorConfig,
+        sources: Sequence[PrometheusSource],
+        clock: clocks.Clock,
+    ) -> None:
+        self._selector = selector
+        self._metric_requests = prometheus_load_queries.metric_requests(options)
+        self._options = options
+        self._config = config
+        self._sources = sources
+        self._clock = clock
+        self._forecasts: tuple[ValueByNode, ValueByNode] = ({}, {})
+        self._forecast_s = float("-inf")
+
+    async def take_sample(self) -> None:
+        """Do nothing: Prometheus stores the samples."""
+
+    async def measure(self, requests: Mapping[str, MemoryRequests]) -> UsageMeasurement:
+        failures: list[str] = []
+        cpu_mean, cpu_deviation, memory_mean, memory_deviation = [
+            await self._query_values(metric_request, failures) for metric_request in self._metric_requests
+        ]
+        if self._config.use_requests:
+            window_s = self._options.statistics_window_s
+            query = self._memory_query(window_s / _SAMPLES_PER_WINDOW)
+            points = await self._query_samples(query, window_s, failures)
+            memory_mean, memory_deviation = await _limited_statistics(points, requests)
+        cpu_forecast, memory_forecast = await self._update_forecasts(failures)
+        usage = {}
+        async for node in cooperative_scheduling.iterate_with_pauses(cpu_mean.keys() | memory_mean.keys()):
+            usage[node] = NodeUsage(
+                _resource_usage(node, (cpu_mean, cpu_deviation, cpu_forecast), MILLI),
+                _resource_usage(node, (memory_mean, memory_deviation, memory_forecast), 1.0),
+            )
+        return UsageMeasurement(usage, tuple(failures))
+
+    async def _query_values(self, metric_request: MetricRequest, failures: list[str]) -> ValueByNode:
+        outcome = await self._selector.fetch(metric_request)
+        if isinstance(outcome, Series):
+            if outcome.incomplete:
+                failures.append(f"{metric_request.metric}: an incomplete response: {outcome.incomplete}")
+            return {node: sample.value / NANO for node, sample in outcome.samples.items()}
+        failures.append(f"{metric_request.metric}: {outcome.why}")
+        return {}
+
+    async def _update_forecasts(self, failures: list[str]) -> tuple[ValueByNode, ValueByNode]:
+        """Forecasts of CPU and memory; computed once per step of their samples, since more often changes nothing."""
+        window_s = self._config.forecast_window_s
+        step_s = window_s / (_SAMPLES_PER_CHUNK * CHUNKS)
+        if self._config.forecast and self._clock.monotonic() - self._forecast_s >= step_s:
+            cpu = await self._compute_forecasts(self._cpu_query(step_s), window_s, failures)
+            memory = await self._compute_forecasts(self._memory_query(step_s), window_s, failures)
+            self._forecasts = cpu, memory
+            if cpu and memory:
+                self._forecast_s = self._clock.monotonic()
+        return self._forecasts
+
+    async def _compute_forecasts(
+        self, query: SampleQuery, window_s: float, failures: list[str]
+    ) -> ValueByNode:
+        forecasts = {}
+        points_by_node = await self._query_samples(query, window_s, failures)
+        async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
+            forecasts[node] = forecast_mean(points[:, 1])
+        return forecasts
+
+    def _cpu_query(self, step_s: float) -> SampleQuery:
+        default = prometheus_load_queries.cpu_usage_query(
+            max(step_s, _MIN_RATE_S), self._options.exporter_matchers
+        )
+        return SampleQuery("cpu", self._config.cpu_samples_query or default, step_s)
+
+    def _memory_query(self, step_s: float) -> SampleQuery:
+        default = prometheus_load_queries.memory_usage_query(self._options.exporter_matchers)
+        return SampleQuery("memory", self._config.memory_samples_query or default, step_s)
+
+    async def _query_samples(
+        self, query: SampleQuery, window_s: float, failures: list[str]
+    ) -> Mapping[str, Points]:
+        """The samples of the first Prometheus that has any, by node name."""
+        text = f"({query.text})[{promql_duration(window_s)}:{promql_duration(query.step_s)}]"
+        reason = "only Prometheus has samples, and none is configured: give --prometheus-url"
+        for source in self._sources:
+            try:
+                points = await source.samples(text)
+            except NodewiseError as error:
+                reason = str(error)
+            else:
+                if points:
+                    return points
+                reason = "no series of a node"
+        failures.append(f"samples of {query.resource}: {reason}")
+        return {}
+
+
+async def _limited_statistics(
+    points_by_node: Mapping[str, Points], requests: Mapping[str, MemoryRequests]
+) -> tuple[ValueByNode, ValueByNode]:
+    """Mean and deviation of memory usage without the usage beyond requests, which is a limit on free memory."""
+    means, deviations = {}, {}
+    async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
+        if memory := requests.get(node):
+            free = memory.allocatable_bytes - points[:, 1]
+            summary = summarize(limit_usage_to_requests(free, *memory))
+            means[node], deviations[node] = memory.allocatable_bytes - summary.mean, summary.deviation
+    return means, deviations
+
+
+def _resource_usage(
+    node: str, statistics: tuple[ValueByNode, ValueByNode, ValueByNode], scale: float
+) -> ResourceUsage:
+    return ResourceUsage(*(values.get(node, nan) * scale for values in statistics))
+
+
+CPU: Final = "cpu_usage"
+MEMORY: Final = "memory_usage"
+"""The names in `metrics.resource_metrics_api`, in cores and bytes."""
+
+_MIN_INTERVAL_S: Final = 5.0
+"""metrics-server itself has new values every 15 s."""
+
+
+class SampledUsageSource:
+    """Keeps the samples of a window (`node_usage.UsageSource`). A single sample has a mean and no deviation."""
+
+    def __init__(
+        self, selector: SourceSelector, options: WindowOptions, config: AnnotatorConfig, clock: clocks.Clock
+    ) -> None:
+        self._selector = selector
+        self._window_s = options.statistics_window_s
+        self._has_forecasts = config.forecast
+        self._clock = clock
+        self._samples: dict[str, dict[str, deque[tuple[float, float]]]] = {CPU: {}, MEMORY: {}}
+        """By metric and node: times and values."""
+        self._failures: dict[str, str] = {}
+        self._sampled_s = float("-inf")
+
+    @property
+    def interval_s(self) -> float:
+        """The time between samples: 30 per window."""
+        return max(self._window_s / 30, _MIN_INTERVAL_S)
+
+    async def take_sample(self) -> None:
+        if self._clock.monotonic() - self._sampled_s < self.interval_s:
+            return
+        self._sampled_s = self._clock.monotonic()
+        for metric, samples_by_node in self._samples.items():
+            outcome = await self._selector.fetch(MetricRequest(metric))
+            if isinstance(outcome, Series):
+                self._failures.pop(metric, None)
+                await self._append(outcome, samples_by_node)
+            else:
+                self._failures[metric] = outcome.why
+
+    async def _append(self, series: Series, samples_by_node: dict[str, deque[tuple[float, float]]]) -> None:
+        """Store each sample once: the source may return the same one several times."""
+        now = self._clock.now()
+        async for node, sample in cooperative_scheduling.iterate_with_pauses(series.samples.items()):
+            samples = samples_by_node.setdefault(node, deque())
+            time = min(sample.at if sample.at is not None else now, now)
+            if not samples or time > samples[-1][0]:
+                samples.append((time, sample.value / NANO))
+
+    async def _remove_expired(self) -> None:
+        """Remove samples older than the window, also while the source fails."""
+        oldest = self._clock.now() - self._window_s
+        for samples_by_node in self._samples.values():
+            async for node, samples in cooperative_scheduling.iterate_with_pauses(
+                list(samples_by_node.items())
+            ):
+                while samples and samples[0][0] <= oldest:
+                    samples.popleft()
+                if not samples:
+                    del samples_by_node[node]
+
+    async def measure(
+        self,
+        requests: Mapping[str, MemoryRequests],  # noqa: ARG002 - Prometheus only
+    ) -> UsageMeasurement:
+        await self._remove_expired()
+        cpu, memory = self._samples[CPU], self._samples[MEMORY]
+        failures = tuple(f"{metric}: {reason}" for metric, reason in self._failures.items())
+        usage = {}
+        async for node in cooperative_scheduling.iterate_with_pauses(cpu.keys() | memory.keys()):
+            spans = [
+                samples[-1][0] - samples[0][0] for samples in (cpu.get(node), memory.get(node)) if samples
+            ]
+            usage[node] = NodeUsage(
+                self._resource_usage(cpu.get(node), MILLI),
+                self._resource_usage(memory.get(node), 1.0),
+                is_brief=min(spans) < self._window_s / 2,
+            )
+        return UsageMeasurement(usage, failures)
+
+    def _resource_usage(self, samples: Sequence[tuple[float, float]] | None, scale: float) -> ResourceUsage:
+        if not samples:
+            return ResourceUsage()
+        values: NDArray[np.float64] = np.array(samples)[:, 1] * scale
+        summary = summarize(values)
+        forecast = forecast_mean(values) if self._has_forecasts else nan
+        return ResourceUsage(summary.mean, summary.deviation, forecast)

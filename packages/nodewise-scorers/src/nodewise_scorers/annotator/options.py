@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.base.option import Option
-from nodewise_scorers.statistics.node_capacity import GPU
+from nodewise_scorers.statistics.load_annotations import GPU
 
 MIN_PERIOD_S: Final = 60.0
 """Each burst of patches makes kube-scheduler retry every unschedulable pod."""

@@ -24,9 +24,8 @@ from nodewise.install import scheduler_configuration
 from nodewise.install.scheduler_configuration import SchedulerOptions
 from nodewise.observe import logs
 from nodewise.scheduling_model.in_process_extender import URL, AgentGroup
-from nodewise_scorers.bursts import bursts_simulation
-from nodewise_scorers.bursts.bursts_simulation import BurstsResult
-from nodewise_scorers.bursts.bursts_workload import Scenario
+from nodewise_scorers import bursts_simulation
+from nodewise_scorers.bursts_simulation import BurstsResult, Scenario
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 NONE: Final = "none"

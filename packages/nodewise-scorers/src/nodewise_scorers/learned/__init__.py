@@ -3,10 +3,8 @@
 | module | content |
 |---|---|
 | `options.py` | settings |
-| `pod_types.py` | the fields of pods that are read, and the type of a pod |
-| `pod_outcomes.py` | what happened to a pod between two versions, as a reward |
-| `learning_rule.py` | the learning rule |
-| `pod_type_rewards.py` | what is known of each type on each node, bounded, and its stored form |
+| `pod_types_and_outcomes.py` | the fields of pods that are read, the type of a pod, and what happened to it |
+| `pod_type_rewards.py` | the learning rule, and what is known of each type on each node |
 | `state.py` | learns from the changes of pods |
 | `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
 
@@ -45,13 +43,13 @@ class LearnedKind(AgentKind):
 
     @cached_property
     def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.learned.pod_types import PendingPod
+        from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod
 
         return PendingPod
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""
-        from nodewise_scorers.learned.pod_types import ObservedPod, make_pod_reducer
+        from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, make_pod_reducer
         from nodewise_scorers.learned.state import PODS
 
         return (Watched(PODS, _PODS, ObservedPod, keep=make_pod_reducer(options.learned_namespaces)),)

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
-from nodewise_scorers.learned.learning_rule import Floats, LearningRule
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_type_rewards import TypeRewards
-from nodewise_scorers.learned.pod_types import PendingPod, pending_pod_type, pod_type_key
+from nodewise_scorers.learned.pod_type_rewards import Floats, LearningRule, TypeRewards
+from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod, pending_pod_type, pod_type_key
 from nodewise_scorers.learned.state import LearnedState
 
 PRIORITY: Final = "rl-priority"

@@ -13,13 +13,16 @@ from typing import Final, NamedTuple
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import Change, Changes, difference
 from nodewise.base.errors import BadInput
-from nodewise_scorers.learned import pod_outcomes
 from nodewise_scorers.learned import pod_type_rewards as memories
-from nodewise_scorers.learned.learning_rule import LearningRule
+from nodewise_scorers.learned import pod_types_and_outcomes
 from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_outcomes import PodOutcome
-from nodewise_scorers.learned.pod_type_rewards import RewardMemory, TypeRewards
-from nodewise_scorers.learned.pod_types import ObservedPod, bound_pod_type, pod_type_key
+from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardMemory, TypeRewards
+from nodewise_scorers.learned.pod_types_and_outcomes import (
+    ObservedPod,
+    PodOutcome,
+    bound_pod_type,
+    pod_type_key,
+)
 
 PODS: Final = "learned_pods"
 """The key of the pods in `ClusterState.objects`."""
@@ -147,7 +150,8 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
             if after is not None and before is not after:
                 is_same = before is not None and before.metadata.uid == after.metadata.uid
                 observations += _observations_of(
-                    after, pod_outcomes.outcome_between(before if is_same else None, after, self._mttf_s)
+                    after,
+                    pod_types_and_outcomes.outcome_between(before if is_same else None, after, self._mttf_s),
                 )
             if not number % _STRIDE:
                 yield
@@ -158,7 +162,9 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
     def _observe_missed_outcomes(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
         observations: list[_Observation] = []
         for number, pod in enumerate(pods.values()):
-            observations += _observations_of(pod, pod_outcomes.outcome_since(pod, since_s, self._mttf_s))
+            observations += _observations_of(
+                pod, pod_types_and_outcomes.outcome_since(pod, since_s, self._mttf_s)
+            )
             if not number % _STRIDE:
                 yield
         ordered = yield from _sort_by_time(observations)

@@ -5,14 +5,9 @@
 | `options.py` | settings |
 | `pigeon_cfg_file.py` | the older system's file, and the configuration of both |
 | `resource_units.py` | requests, capacity and requested amounts in the same units |
-| `node_request_sums.py` | the sum of pod requests on each node |
-| `mean_covariance.py` | mean and covariance over nodes, without and with a pod |
-| `placement_objectives.py` | the three objectives |
-| `pod_request_statistics.py` | mean and covariance of pod requests |
-| `scored_pod_statistics.py` | the counted pods, and the stored form |
-| `score_scaling.py` | values of the objective as scores |
-| `objective_details.py` | the value of the objective on each node, as numbers and text |
-| `state.py` | computes the agent's state from nodes and pods |
+| `placement_objectives.py` | the three objectives, their values on each node, and these as scores |
+| `scored_pod_statistics.py` | mean and covariance of the requests of counted pods, and the stored form |
+| `state.py` | computes the agent's state from nodes and pods, with the sum of pod requests on each node |
 | `agent.py` | answers requests, and `/state/pigeon` |
 
 Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
@@ -61,11 +56,10 @@ class PigeonKind(AgentKind):
         if options.pigeon_usage == "annotations":
             return ()
         from nodewise.kube.pod_requests import HOLDING_SELECTORS
-        from nodewise_scorers.pigeon import node_request_sums
-        from nodewise_scorers.pigeon.state import PODS
+        from nodewise_scorers.pigeon.state import PODS, HoldingPod, make_pod_request_reducer
 
-        keep = node_request_sums.make_pod_request_reducer(options.pigeon_gpu_resource)
-        return (Watched(PODS, _PODS, node_request_sums.HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
+        keep = make_pod_request_reducer(options.pigeon_gpu_resource)
+        return (Watched(PODS, _PODS, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotations of requested resources."""

@@ -15,11 +15,11 @@ from nodewise.agent import (
     StateExporter,
     Verdict,
 )
-from nodewise_scorers.pigeon import pod_request_statistics as demands
-from nodewise_scorers.pigeon import resource_units, score_scaling
-from nodewise_scorers.pigeon.objective_details import PigeonDetails, pack_resource_bits
+from nodewise_scorers.pigeon import placement_objectives, resource_units
+from nodewise_scorers.pigeon import scored_pod_statistics as demands
 from nodewise_scorers.pigeon.options import PigeonOptions
 from nodewise_scorers.pigeon.pigeon_cfg_file import PigeonConfig
+from nodewise_scorers.pigeon.placement_objectives import PigeonDetails, pack_resource_bits
 from nodewise_scorers.pigeon.resource_units import NAMES, UNIT_NAMES, Row
 from nodewise_scorers.pigeon.state import PigeonPod, PigeonState
 from nodewise_scorers.statistics.missing_statistics import NoStatistics, StatisticsNotReady
@@ -40,7 +40,7 @@ class PigeonAgent(
     def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:
         self._options = options
         self._config = config
-        self._to_scores = score_scaling.SCALINGS[options.pigeon_scaling]
+        self._to_scores = placement_objectives.SCALINGS[options.pigeon_scaling]
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
@@ -98,7 +98,7 @@ class PigeonAgent(
             missing if missing.any() else None,
         )
 
-    def _objective_scores(self, details: PigeonDetails) -> score_scaling.Points:
+    def _objective_scores(self, details: PigeonDetails) -> placement_objectives.Points:
         values = details.values()
         default, missing = self._options.score_missing, details.missing
         if default is None or missing is None:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodewise.base.option import Option
+from nodewise_scorers.pigeon.placement_objectives import Scaling
 from nodewise_scorers.pigeon.resource_units import GPU, NAMES
-from nodewise_scorers.pigeon.score_scaling import Scaling
 from nodewise_scorers.statistics.missing_statistics import MissingRules, Score, When
 
 

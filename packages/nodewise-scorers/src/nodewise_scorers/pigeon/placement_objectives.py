@@ -1,16 +1,91 @@
 """The objectives for a cluster, evaluated for each node that a pod may be placed on.
 
 Each objective is prepared once for a state of the cluster, and then evaluated for many pods.
+
+Mean and covariance of a table, and their values after one column has grown.
+
+The table has a row for each resource and a column for each node: the requested share of the node's capacity. The sums
+are not repeated for a pod: with the deviation x of a column from the mean, a growth d of the column changes the mean to
+m + d/n, and the covariance to C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n². All nodes together take O(nodes · resources²).
+
+The value of the objective for each candidate, or the reason why it has none.
+
+Converts values of an objective into scores.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple, Protocol, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise_scorers.pigeon import mean_covariance
-from nodewise_scorers.pigeon.mean_covariance import ColumnGrowth, Floats, TableMoments
+from nodewise.agent import MAX_SCORE
+from nodewise_scorers.pigeon.resource_units import NAMES
+
+Floats = NDArray[np.float64]
+
+
+class TableMoments(NamedTuple):
+    """Mean and covariance of a table with n columns."""
+
+    mean: Floats
+    """(R)"""
+    covariance: Floats
+    """(R, R): the population covariance."""
+    deviations: Floats
+    """(R, n): each column minus the mean."""
+
+
+def mean_and_covariance(table: Floats) -> TableMoments:
+    """The moments of a table; zeros for a table without columns."""
+    resources, count = table.shape
+    if not count:
+        return TableMoments(np.zeros(resources), np.zeros((resources, resources)), table)
+    mean = table.mean(axis=1)
+    deviations = table - mean[:, None]
+    return TableMoments(mean, deviations @ deviations.T / count, deviations)
+
+
+class ColumnGrowth(NamedTuple):
+    """The growth of one column, in k alternative cases."""
+
+    columns: NDArray[np.intp]
+    """(k)"""
+    by: Floats
+    """(R, k)"""
+
+
+def mean_after_growth(before: TableMoments, growth: ColumnGrowth) -> Floats:
+    """The mean (R, k) after each growth."""
+    mean: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
+    return mean
+
+
+def variance_after_growth(before: TableMoments, growth: ColumnGrowth, along: Floats) -> Floats:
+    """The variance aᵀΣa (k) along the directions a (R, k), with the covariance Σ after each growth."""
+    count = before.deviations.shape[1]
+    steps = _column_dot_products(along, growth.by)
+    crossed = _column_dot_products(along, before.deviations[:, growth.columns])
+    grown = 2 * steps * crossed / count + steps**2 * ((count - 1) / count**2)
+    variance: Floats = np.maximum(_column_dot_products(along, before.covariance @ along) + grown, 0.0)
+    return variance
+
+
+def variability(mean: Floats, variance: Floats) -> Floats:
+    """The multivariate coefficient of variation: √(µᵀΣµ) / µᵀµ, and 0 where either is 0.
+
+    The arguments are µ (R, k) and µᵀΣµ (k), which is not negative. Albert and Zhang, Biometrical Journal 52(5), 2010.
+    """
+    length = _column_dot_products(mean, mean)
+    coefficients: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
+    return coefficients
+
+
+def _column_dot_products(left: Floats, right: Floats) -> Floats:
+    """The sum of the products of each column."""
+    sums: Floats = (left * right).sum(axis=0)
+    return sums
+
 
 Objective = Literal["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
@@ -52,15 +127,11 @@ class LoadBalanceObjective:
     def __init__(self, table: NodeTable, prime: int) -> None:
         self._prime = prime
         self._per_unit = _per_unit(table.capacity[prime])
-        self._moments: TableMoments = mean_covariance.mean_and_covariance(
-            _prime_resource_shares(table, prime)[None]
-        )
+        self._moments: TableMoments = mean_and_covariance(_prime_resource_shares(table, prime)[None])
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = ColumnGrowth(columns, (demand[self._prime] * self._per_unit[columns])[None])
-        deviation: Floats = np.sqrt(
-            mean_covariance.variance_after_growth(self._moments, growth, np.ones_like(growth.by))
-        )
+        deviation: Floats = np.sqrt(variance_after_growth(self._moments, growth, np.ones_like(growth.by)))
         return deviation
 
 
@@ -116,14 +187,12 @@ class BinpackObjective:
             has_no_capacity, table.used > 0, np.clip(table.used * _per_unit(table.capacity), 0.0, 1.0)
         )
         self._per_unit = _per_unit(table.capacity)
-        self._moments = mean_covariance.mean_and_covariance(shares)
+        self._moments = mean_and_covariance(shares)
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         growth = ColumnGrowth(columns, demand[:, None] * self._per_unit[:, columns])
-        mean = mean_covariance.mean_after_growth(self._moments, growth)
-        return mean_covariance.variability(
-            mean, mean_covariance.variance_after_growth(self._moments, growth, mean)
-        )
+        mean = mean_after_growth(self._moments, growth)
+        return variability(mean, variance_after_growth(self._moments, growth, mean))
 
 
 LAYOUTS: Final[Mapping[Objective, Callable[[NodeTable, int], ObjectiveLayout]]] = {
@@ -159,3 +228,126 @@ def _sum_of_squared_deviations(
 def _share_of_largest_distance(offset: Floats, low: Floats, high: Floats) -> Floats:
     """The distance of a share from the mean, relative to the largest possible one."""
     return np.where(offset < 0, -offset / low, offset / high)
+
+
+Bits = NDArray[np.uint8]
+"""By candidate or node: bit r for resource r."""
+
+
+class PigeonDetails(NamedTuple):
+    """Details of one response (`agent.Details`)."""
+
+    objective: Objective
+    cluster_values: Floats
+    """By candidate: the cluster's value with the pod on it; NaN where the pod does not fit."""
+    variability: float | None
+    """The variability of pod requests; None where the objective does not use it."""
+    lacking: Bits
+    """By candidate: the resources of which too little is left."""
+    missing: Bits | None
+    """By candidate: the resources whose requested amount is unknown; None if all are known."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            array.nbytes for array in (self.cluster_values, self.lacking, self.missing) if array is not None
+        )
+
+    def text(self, candidate: int) -> str:
+        """`A_BINPACK 0.287820; memory: no statistics`, or `does not fit: cpu`."""
+        return "; ".join(self._describe_candidate(candidate))
+
+    def distances(self) -> Floats:
+        """1: no candidate is rejected by these values."""
+        return np.ones(len(self.cluster_values))
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """`objective`, null if the pod does not fit, and for A_BINPACK the variabilities that it is computed from.
+
+        `missing` lists the resources whose requested amount is unknown, if there are any.
+        """
+        numbers: dict[str, Any] = {"objective": self._objective_value(candidate)}
+        if missing := list(_unpack_resource_names(self.missing, candidate)):
+            numbers["missing"] = missing
+        if self.variability is not None:
+            numbers["demand_variability"] = self.variability
+            numbers["system_variability"] = float(self.cluster_values[candidate])
+        return numbers
+
+    def values(self) -> Floats:
+        """The objective by candidate, the lower the better; NaN where the pod does not fit."""
+        return (
+            self.cluster_values
+            if self.variability is None
+            else np.abs(self.cluster_values - self.variability)
+        )
+
+    def _objective_value(self, candidate: int) -> float:
+        measured = float(self.cluster_values[candidate])
+        return measured if self.variability is None else abs(measured - self.variability)
+
+    def _describe_candidate(self, candidate: int) -> Iterator[str]:
+        if not np.isnan(self.cluster_values[candidate]):
+            yield f"{self.objective} {self._objective_value(candidate):.6f}"
+        else:
+            yield f"does not fit: {', '.join(_unpack_resource_names(self.lacking, candidate))}"
+        if missing := ", ".join(_unpack_resource_names(self.missing, candidate)):
+            yield f"{missing}: no statistics"
+
+
+def pack_resource_bits(table: NDArray[np.bool_]) -> Bits:
+    """Pack a table (R, n) into one number per column (n)."""
+    packed: Bits = np.packbits(table, axis=0, bitorder="little")[0]
+    return packed
+
+
+def _unpack_resource_names(bits: Bits | None, candidate: int) -> Iterator[str]:
+    if bits is not None:
+        mask = int(bits[candidate])
+        yield from (name for number, name in enumerate(NAMES) if mask >> number & 1)
+
+
+_MIN_SCORE: Final = 1
+"""The score of the worst node that the pod fits."""
+_NOISE: Final = 1e-10
+"""Values that differ by less, relative to the largest, count as equal: rounding errors must not be stretched."""
+
+Points = NDArray[np.int64]
+Scaling = Literal["stretch", "absolute"]
+
+
+def stretch(values: Floats) -> Points:
+    """By candidate: 10 for the smallest value, 1 for the largest, in proportion between them; 0 for NaN.
+
+    All scores are 10 if the values are equal.
+    """
+    scores = np.zeros(len(values), np.int64)
+    fits = ~np.isnan(values)
+    if not fits.any():
+        return scores
+    measured = values[fits]
+    lowest, highest = float(measured.min()), float(measured.max())
+    if highest - lowest <= _NOISE * max(1.0, abs(highest), abs(lowest)):
+        scores[fits] = MAX_SCORE
+        return scores
+    scores[fits] = _round_half_up(
+        _MIN_SCORE + (MAX_SCORE - _MIN_SCORE) * (highest - measured) / (highest - lowest)
+    )
+    return scores
+
+
+def scale_absolute(values: Floats) -> Points:
+    """By candidate: 10 for 0 or less, 0 for 1 or more, in proportion between them; 0 for NaN."""
+    return _round_half_up(MAX_SCORE * (1 - np.nan_to_num(values, nan=1.0)))
+
+
+SCALINGS: Final[Mapping[Scaling, Callable[[Floats], Points]]] = {
+    "stretch": stretch,
+    "absolute": scale_absolute,
+}
+
+
+def _round_half_up(points: Floats) -> Points:
+    """Round halves up, including those that are slightly less because of rounding errors."""
+    scores: Points = np.clip(np.floor(points + 0.5 + _NOISE), 0, MAX_SCORE).astype(np.int64)
+    return scores

@@ -14,7 +14,7 @@ from nodewise.base.errors import UNREADABLE
 from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import RequestingPod, RequestingSpec
-from nodewise_scorers.statistics import load_annotations, node_capacity
+from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.load_annotations import AllocationAnnotations
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
@@ -60,7 +60,7 @@ def pod_demand(pod: RequestingPod, gpu: str = GPU) -> Row:
 
 def allocatable_amounts(raw: msgspec.Raw, gpu: str = GPU) -> Amounts:
     """The allocatable amounts of a node, in the units of quantities; 0 for absent ones."""
-    whole = node_capacity.parse_capacity(raw)
+    whole = load_annotations.parse_capacity(raw)
     devices = whole.gpu if gpu == GPU else _parse_amount(raw, gpu)
     return (whole.cpu_milli, whole.memory_bytes, whole.pods, devices, whole.ephemeral_storage_bytes)
 

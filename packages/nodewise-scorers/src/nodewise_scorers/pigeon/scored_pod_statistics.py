@@ -3,22 +3,93 @@
 They are stored as JSON, so that a restart or another replica continues with them. A pod counts once, however often it
 is retried and by whichever replica, because the stored form lists its pods. So no pod is counted twice, and the pods
 of several replicas add up.
+
+The distribution of pod requests: mean and covariance, in which recent pods have more weight.
+
+The first hundred pods have equal weights. After that, each new pod has a weight of one hundredth.
 """
 
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.base.quantity import MAX_AMOUNT
-from nodewise_scorers.pigeon import pod_request_statistics
-from nodewise_scorers.pigeon.pod_request_statistics import DemandStatistics
+from nodewise_scorers.pigeon import placement_objectives
+from nodewise_scorers.pigeon.placement_objectives import Floats
 from nodewise_scorers.pigeon.resource_units import NAMES, Row
+
+WINDOW: Final = 100
+
+
+class DemandStatistics(NamedTuple):
+    """Mean and covariance of pod requests, of all five resources regardless of `num_resources`."""
+
+    samples: int
+    """At most `WINDOW`."""
+    mean: Floats
+    """(R)"""
+    covariance: Floats
+    """(R, R)"""
+
+    @property
+    def second_moments(self) -> Floats:
+        """(R, R): the means of the products, as the older system stores them."""
+        return self.covariance + np.outer(self.mean, self.mean)
+
+
+NO_DEMAND: Final = DemandStatistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
+
+
+def add_pod(before: DemandStatistics, demand: Row) -> DemandStatistics:
+    """The statistics with one more pod.
+
+    The covariance is updated directly instead of subtracting squared means from second moments, so that it is exactly 0
+    for equal pods.
+    """
+    samples = min(before.samples + 1, WINDOW)
+    weight = 1 / samples
+    away = demand - before.mean
+    covariance = (1 - weight) * (before.covariance + weight * np.outer(away, away))
+    return DemandStatistics(samples, before.mean + weight * away, covariance)
+
+
+def add_pods(before: DemandStatistics, demands: Sequence[Row]) -> DemandStatistics:
+    """The statistics with these pods, as if added one after another; a thousand take about 0.1 ms.
+
+    The weight of each pod is its share when it was added, reduced by the shares of all later pods.
+    """
+    if before.samples == 0 and demands:
+        return add_pods(add_pod(before, demands[0]), demands[1:])
+    if not demands:
+        return before
+    samples = np.minimum(before.samples + 1 + np.arange(len(demands)), WINDOW)
+    left = np.cumprod((1 - 1 / samples)[::-1])[::-1]
+    weights = np.append(left[1:], 1.0) / samples
+    away = np.array(demands) - before.mean
+    shift = weights @ away
+    spread = away - shift
+    covariance = left[0] * (before.covariance + np.outer(shift, shift)) + (weights * spread.T) @ spread
+    return DemandStatistics(int(samples[-1]), before.mean + shift, covariance)
+
+
+def demand_variability(statistics: DemandStatistics, scale: Row) -> float:
+    """The variability of pod requests in units of `scale`; a resource whose scale is 0 does not count.
+
+    If `scale` has fewer resources, only these count.
+    """
+    per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    resources = len(scale)
+    mean = statistics.mean[:resources] * per_unit
+    direction = mean * per_unit
+    variance = np.maximum(direction @ statistics.covariance[:resources, :resources] @ direction, 0.0)
+    return float(placement_objectives.variability(mean[:, None], np.array([variance]))[0])
+
 
 MAX_PODS: Final = 4096
 """The newest counted pods that are remembered; a pod that is retried after so many others counts again."""
@@ -35,7 +106,7 @@ _Mark = Annotated[str, msgspec.Meta(max_length=2 * _MARK_BYTES)]
 
 
 class _StoredDemand(msgspec.Struct, kw_only=True):
-    samples: Annotated[int, msgspec.Meta(ge=0, le=pod_request_statistics.WINDOW)]
+    samples: Annotated[int, msgspec.Meta(ge=0, le=WINDOW)]
     mean: _Mean
     covariance: Annotated[list[_Products], _SIZE]
     pods: Annotated[list[_Mark], msgspec.Meta(max_length=MAX_PODS)]
@@ -45,16 +116,12 @@ class _StoredDemand(msgspec.Struct, kw_only=True):
 class _CountedPods:
     """The counted pods and their statistics."""
 
-    def __init__(
-        self, statistics: DemandStatistics = pod_request_statistics.NO_DEMAND, pods: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, statistics: DemandStatistics = NO_DEMAND, pods: Iterable[str] = ()) -> None:
         self.statistics = statistics
         self.pods = OrderedDict[str, None].fromkeys(pods)
 
     def add(self, news: Sequence[tuple[str, Row]]) -> None:
-        self.statistics = pod_request_statistics.add_pods(
-            self.statistics, [pod_demand for _, pod_demand in news]
-        )
+        self.statistics = add_pods(self.statistics, [pod_demand for _, pod_demand in news])
         self.pods.update((mark, None) for mark, _ in news)
         while len(self.pods) > MAX_PODS:
             self.pods.popitem(last=False)
@@ -86,7 +153,7 @@ class DemandMemory:
     def with_pod(self, uid: str, pod_demand: Row) -> DemandStatistics:
         """The statistics including this pod. A pod without a uid is always new."""
         has_counted = uid and _hash_pod_uid(uid) in self._counted.pods
-        return self.statistics if has_counted else pod_request_statistics.add_pod(self.statistics, pod_demand)
+        return self.statistics if has_counted else add_pod(self.statistics, pod_demand)
 
     def count(self, uid: str, pod_demand: Row) -> None:
         """Count a pod unless it is counted already."""

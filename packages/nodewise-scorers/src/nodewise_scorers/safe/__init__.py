@@ -5,8 +5,7 @@
 | `options.py` | settings |
 | `state.py` | the load of nodes, without and with a pod |
 | `beta_distribution.py` | the beta distribution as a model of a node's load |
-| `risk_scores.py` | verdicts and scores from mean and deviation, for all nodes at once |
-| `risk_details.py` | the risk of each node, as numbers and text |
+| `risk_scores.py` | verdicts and scores from mean and deviation, for all nodes at once, and the risk as text |
 | `agent.py` | answers requests |
 
 Replaces the agent `safe` of kube-safe-scheduler.

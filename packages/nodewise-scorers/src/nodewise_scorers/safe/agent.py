@@ -21,8 +21,7 @@ from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import PodRequest, RequestingPod
 from nodewise_scorers.safe import state as shares
 from nodewise_scorers.safe.options import SafeOptions
-from nodewise_scorers.safe.risk_details import RiskDetails
-from nodewise_scorers.safe.risk_scores import RiskScorer
+from nodewise_scorers.safe.risk_scores import RiskDetails, RiskScorer
 from nodewise_scorers.safe.state import SafeState, Shares
 from nodewise_scorers.statistics.missing_statistics import NoStatistics, StatisticsNotReady
 from nodewise_scorers.statistics.node_usage_reader import RESOURCES

@@ -1,18 +1,21 @@
 """The annotations of nodes that carry statistics: their names and units, and how their texts are read.
 
 Names and spellings are those of kube-safe-scheduler, so that existing writers and readers continue to work.
+
+The allocatable resources of nodes (`status.allocatable`).
 """
 
 import re
 from collections.abc import Iterable
 from math import isfinite
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.base import clock
+from nodewise.base import clock, quantity
+from nodewise.base.errors import UNREADABLE
 
 MEAN_FREE_CPU: Final = "mean-free-cpu"
 STD_FREE_CPU: Final = "std-free-cpu"
@@ -105,3 +108,53 @@ def time(text: str | None) -> float:
         return clock.parse_rfc3339(text) if text and len(text) <= _MAX_LENGTH else np.nan
     except (ValueError, OverflowError):
         return np.nan
+
+
+class NodeStatus(msgspec.Struct, frozen=True, gc=False):
+    """The field of a Node's status that is read; raw, because agents read other resources of it."""
+
+    allocatable: msgspec.Raw = msgspec.Raw(b"null")
+
+
+GPU: Final = "gpu"
+
+
+class Capacity(NamedTuple):
+    """Allocatable resources in whole numbers; 0 where absent or invalid."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    pods: int = 0
+    gpu: int = 0
+    """Of the resource named `gpu`, or of the name passed to `parse_capacity`."""
+    ephemeral_storage_bytes: int = 0
+
+
+class _Allocatable(msgspec.Struct, frozen=True, gc=False):
+    cpu: Any = None
+    memory: Any = None
+    pods: Any = None
+    gpu: Any = None
+    ephemeral_storage: Any = msgspec.field(default=None, name="ephemeral-storage")
+
+
+_decode: Final = msgspec.json.Decoder(_Allocatable | None).decode
+_decode_all: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
+
+
+def parse_capacity(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
+    """Read a node's capacity; `gpu` is the name of the resource that is counted as GPU."""
+    try:
+        fields = _decode(allocatable) or _Allocatable()
+    except UNREADABLE:
+        fields = _Allocatable()
+    devices = fields.gpu if gpu == GPU else _other_resource(allocatable, gpu)
+    quantities = (fields.memory, fields.pods, devices, fields.ephemeral_storage)
+    return Capacity(quantity.milli(fields.cpu), *map(quantity.units, quantities))
+
+
+def _other_resource(allocatable: msgspec.Raw, name: str) -> Any:
+    try:
+        return (_decode_all(allocatable) or {}).get(name)
+    except UNREADABLE:
+        return None

@@ -11,10 +11,9 @@ from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.base.quantity import NANO
 from nodewise.metrics import series as columns
 from nodewise.metrics.series import Column, Series, ValueState
-from nodewise_scorers.statistics import load_annotations, node_capacity, prometheus_load_queries
-from nodewise_scorers.statistics.load_annotations import UsageAnnotations
+from nodewise_scorers.statistics import load_annotations, prometheus_load_queries
+from nodewise_scorers.statistics.load_annotations import NodeStatus, UsageAnnotations
 from nodewise_scorers.statistics.missing_statistics import StatisticStatus
-from nodewise_scorers.statistics.node_capacity import NodeStatus
 from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions, UsageRequests
 
 RESOURCES: Final = ("cpu", "memory")
@@ -186,7 +185,7 @@ class _NodeRows:
 
 
 def _parse_load_annotations(node: UsageNode) -> tuple[float, ...]:
-    allocatable = node_capacity.parse_capacity(node.status.allocatable)
+    allocatable = load_annotations.parse_capacity(node.status.allocatable)
     written = node.metadata.annotations
     if written is None:
         return (*_EMPTY_ROW[:6], allocatable.cpu_milli, allocatable.memory_bytes, np.nan)

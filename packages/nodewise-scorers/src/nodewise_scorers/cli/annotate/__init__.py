@@ -14,7 +14,7 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.server.options import AdminOptions
-from nodewise_scorers.cli.annotate import older_environment_variables, report, runner
+from nodewise_scorers.cli.annotate import older_environment_variables, runner
 from nodewise_scorers.cli.annotate.runner import AnnotateOptions, AnnotationResult
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
@@ -77,14 +77,14 @@ def run(command_line: CommandLine) -> None:
 def _print_result(result: AnnotationResult, output: str) -> int:
     """Print the result of one run. Returns the exit code."""
     plan, written, is_sampled = result
-    for note in report.list_failure_notes(plan, one_sample=is_sampled):
+    for note in runner.list_failure_notes(plan, one_sample=is_sampled):
         terminal_output.print_message(note)
     if output == "json":
-        click.echo(report.encode_annotation_plan(plan, written))
+        click.echo(runner.encode_annotation_plan(plan, written))
     elif written is None:
-        report.print_annotation_plan(plan)
+        runner.print_annotation_plan(plan)
     else:
-        click.echo(report.format_patch_summary(plan, written))
+        click.echo(runner.format_patch_summary(plan, written))
     if written is not None and written.error:
         terminal_output.print_message(written.error)
     return terminal_output.DONE if result.is_complete else terminal_output.FAILED

@@ -1,15 +1,22 @@
-"""Runs the annotator: once, or until SIGTERM or SIGINT."""
+"""Runs the annotator once, or until SIGTERM or SIGINT, and renders the result of one run.
+
+The output of `nodewise annotate`: the statistics of each node, and the annotations to write.
+"""
 
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from math import isnan
 from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option, SettingsByGroup
+from nodewise.cli import tables
 from nodewise.cli.terminal_output import Progress
 from nodewise.kube import pod_requests
 from nodewise.kube.api_client_creation import connect
@@ -30,11 +37,11 @@ from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server
 from nodewise_scorers.annotator import annotator as annotators
+from nodewise_scorers.annotator import node_patches
 from nodewise_scorers.annotator import options as annotator_options
-from nodewise_scorers.annotator import patch_planning, patch_writer
 from nodewise_scorers.annotator.annotator import AnnotationPlan, Annotator
-from nodewise_scorers.annotator.node_pod_fields import POD, AnnotatedNode
-from nodewise_scorers.annotator.node_request_totals import make_pod_reducer
+from nodewise_scorers.annotator.node_patches import NodePlan, WriteResult
+from nodewise_scorers.annotator.node_requests import POD, AnnotatedNode, make_pod_reducer
 from nodewise_scorers.annotator.options import (
     MIN_PERIOD_S,
     AnnotationSet,
@@ -42,7 +49,8 @@ from nodewise_scorers.annotator.options import (
     ForecastOptions,
     Period,
 )
-from nodewise_scorers.annotator.patch_writer import WriteResult
+from nodewise_scorers.statistics import load_annotations as keys
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeAttributeFields, AnnotatedNode)
@@ -134,7 +142,7 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         written = (
             None
             if dry
-            else await patch_writer.write_patches(_create_patch_api_client(access.api), plan.patches.nodes)
+            else await node_patches.write_patches(_create_patch_api_client(access.api), plan.patches.nodes)
         )
         return AnnotationResult(plan, written, components.annotator.is_sampled)
 
@@ -177,7 +185,7 @@ def _open_api_client(kube: KubeOptions, stack: AsyncExitStack) -> _ClusterAccess
 
 
 def _create_patch_api_client(api: HttpApi) -> HttpApi:
-    return api.with_rate_limit(patch_writer.QPS, patch_writer.BURST)
+    return api.with_rate_limit(node_patches.QPS, node_patches.BURST)
 
 
 def _create_annotator_config(settings: SettingsByGroup) -> AnnotatorConfig:
@@ -216,7 +224,7 @@ def _create_components(
         sources, FetchLimits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT), clock, registry
     )
     usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
-    rules = patch_planning.patch_rules(window.max_age_s, config.period_s)
+    rules = node_patches.patch_rules(window.max_age_s, config.period_s)
     annotator = Annotator(config, rules, usage_source, clock, registry)
     closers = [source.close for source in sources if isinstance(source, PrometheusSource)]
     return _Components(annotator, nodes, rest[0] if rest else None, closers)
@@ -263,3 +271,97 @@ async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_MIB: Final = 2**20
+_COLUMNS: Final = (
+    ("FREE CPU", keys.MEAN_FREE_CPU, keys.STD_FREE_CPU),
+    ("FREE MEMORY", keys.MEAN_FREE_MEMORY, keys.STD_FREE_MEMORY),
+    ("NEXT CPU", keys.FORECAST_FREE_CPU, ""),
+    ("NEXT MEMORY", keys.FORECAST_FREE_MEMORY, ""),
+    ("REQUESTED CPU", keys.REQUESTED_CPU, ""),
+    ("REQUESTED MEMORY", keys.REQUESTED_MEMORY, ""),
+    ("PODS", keys.REQUESTED_PODS, ""),
+)
+"""The heading of a column, its annotation, and the annotation with the standard deviation, or empty."""
+
+
+def print_annotation_plan(plan: AnnotationPlan) -> None:
+    """Print one line for each node: free and requested resources, and the number of annotations to write."""
+    patches = plan.patches
+    rows = [
+        [node.name, *_annotation_table_cells(node.desired), _format_patch(node)] for node in patches.nodes
+    ]
+    rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in patches.not_ready]
+    shown = tables.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
+    for head, *_ in _COLUMNS:
+        shown = tables.drop_empty_columns(head, *shown)
+    tables.print_table(*shown)
+
+
+def encode_annotation_plan(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
+    """The same as JSON, with the annotations themselves; `written` is None for a dry run."""
+    patches = plan.patches
+    body: dict[str, Any] = {
+        "nodes": [
+            {"node": node.name, "stands": node.current, "wanted": node.desired, "patch": node.patch}
+            for node in patches.nodes
+        ],
+        "not_ready": patches.not_ready,
+        "unmeasured": patches.unmeasured,
+        "failures": plan.failures,
+    }
+    if written is not None:
+        body["written"] = written._asdict()
+    return msgspec.json.encode(body)
+
+
+def format_patch_summary(plan: AnnotationPlan, written: WriteResult) -> str:
+    """One line about a burst of patches."""
+    patches = plan.patches
+    counts = (
+        (written.done, "annotated"),
+        (len(patches.nodes) - written.done - written.failed - written.gone, "unchanged"),
+        (written.failed, "failed"),
+        (written.gone, "gone"),
+        (len(patches.not_ready), "not ready"),
+        (len(patches.unmeasured), "not measured"),
+    )
+    parts = [f"{count} {what}" for number, (count, what) in enumerate(counts) if count or not number]
+    return f"nodes: {', '.join(parts)}"
+
+
+def list_failure_notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
+    """Failures, and a hint if the values come from a single sample."""
+    yield from plan.failures
+    if not (plan.patches.nodes or plan.patches.not_ready or plan.patches.unmeasured):
+        yield "no node: found none in the cluster, expected at least one"
+    if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
+        yield (
+            "one sample has a mean and no deviation: let `nodewise annotate` run, without --once, or give"
+            " --prometheus-url"
+        )
+
+
+def _annotation_table_cells(annotations: Mapping[str, str | None]) -> Iterator[str]:
+    for _, key, deviation in _COLUMNS:
+        value = _format_statistic(key, annotations.get(key))
+        spread = _format_statistic(deviation, annotations.get(deviation)) if deviation else "-"
+        yield f"{value} ±{spread}" if spread != "-" else value
+
+
+def _format_statistic(key: str, text: str | None) -> str:
+    """`1.25` cores, `3200 Mi`, a count."""
+    number = keys.number(text)
+    if isnan(number):
+        return "-"
+    if key.endswith("cpu"):
+        return f"{number / 1000:.3g}"
+    return f"{number / _MIB:.0f} Mi" if key.endswith("memory") else f"{number:.0f}"
+
+
+def _format_patch(plan: NodePlan) -> str:
+    count = sum(key != ANNOTATED_AT for key in plan.patch)
+    if count:
+        return f"{count} annotations" if count > 1 else "1 annotation"
+    return "the time" if plan.patch else "nothing"

@@ -1,17 +1,19 @@
-"""Plans the patches of nodes: only annotations that changed enough are written.
+"""Plans the patches of nodes and writes them in one burst: only annotations that changed enough are written.
 
 Each patch of a node makes kube-scheduler retry every unschedulable pod.
 """
 
+import contextlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any, Final, NamedTuple
 
 from nodewise.base.clock import format_duration, format_rfc3339
-from nodewise.base.errors import BadSettings, Problem
-from nodewise_scorers.annotator import node_pod_fields
-from nodewise_scorers.annotator.node_pod_fields import REQUESTED_MEMORY
-from nodewise_scorers.annotator.node_request_totals import Allocation, allocation_annotations
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.kube.api_server_interface import Api, NotFound, run_api_calls
+from nodewise.kube.resource_kinds import NODES
+from nodewise_scorers.annotator import node_requests
+from nodewise_scorers.annotator.node_requests import REQUESTED_MEMORY, Allocation, allocation_annotations
 from nodewise_scorers.annotator.node_usage import (
     REQUIRED_KEYS,
     USAGE_KEYS,
@@ -20,9 +22,8 @@ from nodewise_scorers.annotator.node_usage import (
     usage_annotations,
 )
 from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.statistics import load_annotations, node_capacity
-from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
-from nodewise_scorers.statistics.node_capacity import Capacity
+from nodewise_scorers.statistics import load_annotations
+from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 
 MIN_CHANGE_SHARE: Final = 0.02
 """A number that differs from the current one by no more than this share of it is not written."""
@@ -99,7 +100,7 @@ def plan_patches(
     unmeasured: list[str] = []
     for node in nodes:
         name = node.metadata.name
-        if not node_pod_fields.is_node_ready(node):
+        if not node_requests.is_node_ready(node):
             not_ready.append(name)
         else:
             usage = None if measurements.usage is None else measurements.usage.get(name, NodeUsage())
@@ -117,7 +118,7 @@ def _usage_to_write(
     """The measured usage, or unknown usage where the current annotations are better."""
     if usage is None or usage.is_complete or not measurements.keeps_complete:
         return usage
-    is_kept = has_complete_usage(node_pod_fields.current_annotations(node), measurements.now, rules)
+    is_kept = has_complete_usage(node_requests.current_annotations(node), measurements.now, rules)
     return NodeUsage() if is_kept else usage
 
 
@@ -129,8 +130,8 @@ def _plan_node(
     rules: PatchRules,
 ) -> NodePlan:
     name, now = node.metadata.name, measurements.now
-    current = node_pod_fields.current_annotations(node)
-    allocatable = node_capacity.parse_capacity(node.status.allocatable, config.gpu)
+    current = node_requests.current_annotations(node)
+    allocatable = load_annotations.parse_capacity(node.status.allocatable, config.gpu)
     allocation = measurements.allocation.get(name, Allocation())
     desired: dict[str, str | None] = {}
     if config.allocation:
@@ -218,3 +219,56 @@ def patch_without_usage(
     if deleted and not statistics_age_s(current, now) >= rules.max_age_s:
         return changed_annotations(current, desired, rules)
     return compute_patch(current, {**deleted, **desired}, {}, now, rules) if desired else {}
+
+
+FIELD_MANAGER: Final = "nodewise-annotator"
+QPS: Final = 1000.0
+BURST: Final = 10_000
+"""Rate limit of the API client that writes. The number of concurrent calls (`run_api_calls`) limits a
+burst instead: one that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
+"""
+
+
+class WriteResult(NamedTuple):
+    """Numbers of nodes of a burst."""
+
+    done: int = 0
+    failed: int = 0
+    gone: int = 0
+    """Deleted or recreated since they were read."""
+    error: str = ""
+    """The first one."""
+
+
+async def write_patches(api: Api, plans: Iterable[NodePlan]) -> WriteResult:
+    """Write the patches, a few nodes at a time; a failure does not stop the others."""
+    due = [plan for plan in plans if plan.patch]
+    outcomes: list[str] = []
+    errors: list[str] = []
+
+    async def write(plan: NodePlan) -> None:
+        try:
+            outcomes.append(await _write_patch(api, plan))
+        except NodewiseError as error:
+            errors.append(f"node {plan.name}: {error}")
+            if isinstance(error, Unavailable):
+                raise  # stops the burst: an unavailable API server gets no further requests
+
+    with contextlib.suppress(Unavailable):
+        await run_api_calls(write(plan) for plan in due)
+    done, gone = outcomes.count("done"), outcomes.count("gone")
+    return WriteResult(done, len(due) - done - gone, gone, errors[0] if errors else "")
+
+
+async def _write_patch(api: Api, plan: NodePlan) -> str:
+    # with the uid, so that a new node of the same name is not written
+    body = {"metadata": {"uid": plan.uid, "annotations": plan.patch}}
+    try:
+        await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
+    except NotFound:
+        return "gone"
+    except BadInput as error:
+        if any(problem.field == "metadata.uid" for problem in error.problems):
+            return "gone"  # a new node: the API server rejects a change of the uid as immutable
+        raise
+    return "done"

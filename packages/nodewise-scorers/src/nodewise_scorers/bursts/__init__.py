@@ -1,1 +1,0 @@
-"""Simulation of pods whose usage differs from their requests."""
