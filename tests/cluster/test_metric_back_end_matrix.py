@@ -55,7 +55,7 @@ class TestSuite(PrometheusSuite):
         return lambda series: metric_back_end.start(series=series).url
 
     @pytest.mark.parametrize(("aggregate", "value"), [("max", {"a": 2.0}), ("sum", {})])
-    def test_max_and_min_pass_over_what_is_no_number(
+    def test_max_and_min_ignore_invalid_values(
         self, prometheus: Holding, aggregate: str, value: dict[str, float]
     ) -> None:
         """VictoriaMetrics does not store NaN."""
@@ -63,23 +63,21 @@ class TestSuite(PrometheusSuite):
         assert values(fetch(url, aggregate=aggregate)) == value
 
     @pytest.mark.parametrize("text", ["+Inf", "-Inf"])
-    def test_what_is_no_number_spoils_its_own_node_only(self, prometheus: Holding, text: str) -> None:
-        super().test_what_is_no_number_spoils_its_own_node_only(prometheus, text)
+    def test_invalid_value_affects_only_its_node(self, prometheus: Holding, text: str) -> None:
+        super().test_invalid_value_affects_only_its_node(prometheus, text)
 
     @pytest.mark.parametrize(
         ("text", "nano"), [(text, nano) for text, nano in NUMBERS.items() if nano < 10**9 * NANO]
     )
-    def test_values_are_exactly_what_the_text_says(self, prometheus: Holding, text: str, nano: int) -> None:
+    def test_values_are_exact(self, prometheus: Holding, text: str, nano: int) -> None:
         """VictoriaMetrics stores about 15 digits."""
-        super().test_values_are_exactly_what_the_text_says(prometheus, text, nano)
+        super().test_values_are_exact(prometheus, text, nano)
 
     @pytest.mark.parametrize("metric", ["absent", "gpu-temp", "9lives"])
     def test_a_metric_that_is_not_there_says_so(self, prometheus: Holding, metric: str) -> None:
         super().test_a_metric_that_is_not_there_says_so(prometheus, metric)
 
-    def test_a_query_that_cannot_be_read_is_named_with_what_prometheus_says(
-        self, prometheus: Holding
-    ) -> None:
+    def test_invalid_query_has_the_message_of_prometheus(self, prometheus: Holding) -> None:
         with pytest.raises(BadInput, match=r"query temp\{ to http://127.*422: bad_data: .*unexpected token"):
             fetch(prometheus({}), query="temp{")
 

@@ -24,7 +24,7 @@ def test_a_plain_number_means_seconds_only_where_it_did_in_an_older_program() ->
 
 
 @pytest.mark.parametrize("text", ["5", "", "abc", "s", "-", "5 s", "1..5s", "5sm"])
-def test_what_is_no_duration_is_said(text: str) -> None:
+def test_invalid_duration_has_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid duration .* \(for example 5s, 500ms, 1m30s\)"):
         clock.parse_duration(text)
 

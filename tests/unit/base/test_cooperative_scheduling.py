@@ -39,7 +39,7 @@ def test_a_computation_gives_the_same_at_once_and_in_slices() -> None:
     )
 
 
-def test_what_comes_at_once_is_taken_in_slices() -> None:
+def test_immediate_items_are_processed_in_slices() -> None:
     seen: list[str] = []
 
     async def rounds() -> None:

@@ -58,7 +58,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_no_quantity_says_what_is_wanted(text: str) -> None:
+def test_invalid_quantity_has_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="a Kubernetes quantity such as"):
         quantity.parse(text)
 

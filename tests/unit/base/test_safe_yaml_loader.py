@@ -125,12 +125,12 @@ def test_a_long_number_is_refused_before_it_is_computed(number: str) -> None:
         load(f"a: {number}\n", "file.yaml")
 
 
-def test_a_value_that_is_none_of_its_tag_is_refused() -> None:
+def test_value_that_does_not_match_its_tag_is_refused() -> None:
     with pytest.raises(BadInput, match="document 1"):
         load("a: !!bool maybe\n", "file.yaml")
 
 
-def test_the_doctor_reads_on_without_what_is_refused() -> None:
+def test_doctor_ignores_refused_documents() -> None:
     assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problems)
     assert str(MOST_FROM_ALIASES) in str(deschedulers.parse_descheduler_policy("here", BOMB.encode()).plugins)
 
@@ -176,7 +176,7 @@ def test_a_merged_key_may_be_overridden_and_merged_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["a: 1\n---\nb: 2\n", "a: 2001-99-99\n", "a: \x00\n", "[1]: 2\n", "\ud800"])
-def test_what_is_not_one_yaml_document_is_bad_input(text: str) -> None:
+def test_other_than_one_yaml_document_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match=r"file\.yaml"):
         load(text, "file.yaml")
 

@@ -20,7 +20,7 @@ from nodewise.base.errors import short, visible
         pytest.param("", "", id="nothing"),
     ],
 )
-def test_what_is_not_printable_is_shown_as_its_escape(text: str, shown: str) -> None:
+def test_characters_that_are_not_printable_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible(shown) == shown
 

@@ -50,7 +50,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_others_may_write_or_replace_is_refused(tree: Path, what: str) -> None:
+def test_file_that_others_can_write_or_replace_is_refused(tree: Path, what: str) -> None:
     file = tree / "a/b/file"
     assert resolve(file) == str(file)
     CHANGES[what](tree)
@@ -91,7 +91,7 @@ def test_a_sticky_folder_is_trusted_on_the_way_and_never_to_write_in(tree: Path)
         check_folder(tree / "a/b")
 
 
-def test_links_are_followed_and_trusted_like_what_they_lead_to(tree: Path) -> None:
+def test_links_are_trusted_like_their_targets(tree: Path) -> None:
     (tree / "link").symlink_to("a/../a/b")
     assert resolve(tree / "link/file") == str(tree / "a/b/file")
     os.chown(tree / "link", TENANT, 0, follow_symlinks=False)
@@ -205,7 +205,7 @@ def test_a_version_of_the_program_in_which_others_may_write_is_not_taken_for_who
         trusted_files.check_folder_tree_trust(tree / "a")
 
 
-def test_what_is_created_is_trusted_whatever_the_umask(tmp_path: Path) -> None:
+def test_created_files_are_trusted_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = DirectoryStore(tmp_path / "state")

@@ -79,7 +79,7 @@ async def run_in_background(work: Awaitable[None]) -> AsyncIterator[None]:
 class ApiSuite:
     """Tests of reads, writes and watches."""
 
-    async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
+    async def test_created_object_can_be_read(self, api: Api, space: str) -> None:
         made = decode(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
         configmap = decode(await api.get(CONFIGMAPS.path(space, "a")))
         assert configmap["data"] == {"k": "v"}
@@ -125,7 +125,7 @@ class ApiSuite:
         with pytest.raises(BadInput):
             await api.create(CONFIGMAPS.path(space), b"{")
 
-    async def test_what_is_not_there_is_not_found(self, api: Api, space: str) -> None:
+    async def test_missing_object_is_not_found(self, api: Api, space: str) -> None:
         path = CONFIGMAPS.path(space, "none")
         for call in (
             api.get(path),
@@ -166,7 +166,7 @@ class ApiSuite:
         with pytest.raises(Conflict):
             await api.replace(path, old | {"data": {"k": "3"}})
 
-    async def test_a_merge_patch_changes_what_it_names(self, api: Api, space: str) -> None:
+    async def test_merge_patch_changes_only_its_fields(self, api: Api, space: str) -> None:
         path = CONFIGMAPS.path(space, "a")
         await api.create(CONFIGMAPS.path(space), item("a", stays="1", goes="1"))
         new = decode(await api.patch(path, {"data": {"goes": None, "comes": "1"}}, "merge"))
@@ -236,7 +236,7 @@ class ApiSuite:
         assert names == list("abcdefg")
         assert params["continue"] == ""
 
-    async def test_a_watch_tells_what_happened_since_a_version(self, api: Api, space: str) -> None:
+    async def test_watch_has_the_events_since_a_version(self, api: Api, space: str) -> None:
         begun = decode(await api.get(CONFIGMAPS.path(space)))["metadata"]["resourceVersion"]
         await api.create(CONFIGMAPS.path(space), item("a", k="1"))
         await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
@@ -279,7 +279,7 @@ class ReflectorSuite:
         target = ReflectorTarget(CONFIGMAPS, CONFIGMAP, space, selectors)
         return Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
 
-    async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
+    async def test_store_has_listed_and_watched_objects(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("before", k="1"))
         reflector = self.reflector(api, space)
         async with run_in_background(reflector.run()):
@@ -294,7 +294,7 @@ class ReflectorSuite:
             await eventually(lambda: list(reflector.store.snapshot()) == [(space, "later")])
             assert reflector.age_s() < SystemClock().monotonic() - before_s
 
-    async def test_subscribers_are_told_each_change(self, api: Api, space: str) -> None:
+    async def test_subscribers_get_each_change(self, api: Api, space: str) -> None:
         reflector = self.reflector(api, space)
         reported: list[tuple[Any, Any]] = []
 
@@ -361,7 +361,7 @@ class ElectionSuite:
         assert spec["leaseDurationSeconds"] == 600
         assert spec["leaseTransitions"] == 0
 
-    async def test_who_stops_lets_another_in_at_once(self, api: Api, space: str) -> None:
+    async def test_stopped_leader_is_replaced_at_once(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
         async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
@@ -372,7 +372,7 @@ class ElectionSuite:
         spec = decode(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
 
-    async def test_who_dies_is_followed_when_the_lease_ends(self, api: Api, space: str) -> None:
+    async def test_dead_leader_is_replaced_when_the_lease_expires(self, api: Api, space: str) -> None:
         a, b = (self.elector(api, space, name, QUICK) for name in "ab")
         async with run_in_background(a.run()):
             await eventually(lambda: a.leading)
@@ -383,7 +383,7 @@ class ElectionSuite:
     @pytest.mark.parametrize(
         "processes", [("", ""), ("pod_1", "pod_2"), ("", "pod_2")], ids=["unnamed", "same pod", "upgrade"]
     )
-    async def test_who_starts_again_under_its_name_does_not_wait(
+    async def test_restarted_leader_with_its_identity_does_not_wait(
         self, api: Api, space: str, processes: tuple[str, str]
     ) -> None:
         died, again = (self.elector(api, space, "a", process=process) for process in processes)
@@ -465,7 +465,7 @@ class EventSuite:
             await api.delete(EVENTS.path(space, event["metadata"]["name"]))
         assert "series" not in event
 
-    async def test_texts_are_cut_to_what_the_server_takes(self, api: Api, space: str) -> None:
+    async def test_texts_are_truncated_to_the_limits_of_the_server(self, api: Api, space: str) -> None:
         recorder = EventRecorder(
             api, EventReporter("nodewise.io/test", "r" * 300), SystemClock(), MetricsRegistry()
         )

@@ -132,7 +132,7 @@ def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(pair: trus
         credentials.context(chosen(user=user))
 
 
-def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair: trustme.LeafCert) -> None:
+def test_expired_certificate_is_reported_with_its_end(authority: trustme.CA, pair: trustme.LeafCert) -> None:
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 2))
     late = authority.issue_cert("late.example.com", not_before=begin, not_after=end)
     now_s = dt.datetime.now(dt.UTC).timestamp()
@@ -287,7 +287,7 @@ async def test_name_and_password_are_sent_along() -> None:
     assert await authorization_headers(auth_of({"username": "u", "password": "p"})) == ["Basic dTpw"]
 
 
-def test_who_shows_a_certificate_needs_no_token() -> None:
+def test_client_certificate_needs_no_token() -> None:
     assert auth_of({}) is None
 
 
@@ -383,7 +383,7 @@ async def test_a_plugins_token_is_renewed_before_it_ends(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("provides", "cluster_fields"), [(True, ["server", "certificate-authority-data"]), (False, None)]
 )
-async def test_a_plugin_is_told_of_the_cluster_if_it_asks(
+async def test_plugin_gets_the_cluster_if_configured(
     tmp_path: Path, provides: bool, cluster_fields: list[str] | None
 ) -> None:
     await authorization_headers(
@@ -505,7 +505,7 @@ WRONG_SERVER = [
 
 
 @pytest.mark.parametrize(("cluster", "user"), WRONG_SERVER)
-def test_what_cannot_be_connected_to_is_bad_settings(
+def test_invalid_server_is_bad_settings(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
     with pytest.raises(BadSettings, match="context x"):

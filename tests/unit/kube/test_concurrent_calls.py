@@ -49,7 +49,7 @@ async def test_a_defect_leaves_no_other_call_behind() -> None:
     assert (calls.begun, calls.under_way) == (99, 0)
 
 
-async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
+async def test_call_cancelled_before_its_turn_is_not_sent() -> None:
     """Python must not warn about coroutines that were never awaited."""
     calls, made = Calls(), 0
 

@@ -39,7 +39,7 @@ def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = ""
         (302, Refused),
     ],
 )
-def test_a_status_tells_what_to_do_next(code: int, kind: type[NodewiseError]) -> None:
+def test_status_determines_the_kind_of_error(code: int, kind: type[NodewiseError]) -> None:
     assert type(error_of(code)) is kind
 
 

@@ -55,7 +55,7 @@ async def test_an_event_of_a_cluster_wide_object_lies_in_default(recording: Reco
     assert event["eventTime"] == "2023-11-14T22:13:20.000000Z"
 
 
-async def test_recording_asks_nobody_and_fails_never(recording: RecorderFixture) -> None:
+async def test_recording_sends_nothing_and_never_fails(recording: RecorderFixture) -> None:
     for number in range(5000):
         recording.record(about=ObjectReference(PODS, "ns", f"pod-{number}"))
     assert recording.api.calls == []
@@ -109,7 +109,7 @@ async def test_one_object_and_reason_cannot_crowd_out_the_rest(recording: Record
     assert recording.counted("dropped") == 100 - event_recorder.BURST - 10
 
 
-async def test_what_waits_is_written_when_its_turn_comes(recording: RecorderFixture) -> None:
+async def test_waiting_event_is_written_when_the_rate_limit_permits(recording: RecorderFixture) -> None:
     for number in range(event_recorder.BURST + 2):
         recording.record(f"{number} degrees")
     async with run_in_background(recording.recorder.run()):
@@ -150,7 +150,7 @@ async def test_a_refusal_is_final(recording: RecorderFixture) -> None:
     assert (len(recording.api.calls), recording.counted("failed")) == (1, 1)
 
 
-async def test_of_many_that_are_lost_in_a_row_one_is_told(recording: RecorderFixture) -> None:
+async def test_first_of_several_dropped_events_is_logged(recording: RecorderFixture) -> None:
     for lost in (5, 3):
         recording.api.fail(Refused("no"), lost)
         for number in range(lost + 1):
@@ -169,7 +169,7 @@ async def test_after_a_long_rest_a_series_begins_anew(recording: RecorderFixture
     assert len(recording.written()) == 2
 
 
-async def test_what_is_remembered_is_bounded(
+async def test_remembered_series_are_limited(
     recording: RecorderFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_recorder, "MOST_KNOWN", 50)

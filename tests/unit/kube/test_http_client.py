@@ -69,7 +69,7 @@ async def test_paths_go_below_the_servers_own_and_stay_escaped() -> None:
         ("apply", "application/apply-patch+yaml"),
     ],
 )
-async def test_a_patch_says_of_what_kind_it_is(kind: Patch, content_type: str) -> None:
+async def test_patch_has_the_content_type_of_its_kind(kind: Patch, content_type: str) -> None:
     served = ServedApi(ok)
     await served.api.patch("/api/v1/nodes/a", {"a": 1}, kind, {"fieldManager": "us"})
     (request,) = served.requests
@@ -132,7 +132,7 @@ async def test_a_refusal_is_of_the_kind_that_its_status_says() -> None:
     assert b'outcome="conflict",verb="create"} 1.0' in served.metrics_registry.exposition()
 
 
-async def test_a_401_tells_what_we_know_of_our_credentials() -> None:
+async def test_401_has_the_known_problem_of_the_credentials() -> None:
     served = ServedApi(lambda _: httpx2.Response(401, json={"kind": "Status", "message": "Unauthorized"}))
     with pytest.raises(Refused, match="renew the certificate"):
         await served.api.get("/a")
@@ -230,7 +230,7 @@ async def test_a_watch_gives_lines_whatever_its_pieces() -> None:
     assert stream.closed
 
 
-async def test_a_watch_that_breaks_is_unavailable_after_what_came() -> None:
+async def test_broken_watch_is_unavailable_after_its_events() -> None:
     _, served = stream_response(b"{}\n", httpx2.ReadError("reset"))
     lines = served.api.watch("/a")
     assert await anext(lines) == b"{}"
@@ -238,7 +238,7 @@ async def test_a_watch_that_breaks_is_unavailable_after_what_came() -> None:
         await anext(lines)
 
 
-async def test_a_watch_that_nobody_reads_on_is_closed() -> None:
+async def test_abandoned_watch_is_closed() -> None:
     stream, served = stream_response(b"{}\n{}\n")
     async with aclosing(served.api.watch("/a")) as lines:
         await anext(lines)

@@ -94,7 +94,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("content", "context", "words"), WRONG)
-def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, content: Any, context: str, words: str) -> None:
+def test_error_names_the_file_and_the_field(tmp_path: Path, content: Any, context: str, words: str) -> None:
     path = write_config(tmp_path, content)
     with pytest.raises(BadSettings) as raised:
         load_context(path, context)
@@ -173,7 +173,7 @@ def account(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) -> None:
+def test_pod_uses_its_service_account_and_environment(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     kubeconfig_context = kubeconfig.context_from_file_or_pod("", "", environ, account)
     assert kubeconfig_context.cluster == {

@@ -57,11 +57,11 @@ NOW = "2023-11-14T22:13:20.500000Z"
         ),
     ],
 )
-def test_what_a_claim_writes(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
+def test_acquired_lease_has_the_holder_and_times(seen: ObservedLease | None, claimed: LeaseSpec) -> None:
     assert leader_election.lease_after_acquire_or_renew(seen, LOCK, 5.0, 1_700_000_000.5) == claimed
 
 
-def test_a_release_leaves_a_second_to_nobody() -> None:
+def test_released_lease_has_no_holder_and_a_duration_of_one_second() -> None:
     assert leader_election.release(ObservedLease(OURS, 0), 1_700_000_000.5) == LeaseSpec("", 1, NOW, NOW, 4)
 
 
@@ -196,7 +196,7 @@ async def test_a_leader_takes_a_deleted_lease_again(candidate: ElectorFixture) -
     assert candidate.spec()["holderIdentity"] == "us"
 
 
-async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(
+async def test_deleted_lease_is_not_taken_from_its_last_leader(
     candidate: ElectorFixture,
 ) -> None:
     candidate.others(THEIRS)
@@ -210,7 +210,7 @@ async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_k
     assert candidate.elector.leading
 
 
-async def test_who_stops_without_leading_writes_nothing(candidate: ElectorFixture) -> None:
+async def test_stop_without_leading_writes_nothing(candidate: ElectorFixture) -> None:
     candidate.others(THEIRS)
     await candidate.look()
     candidate.api.calls.clear()

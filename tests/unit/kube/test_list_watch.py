@@ -29,7 +29,7 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
         ),
     ],
 )
-def test_what_is_asked(state: ListWatchState, wanted: dict[str, str]) -> None:
+def test_parameters_of_requests(state: ListWatchState, wanted: dict[str, str]) -> None:
     assert list_watch.list_or_watch_parameters(state, 50, lambda: 0.5) == wanted
 
 
@@ -48,7 +48,7 @@ def test_the_last_page_leads_to_the_watch() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 3}', b'{"items": [{]}', b"\xff"])
-def test_a_page_that_is_none_is_unavailable(body: bytes) -> None:
+def test_invalid_page_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
         list_watch.parse_page(ListState(), body)
 
@@ -64,9 +64,7 @@ def test_a_page_that_is_none_is_unavailable(body: bytes) -> None:
         ),
     ],
 )
-def test_a_line_says_what_happened_and_moves_the_version(
-    line: bytes, kind: str, key: tuple[str, str]
-) -> None:
+def test_watch_line_has_an_event_and_the_next_version(line: bytes, kind: str, key: tuple[str, str]) -> None:
     state, frame = list_watch.parse_watch_line(WatchState("6"), line)
     assert state == WatchState("7")
     assert (frame.kind, frame.key) == (kind, key)
@@ -92,7 +90,7 @@ def test_an_object_without_a_version_does_not_lose_ours() -> None:
         pytest.param(b"\x00\xff", Unavailable, id="no JSON"),
     ],
 )
-def test_what_is_no_event_is_an_error(line: bytes, kind: type[NodewiseError]) -> None:
+def test_invalid_watch_line_is_an_error(line: bytes, kind: type[NodewiseError]) -> None:
     with pytest.raises(kind):
         list_watch.parse_watch_line(WatchState("6"), line)
 

@@ -89,7 +89,7 @@ def test_a_bad_object_is_named_once_and_a_thousand_do_not_fill_the_log(
     assert len(log_lines) == 100
 
 
-def test_what_has_no_name_is_left_out(decoder: ObjectDecoder[Any]) -> None:
+def test_object_without_a_name_is_left_out(decoder: ObjectDecoder[Any]) -> None:
     for item in (b"{}", b"null", b'{"metadata": 3}', b'{"metadata": {}}'):
         decoder.add(msgspec.Raw(item))
     decoder.finish()
@@ -107,7 +107,7 @@ def test_a_bookmark_says_how_far_the_watch_has_come(decoder: ObjectDecoder[Any])
     assert decoder.store.resource_version == "9"
 
 
-def test_what_nobody_reads_is_not_held(metrics_registry: MetricsRegistry) -> None:
+def test_undeclared_fields_are_not_stored(metrics_registry: MetricsRegistry) -> None:
     def large(thing: Any) -> Any | None:
         return thing if thing.spec.size > 1 else None
 

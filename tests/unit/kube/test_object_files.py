@@ -88,7 +88,7 @@ def test_lists_of_any_kind_are_unrolled(tmp_path: Path) -> None:
     assert entries[1].where.endswith("f.json, document 1, items[1]")
 
 
-def test_a_kind_that_nobody_asked_for_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_other_kinds_are_kept_undecoded(tmp_path: Path) -> None:
     objects = object_files.read([write_objects(tmp_path, "f.yaml", "apiVersion: a.b/v1\nkind: C\nx: 1\n")])
     assert objects.kinds() == [("a.b", "C")]
     assert objects.entries("a.b", "C")[0].data == b'{"apiVersion":"a.b/v1","kind":"C","x":1}'
@@ -106,7 +106,7 @@ def test_a_namespaced_object_without_a_namespace_is_in_default(tmp_path: Path) -
     assert [item.metadata.namespace for item in objects.of(NODES, Node)] == [""]
 
 
-def test_all_that_cannot_be_read_is_told_together(tmp_path: Path) -> None:
+def test_all_unreadable_objects_are_reported_together(tmp_path: Path) -> None:
     paths = [
         write_objects(tmp_path, "broken.yaml", "a: ["),
         write_objects(tmp_path, "kindless.yaml", "a: 1"),

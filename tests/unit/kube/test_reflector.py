@@ -166,7 +166,7 @@ async def test_a_version_that_is_gone_is_listed_anew_without_alarm(followed: Ref
     )
 
 
-async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: ReflectorFixture) -> None:
+async def test_requested_relist_begins_with_the_next_watch_event(followed: ReflectorFixture) -> None:
     async with followed.going():
         await turns()
         followed.api.put(CONFIGMAPS, {"metadata": {"name": "lost", "namespace": "n"}})
@@ -200,7 +200,7 @@ async def test_a_broken_watch_is_not_connected_until_the_server_responds(followe
         assert connected() == 1.0
 
 
-async def test_trouble_is_told_once_and_so_is_its_end(followed: ReflectorFixture) -> None:
+async def test_failure_and_its_end_are_logged_once(followed: ReflectorFixture) -> None:
     followed.api.fail(Refused("no"), 5)
     async with followed.going():
         await turns(4)

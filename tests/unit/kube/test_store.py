@@ -46,7 +46,7 @@ def test_a_relist_keeps_the_objects_that_have_not_changed() -> None:
     assert writer.store.get("n", "other") == thing("other", uid="2")
 
 
-def test_changes_are_told_after_they_are_in_the_store() -> None:
+def test_subscribers_see_changes_in_the_store() -> None:
     writer = StoreWriter[Any]()
     reported: list[tuple[Any, list[Any]]] = []
     writer.store.subscribe(lambda changes: reported.append((changes, writer.store.values())))
@@ -65,7 +65,7 @@ def test_changes_are_told_after_they_are_in_the_store() -> None:
     ]
 
 
-def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
+def test_relist_is_reported_as_its_changes() -> None:
     writer = StoreWriter[Any]()
     writer.replace([thing("same"), thing("other"), thing("gone")])
     other, gone = writer.store.get("n", "other"), writer.store.get("n", "gone")
@@ -105,7 +105,7 @@ def test_a_snapshot_stays_and_is_made_once() -> None:
         snapshot["n", "c"] = thing("c")  # type: ignore[index]
 
 
-def test_a_store_knows_how_far_it_was_told() -> None:
+def test_store_has_the_resource_version_of_its_content() -> None:
     writer = StoreWriter[Any]()
     seen: list[str] = []
     writer.store.subscribe(lambda _: seen.append(writer.store.resource_version))
@@ -129,7 +129,7 @@ class TestApplyResponse:
         assert writer.store.get("n", "a") == thing("a", "new")
         assert writer.store.resource_version == "10"
 
-    def test_what_the_watch_tells_later_and_is_older_undoes_nothing(self) -> None:
+    def test_older_watch_event_after_a_response_is_ignored(self) -> None:
         writer = StoreWriter[Any]()
         writer.finish("10")
         writer.apply_response(thing("a", "new"), "15")
@@ -199,7 +199,7 @@ class TestChangeLog:
         assert self.taken((a, b), (b, None)) == Change(a, None)
         assert self.taken((a, None), (None, b)) == Change(a, b)
 
-    def test_what_is_as_before_did_not_change(self) -> None:
+    def test_equal_object_is_no_change(self) -> None:
         a, b = thing("a"), thing("a", "2")
         assert self.taken((None, a), (a, None)) is None
         assert self.taken((a, b), (b, a)) is None

@@ -96,7 +96,7 @@ def read(type_: Any, text: str) -> Any:
     return msgspec.json.decode(text, type=type_)
 
 
-def test_nobody_needs_anything_but_a_name() -> None:
+def test_only_the_name_is_required() -> None:
     node = read(struct_type_merge.merge("Node"), '{"metadata": {"name": "a", "more": 1}, "spec": {}}')
     assert (node.metadata.name, node.metadata.namespace, node.metadata.uid) == ("a", "", "")
     assert type(node).__name__ == "Node"
@@ -126,14 +126,14 @@ def test_structs_are_merged_at_any_depth(first: Any, second: Any, text: str, pat
     assert (value.key, value.effect) == ("k", "e")
 
 
-def test_what_may_be_left_out_is_merged_of_any_number() -> None:
+def test_optional_structs_of_any_number_are_merged() -> None:
     for order in permutations((OneMaybe, TwoMaybe, ResourcesMaybe)):
         body = '{"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k"}], "nodeInfo": "i"}}'
         node = read(struct_type_merge.merge("Node", *order), body)
         assert (node.spec.taints[0].key, node.spec.node_info) == ("k", "i")
 
 
-def test_what_is_left_out_has_the_default_of_the_merged_type() -> None:
+def test_missing_field_has_the_default_of_the_merged_type() -> None:
     node = read(struct_type_merge.merge("Node", OneTainted, TwoTainted), '{"metadata": {"name": "a"}}')
     assert node.spec.taints == ()
 
@@ -222,7 +222,7 @@ class SeveralNumbers(Struct, frozen=True):
         pytest.param(TextField, Several, "TextField declares str", id="one and several"),
     ],
 )
-def test_who_disagrees_is_named(first: Any, second: Any, words: str) -> None:
+def test_conflict_names_both_declarations(first: Any, second: Any, words: str) -> None:
     with pytest.raises(TypeError) as raised:
         struct_type_merge.merge("Node", first, second)
     assert words.format(here=__name__) in str(raised.value)
@@ -238,7 +238,7 @@ class WithOwnMeta(Struct, frozen=True):
     metadata: OwnMeta = OwnMeta()
 
 
-def test_a_default_for_what_every_object_has_does_not_matter() -> None:
+def test_default_of_a_field_of_every_object_is_ignored() -> None:
     node = read(struct_type_merge.merge("Node", WithOwnMeta), '{"metadata": {"name": "a", "generation": 3}}')
     assert (node.metadata.name, node.metadata.generation) == ("a", 3)
 

@@ -105,7 +105,7 @@ class PrometheusSuite:
         series = fetch(prometheus({'temp{instance="a"}': ("81", 30.0)}), query=query)
         assert (values(series), series.samples["a"].at) == ({"a": value}, None)
 
-    def test_what_is_older_than_the_max_age_is_not_there(self, prometheus: Holding) -> None:
+    def test_sample_older_than_the_max_age_is_missing(self, prometheus: Holding) -> None:
         url = prometheus({'temp{instance="a"}': ("1", 120.0), 'temp{instance="b"}': "2"})
         assert values(fetch(url)) == {"b": 2.0}
         assert values(fetch(url, max_age_s=300.0)) == {"a": 1.0, "b": 2.0}
@@ -298,7 +298,7 @@ class PrometheusSuite:
     @pytest.mark.parametrize(
         ("aggregate", "value"), [("max", {"a": 2.0}), ("min", {"a": 2.0}), ("sum", {}), ("avg", {})]
     )
-    def test_max_and_min_pass_over_what_is_no_number(
+    def test_max_and_min_ignore_invalid_values(
         self, prometheus: Holding, aggregate: str, value: dict[str, float]
     ) -> None:
         url = prometheus({'temp{instance="a",x="1"}': "NaN", 'temp{instance="a",x="2"}': "2"})
@@ -337,11 +337,11 @@ class PrometheusSuite:
         assert values(fetch(url, query="temp * 1", aggregate="max")) == {"a": 2.0, "b": 3.0}
 
     @pytest.mark.parametrize(("text", "nano"), NUMBERS.items(), ids=NUMBERS)
-    def test_values_are_exactly_what_the_text_says(self, prometheus: Holding, text: str, nano: int) -> None:
+    def test_values_are_exact(self, prometheus: Holding, text: str, nano: int) -> None:
         assert fetch(prometheus({'temp{instance="a"}': text})).samples["a"].value == nano
 
     @pytest.mark.parametrize("text", NO_NUMBERS)
-    def test_what_is_no_number_spoils_its_own_node_only(self, prometheus: Holding, text: str) -> None:
+    def test_invalid_value_affects_only_its_node(self, prometheus: Holding, text: str) -> None:
         series = fetch(prometheus({'temp{instance="a"}': text, 'temp{instance="b"}': "1"}))
         assert values(series) == {"b": 1.0}
         assert series.invalid == {"a": f"{text} is no number that a rule can compare"}
@@ -388,9 +388,7 @@ class PrometheusSuite:
         assert "has a node's name or address in label node, kubernetes_node, " in caught.value.cause.text
         assert caught.value.cause.remedy == "give --prometheus-node-label host"
 
-    def test_a_query_that_cannot_be_read_is_named_with_what_prometheus_says(
-        self, prometheus: Holding
-    ) -> None:
+    def test_invalid_query_has_the_message_of_prometheus(self, prometheus: Holding) -> None:
         with pytest.raises(BadInput, match=r"query temp\{ to http://127.*400: bad_data: .*parse error"):
             fetch(prometheus({}), query="temp{")
 

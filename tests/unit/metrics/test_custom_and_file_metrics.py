@@ -50,7 +50,7 @@ def test_version(offered: Any, chosen: str) -> None:
     assert choose_version(json.dumps(offered).encode()) == chosen
 
 
-def test_a_version_that_nobody_reads_is_named() -> None:
+def test_unsupported_version_is_named() -> None:
     with pytest.raises(Unavailable, match="offers only v3"):
         choose_version(json.dumps(group("v3", "v3")).encode())
 
@@ -170,11 +170,11 @@ class TestCustom:
             fetch(empty)
 
     @pytest.mark.parametrize("body", [b"garbage", b"[]", b"", b"[" * 100_000])
-    def test_what_is_no_list_is_bad_input(self, body: bytes) -> None:
+    def test_another_document_than_a_list_is_bad_input(self, body: bytes) -> None:
         with pytest.raises(BadInput, match="a MetricValueList"):
             fetch(body)
 
-    def test_an_api_that_is_not_there_says_what_to_install(self) -> None:
+    def test_missing_api_names_the_program_to_install(self) -> None:
         api: Any = Answers(group=NotFound("get /apis/custom.metrics.k8s.io"))
         with pytest.raises(Unavailable, match=r"not registered.*install prometheus-adapter"):
             asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("m"), 0.0))

@@ -185,7 +185,7 @@ def test_an_odd_series_spoils_no_other(server: PrometheusDouble, odd: Any) -> No
     assert series.samples["b"].at == 2.0
 
 
-def test_a_histogram_is_told(server: PrometheusDouble) -> None:
+def test_histogram_has_its_own_error(server: PrometheusDouble) -> None:
     odd = ODD_SERIES["a histogram"]
     server.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd]}})
     assert "a histogram is no number" in fetch(server.url).invalid["a"]
@@ -326,7 +326,7 @@ class TestTls:
 
 
 class TestTelling:
-    def test_a_warning_is_told_once_until_it_is_gone(self, server: PrometheusDouble) -> None:
+    def test_warning_is_logged_once_until_it_is_gone(self, server: PrometheusDouble) -> None:
         partial = "store x: partial response"
         steps = [partial], [], [partial]
         server.warnings = [partial]
@@ -334,7 +334,7 @@ class TestTelling:
             fetch_repeatedly(source(server.url), *(with_warnings(server, step) for step in steps))
         assert [(line["event"], line["warnings"]) for line in lines] == [("metric_warning", partial)] * 2
 
-    def test_series_of_no_node_are_counted_and_told_once(self) -> None:
+    def test_series_without_a_node_are_counted_and_logged_once(self) -> None:
         series = ONE | {'temp{instance="x:1"}': "2", 'temp{instance="y:1"}': "3"}
         with run_prometheus(PrometheusDouble(series)) as server, structlog.testing.capture_logs() as lines:
             made = source(server.url)

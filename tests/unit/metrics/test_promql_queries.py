@@ -55,12 +55,12 @@ SPANS = {60.0: "60s", 1.5: "1500ms", 0.0001: "1ms", 300.0: "300s", 0.1 + 0.2: "3
 
 
 @pytest.mark.parametrize(("metric_request", "text"), ASKED.values(), ids=ASKED)
-def test_what_is_asked(metric_request: MetricRequest, text: str) -> None:
+def test_queries_of_requests(metric_request: MetricRequest, text: str) -> None:
     assert source.range_query(metric_request, 60.0) == text
 
 
 @pytest.mark.parametrize(("text", "is_one"), SELECTORS.items(), ids=SELECTORS)
-def test_what_is_a_selector(text: str, is_one: bool) -> None:
+def test_plain_selectors_are_recognized(text: str, is_one: bool) -> None:
     assert source.is_selector(text) is is_one
 
 

@@ -43,7 +43,7 @@ def test_several_series_of_a_node_are_one_in_order_of_time() -> None:
     assert samples == {"a": [[3, 30], [4, 41], [5, 50]]}
 
 
-def test_what_is_no_number_is_left_out() -> None:
+def test_invalid_samples_are_left_out() -> None:
     samples = read(
         ({"node": "a"}, [[1, "NaN"], [2, "2"], [3, "+Inf"], [4, "-Inf"]]), ({"node": "b"}, [[1, "NaN"]])
     )
@@ -73,7 +73,7 @@ def test_nan_after_the_last_sample_is_no_sample() -> None:
         [[None, None]],
     ],
 )
-def test_a_series_that_cannot_be_read_stands_in_nobodys_way(values: Any) -> None:
+def test_unreadable_series_does_not_affect_others(values: Any) -> None:
     assert read(({"node": "a"}, values), ({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
 
 

@@ -74,7 +74,7 @@ def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
     assert scenario(play).snapshot.failures == {"hang": "no answer within 0.05 s"}
 
 
-def test_each_round_asks_again_but_not_what_still_hangs() -> None:
+def test_each_refresh_requests_all_metrics_without_a_running_call() -> None:
     source = FakeSource()
 
     async def play(refresher: MetricsRefresher) -> None:
@@ -101,7 +101,7 @@ def test_the_first_source_that_has_a_metric_wins() -> None:
     assert {name: series.source for name, series in by_metric.items()} == {"m": "first", "k": "second"}
 
 
-def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_under_way() -> None:
+def test_metric_without_requests_is_dropped_during_its_call() -> None:
     async def play(refresher: MetricsRefresher) -> None:
         refresher.set_requests(requests("m"))
         refresher.set_requests(requests("k"))
@@ -110,7 +110,7 @@ def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_
     assert scenario(play).snapshot.series.keys() == {"k"}
 
 
-def test_a_failure_keeps_the_values_and_is_told() -> None:
+def test_failure_keeps_the_values_and_is_logged() -> None:
     source = FakeSource()
     notifications: list[int] = []
 

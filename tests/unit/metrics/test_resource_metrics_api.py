@@ -60,7 +60,7 @@ def fetch(*items: Any) -> dict[str, Series]:
     return asyncio.run(all_four())
 
 
-def test_usage_and_its_share_of_what_the_node_can_give() -> None:
+def test_usage_and_its_share_of_allocatable() -> None:
     by_metric = fetch(item("a", "1500m", "2Gi"))
     assert {metric: series.samples["a"] for metric, series in by_metric.items()} == {
         "cpu_usage": Sample(1_500_000_000, AT, 20.05),
@@ -184,7 +184,7 @@ def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
     assert api.requests == ["/apis/metrics.k8s.io/v1beta1/nodes"] * times
 
 
-def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> None:
+def test_cancelled_request_does_not_block_the_others() -> None:
     api: Any = FakeMetricsServer({"items": [item("a", "1")]})
     source = ResourceMetricsSource(api, nodes)
 

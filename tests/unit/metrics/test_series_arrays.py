@@ -52,7 +52,7 @@ class TestLayOut:
             assert layout.values.tolist() == [*wanted, 0]
             assert layout.times[:-1].tolist() == [1.0] * 1300
 
-    def test_no_value_is_from_later_than_it_was_told(self) -> None:
+    def test_value_is_never_newer_than_its_response(self) -> None:
         measured = Series(
             "m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {}
         )
@@ -130,7 +130,7 @@ class TestSnapshot:
         assert failed.failures == {"m": "gone"}
         assert failed.with_series(self.good).failures == {}
 
-    def test_what_nobody_names_is_forgotten(self) -> None:
+    def test_unused_names_are_dropped(self) -> None:
         both = MetricsSnapshot().with_series(self.good).with_failure("k", "gone")
         assert both.only(frozenset({"k"})).series == {}
         assert both.only(frozenset({"k", "m"})) is both

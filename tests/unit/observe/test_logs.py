@@ -32,7 +32,7 @@ def test_collectors_get_them_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_traceback_is_told(capsys: pytest.CaptureFixture[str], form: logs.Format) -> None:
+def test_traceback_is_logged(capsys: pytest.CaptureFixture[str], form: logs.Format) -> None:
     with pytest.raises(ValueError, match="no") as failed:
         raise ValueError(EVIL)
     output = logged(capsys, form, exc_info=failed.value)

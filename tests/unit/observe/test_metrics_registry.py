@@ -20,7 +20,7 @@ def test_labels_may_come_in_any_order() -> None:
     assert exposed_values(metrics_registry)[SHOWN] == 5
 
 
-def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
+def test_forgotten_series_is_not_exposed_and_starts_at_zero() -> None:
     metrics_registry = MetricsRegistry()
     metrics_registry.count("verdicts_total", 2, **LABELS)
     metrics_registry.forget("verdicts_total", **LABELS)
@@ -29,14 +29,14 @@ def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
     assert exposed_values(metrics_registry)[SHOWN] == 1
 
 
-def test_what_was_never_counted_can_be_forgotten() -> None:
+def test_missing_series_can_be_forgotten() -> None:
     MetricsRegistry().forget("verdicts_total", **LABELS)
 
 
 @pytest.mark.parametrize(
     ("name", "labels"), [("strange_total", {}), ("verdicts_total", {"agent": "telemetry"})]
 )
-def test_what_the_table_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
+def test_unknown_metric_is_an_error(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(KeyError):
         MetricsRegistry().count(name, **labels)
 

@@ -46,7 +46,7 @@ async def test_an_address_beyond_loopback_is_a_choice():
     await server.stop()
 
 
-async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_is_listened_on():
+async def test_loopback_route_serves_loopback_on_any_listening_address():
     def decisions(_request: Request) -> Response:
         return Response(200, b"all")
 
@@ -62,7 +62,7 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
 
 
 @pytest.mark.parametrize("called", ["10.88.0.3", "", "::", "192.168.1.7"])
-async def test_what_is_private_is_refused_to_others(called):
+async def test_loopback_route_refuses_other_addresses(called):
     route = restrict_to_loopback(Route("GET", "/decisions", lambda _: Response(200)))
     with pytest.raises(Refused, match="port-forward"):
         route.handler(Request("GET", "/decisions", {}, b"", "", "127.0.0.1:4711", called))

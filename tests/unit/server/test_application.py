@@ -107,7 +107,7 @@ def app_of(
         pytest.param("POST", "//echo", "application/json", 404, "path", id="a path that needs cleaning"),
     ],
 )
-async def test_what_is_asked_wrongly_is_told_so(method, path, content_type, status, field):
+async def test_invalid_requests_get_their_reason(method, path, content_type, status, field):
     headers = {} if content_type is None else {"Content-Type": content_type}
     answer = await ask(app_of(), path, method=method, headers=headers)
     assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
@@ -134,13 +134,13 @@ async def test_a_path_that_is_almost_right_leads_to_a_forgiving_route(method, pa
     assert (answer.status, answer.headers.get("location")) == (status, location)
 
 
-async def test_a_wrong_method_is_told_the_right_ones():
+async def test_wrong_method_gets_the_allowed_ones():
     app = app_of(ECHO, Route("GET", "/echo", ECHO.handler))
     answer = await ask(app, method="PUT")
     assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
-async def test_an_unknown_path_is_told_the_known_ones():
+async def test_unknown_path_gets_the_known_ones():
     assert "/echo" in (await ask(app_of(), "/foo")).json()["problems"][0]["wanted"]
 
 
@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_is_not_counted():
     assert metric_value(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
-async def test_what_comes_before_the_start_is_checked_at_the_start():
+async def test_body_before_the_start_is_checked_at_the_start():
     exchange = app_of().open(head_of("POST", "/echo", JSON), RemotePeer())
     exchange.receive(b"a" * 1001)
     assert exchange.response is None

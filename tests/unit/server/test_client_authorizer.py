@@ -48,7 +48,7 @@ async def test_a_client_with_one_of_the_names_is_served(tls_files, name):
         assert (await send_request(server, tls_files.context())).status == 200
 
 
-async def test_a_client_without_any_of_the_names_is_told_so_and_closed(tls_files):
+async def test_client_without_a_permitted_name_is_refused_and_closed(tls_files):
     metrics_registry = MetricsRegistry()
     options = tls_files.options(client_name=("kube-scheduler", "example"))
     async with (
@@ -177,7 +177,7 @@ async def test_a_name_that_is_given_replaces_the_default(tls_files):
         assert (await send_request(server, tls_files.odd_client("system:kube-scheduler"))).status == 403
 
 
-async def test_without_names_nobody_is_pinned(tls_files):
+async def test_without_names_no_client_is_pinned(tls_files):
     async with run_server(tls_files.options(client_name=())) as server:
         assert (await send_request(server, tls_files.context())).status == 403
 

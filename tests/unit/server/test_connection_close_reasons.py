@@ -37,7 +37,7 @@ def _verification(code: int) -> ssl.SSLCertVerificationError:
         (connection_close_reasons.ProtocolNotOffered(1, "h2"), "alpn"),
     ],
 )
-def test_what_a_handshake_ends_with_has_a_reason(error, reason):
+def test_handshake_errors_have_reasons(error, reason):
     assert connection_close_reasons.close_reason_of_error(error) == reason
 
 

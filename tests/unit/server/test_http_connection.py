@@ -232,7 +232,7 @@ async def test_a_chunked_body_is_served():
         assert (await caller.answer()).body == b"{}"
 
 
-async def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
+async def test_expect_continue_gets_100_continue():
     async with run_server(PLAIN) as server, open_client(server) as caller:
         await caller.send(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         assert (await caller.answer()).status == 100
@@ -270,7 +270,7 @@ async def test_after_a_body_that_was_passed_over_the_connection_is_idle_like_any
         bytes(range(256)) * 4,
     ],
 )
-async def test_what_is_no_http_is_answered_and_closed(data):
+async def test_invalid_http_gets_400_and_is_closed(data):
     reason, words = await close_reason_after(data, PLAIN)
     assert reason == "bad_request"
     assert refusal(words)[0] == 400
@@ -318,7 +318,7 @@ async def test_a_client_that_does_not_read_its_answer():
         assert (await request_on_new_connection(server)).status == 200
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_answer_disturbs_nobody():
+async def test_client_that_leaves_during_its_response_affects_no_other():
     async def slow(_request: Request) -> Response:
         await asyncio.sleep(0.03)
         return Response(200, b"late")

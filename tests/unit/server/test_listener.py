@@ -23,7 +23,7 @@ from tests.unit.server.raw_http_client import (
 pytestmark = pytest.mark.anyio
 
 
-async def test_h24_plain_http_is_told_that_this_is_https(tls_files):
+async def test_h24_plain_http_gets_an_explanation(tls_files):
     metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         async with open_client(server) as plain:
@@ -36,7 +36,7 @@ async def test_h24_plain_http_is_told_that_this_is_https(tls_files):
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a ClientHello"])
-async def test_h25_who_does_not_finish_the_handshake_is_closed(tls_files, sent):
+async def test_h25_unfinished_handshake_is_closed(tls_files, sent):
     metrics_registry = MetricsRegistry()
     async with (
         run_server(tls_files.options(handshake_timeout_s=0.2), metrics_registry=metrics_registry) as server,

@@ -148,7 +148,7 @@ async def test_connections_are_counted():
 # ending
 
 
-async def test_a_stop_answers_what_is_under_way_and_closes_what_is_idle(tls_files):
+async def test_stop_completes_requests_and_closes_idle_connections(tls_files):
     slow = BlockingHandler()
     async with run_server(tls_files.options(), [slow.route]) as server:
         context = tls_files.context()

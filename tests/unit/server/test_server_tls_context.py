@@ -147,7 +147,7 @@ async def test_a_tls_1_2_client_without_our_suites(tls_files, cipher):
 @pytest.mark.parametrize(
     ("version", "suite"), [("TLSv1_2", "ECDHE-ECDSA-AES256-GCM-SHA384"), ("TLSv1_3", "")]
 )
-async def test_what_is_negotiated(tls_files, version, suite):
+async def test_negotiated_version_cipher_and_protocol(tls_files, version, suite):
     context = tls_files.context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -315,7 +315,7 @@ async def test_files_that_vanish_and_come_back(tls_files):
         )
 
 
-def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(tls_files):
+def test_key_with_a_passphrase_is_refused_without_a_prompt(tls_files):
     key = serialization.load_pem_private_key(tls_files.key.read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"secret")
     form = serialization.PrivateFormat.PKCS8
@@ -377,7 +377,7 @@ def test_a_ca_certificate_as_client_holds_as_long_as_it_is_in_the_bundle(tls_fil
     assert not admits(certificates(trustme.CA()), own)
 
 
-def test_what_is_no_certificate_does_not_hold(tls_files):
+def test_invalid_certificate_is_not_admitted(tls_files):
     assert not admits(certificates(tls_files.client_ca), b"rubbish")
 
 
@@ -423,7 +423,7 @@ def test_a_chain_with_a_cross_signed_authority_holds_with_either_root(tls_files)
         assert not admits(certificates(trustme.CA()), leaf, *chain)
 
 
-def test_who_is_no_authority_signs_nobody_in(tls_files):
+def test_issuer_that_is_no_ca_is_not_accepted(tls_files):
     """A client certificate in the bundle authenticates only that client."""
     signer = tls_files.client_ca.issue_cert("scheduler.example")
     key = serialization.load_pem_private_key(signer.private_key_pem.bytes(), None)
@@ -500,7 +500,7 @@ async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(tls_file
     assert metric_value(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
 
 
-async def test_a_ca_added_to_the_bundle_closes_nobody(tls_files):
+async def test_added_ca_closes_no_connection(tls_files):
     metrics_registry = MetricsRegistry()
     fresh = trustme.CA()
     async with (

@@ -36,7 +36,7 @@ def test_a_message_in_many_records_is_put_together(size):
     assert server_tls_context.offered_alpn_protocols(in_records(client_hello("h2"), size)) == (b"h2",)
 
 
-def test_what_is_not_all_there_is_not_known_yet():
+def test_protocols_of_an_incomplete_hello_are_unknown():
     data = client_hello("h2")
     assert all(server_tls_context.offered_alpn_protocols(data[:end]) is None for end in range(len(data)))
 
@@ -44,5 +44,5 @@ def test_what_is_not_all_there_is_not_known_yet():
 @pytest.mark.parametrize(
     "data", [b"GET / HTTP/1.1", b"\x15\x03\x01\x00\x02\x02\x28", b"\x16\x03\x01\x00\x04\x02\0\0\0"]
 )
-def test_what_is_no_client_hello_offers_nothing(data):
+def test_other_data_than_a_client_hello_offers_no_protocols(data):
     assert server_tls_context.offered_alpn_protocols(data) == ()

@@ -70,7 +70,7 @@ def test_a_renewed_pair_is_taken_once(files):
     )
 
 
-def test_what_is_there_for_a_moment_only_is_not_taken(files):
+def test_content_of_a_moment_is_not_used(files):
     """An incomplete rotation is not logged."""
     leaf = files.issue(-1, 120)
     with capture_logs() as lines:
@@ -113,7 +113,7 @@ def expired(files):
 
 
 @pytest.mark.parametrize("broken", [garbage, empty, gone, of_another, expired])
-def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, broken):
+def test_unusable_content_is_logged_once_and_the_old_one_stays(files, broken):
     before = files.kept.value
     error = broken(files)
     with capture_logs() as lines:
@@ -133,7 +133,7 @@ def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, b
     assert files.counts("reload_failing") == [0]
 
 
-def test_what_is_put_back_as_it_was_is_well_again_and_no_change(files):
+def test_restored_content_ends_the_failure_without_a_change(files):
     was = files.key.read_bytes()
     files.key.write_bytes(b"")
     assert not files.poll(NOW_S)
@@ -152,7 +152,7 @@ def test_a_certificate_whose_time_has_not_come_is_taken_when_it_has(files):
     assert files.counts("reload_failing") == [0]
 
 
-def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
+def test_expired_certificate_is_served_at_start_and_logged_daily(files):
     files.write(files.issue(-9, -1))
     paths = {"cert": str(files.cert), "key": str(files.key)}
     kept = ReloadableFiles(
@@ -164,7 +164,7 @@ def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
     assert [line["event"] for line in lines] == ["certificate_expired"] * 2
 
 
-def test_less_than_a_week_left_is_told_once_a_day_until_it_is_renewed(files):
+def test_expiry_within_a_week_is_logged_daily_until_renewal(files):
     with capture_logs() as lines:
         for day in range(84):
             files.poll(NOW_S + day * DAY_S - 1)

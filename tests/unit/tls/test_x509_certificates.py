@@ -75,5 +75,5 @@ def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: Certificate
         ("a" * 64, False),
     ],
 )
-def test_what_can_be_a_hosts_name(name: str, is_host: bool) -> None:
+def test_valid_host_names(name: str, is_host: bool) -> None:
     assert x509_certificates.is_host(name) is is_host
