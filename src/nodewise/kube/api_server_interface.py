@@ -168,27 +168,18 @@ def error_from_status(
     `retry_after` is the value of the header Retry-After; `hint` replaces the default remedy unless it is empty.
     """
     kind = KINDS.get(code, Unavailable if code >= 500 else Refused)  # noqa: PLR2004 - HTTP's own classes
-    problems = _problems_of_status(code, status)
+    details = status.details or StatusDetails()
+    problems = [Problem("", status.message or f"HTTP status {code}", "")]
+    if details.causes and code in _BY_FIELD:
+        problems = [Problem(cause.field, cause.message, "") for cause in details.causes]
     remedy = hint or REMEDIES.get(code, "")
     error = kind(str(call), problems, remedy=remedy)
     error.http_status = code
     if isinstance(error, Unavailable):
-        error.retry_after_s = _retry_after_s(retry_after, status)
+        # the longer delay of header and Status; a date, which no API server sends, is ignored
+        header_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+        error.retry_after_s = max(header_s, details.retryAfterSeconds, 0.0) or 1.0
     return error
-
-
-def _problems_of_status(code: int, status: ErrorStatus) -> list[Problem]:
-    causes = status.details.causes if status.details else ()
-    if causes and code in _BY_FIELD:
-        return [Problem(cause.field, cause.message, "") for cause in causes]
-    return [Problem("", status.message or f"HTTP status {code}", "")]
-
-
-def _retry_after_s(retry_after: str, status: ErrorStatus) -> float:
-    """The longer delay of header and Status, in seconds. A date, which no API server sends, is ignored."""
-    header_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-    body_s = status.details.retryAfterSeconds if status.details else 0.0
-    return max(header_s, body_s, 0.0) or 1.0
 
 
 AT_ONCE: Final = 8

@@ -286,7 +286,8 @@ class ExecPlugin(httpx2.Auth):
     def _apply_plugin_credentials(self, output: bytes) -> None:
         try:
             status = msgspec.json.decode(output, type=_ExecCredential).status
-            ends_at_s = _expiry_s(status)
+            end = status.expiration_timestamp
+            ends_at_s = clock.parse_rfc3339(end) if end else float("inf")
         except (msgspec.MsgspecError, ValueError) as error:
             raise Refused(self._what, [Problem("", str(error), "an ExecCredential with a status")]) from error
         if not status.token and not status.client_certificate_data:
@@ -296,12 +297,6 @@ class ExecPlugin(httpx2.Auth):
             self._set_client_certificate(*pair, self._what)
         self._token = status.token
         self._ends_at_s = ends_at_s - EARLY_S
-
-
-def _expiry_s(status: _ExecCredentialStatus) -> float:
-    """The expiry of the credentials in seconds since 1970; infinite if the plugin does not return one."""
-    end = status.expiration_timestamp
-    return clock.parse_rfc3339(end) if end else float("inf")
 
 
 async def _read_plugin_output(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import BadInput, Problem, Unavailable
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
@@ -121,7 +121,9 @@ class PrometheusHistory:
         try:
             return await self._read_part(request, grid)
         except (BadInput, Unavailable) as error:
-            if grid.steps > 1 and (isinstance(error, Unavailable) or _is_limit(error)):
+            # servers refuse a query because of its size with the type of error for invalid queries
+            is_limit = any(word in str(error).lower() for word in _LIMIT_WORDS)
+            if grid.steps > 1 and (isinstance(error, Unavailable) or is_limit):
                 self.halvings.append("; ".join(map(str, error.problems)))
                 half = grid.steps // 2
                 parts = [grid.part(0, half), grid.part(half, grid.steps)]
@@ -169,11 +171,6 @@ _LIMIT_WORDS: Final = (
     "maximum",
     "not enough memory",
 )
-
-
-def _is_limit(error: NodewiseError) -> bool:
-    """Whether a query was refused because of its size: servers use the same type of error as for invalid queries."""
-    return any(word in str(error).lower() for word in _LIMIT_WORDS)
 
 
 class PodStart(NamedTuple):

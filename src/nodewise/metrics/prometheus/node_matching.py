@@ -170,7 +170,10 @@ def match_series(
     replicated: set[str] = set()
     for number, (node, own) in enumerate(several.items()):
         if cluster := next((label for label in CLUSTER_LABELS if label in own.differing), ""):
-            conflicts[node] = _cluster_conflict(cluster)
+            # nodes of several clusters may have the same names and addresses
+            conflicts[node] = aggregation.query_conflict_text(
+                "series", f' in label "{cluster}"', f"that selects one {cluster}"
+            )
         if own.differing.keys() & labels.replica:
             replicated.add(node)
         if not number % _STRIDE:
@@ -212,11 +215,6 @@ def _rival_conflict(label: str, used: str) -> str:
     remedy = f"such as max by ({used[:_MAX_LABEL]}) (…), or give --prometheus-node-label {label[:_MAX_LABEL]}"
     where = f' in label "{label[:_MAX_LABEL]}", which names nodes as "{used[:_MAX_LABEL]}" does'
     return aggregation.query_conflict_text("series", where, remedy)
-
-
-def _cluster_conflict(label: str) -> str:
-    """Nodes of several clusters may have the same names and addresses."""
-    return aggregation.query_conflict_text("series", f' in label "{label}"', f"that selects one {label}")
 
 
 def _nodes_by_text(
