@@ -289,7 +289,9 @@ class Requeuer(Controller):
             filter_s = monotonic() - filter_began_s
             total_s += filter_s
             node = nodes_by_key[group.key]
-            _update_group(group, fits=node is not None, now_s=now_s)
+            if (fits := node is not None) != group.fits:
+                # pods that fit for the first time, or again, are due now
+                group.fits, group.tries, group.due_s = fits, 0, now_s if fits else float("inf")
             if node is not None and group.due_s <= now_s:
                 due[group] = node
             turn = _Turn(turn.used_s + filter_s, turn.namespace, turn.left - 1)
@@ -349,9 +351,3 @@ class Requeuer(Controller):
         self._handle.metrics_registry.count("wakes_total")
         logs.emit("woken", node=node, waiting=len(self._waiting))
         return True
-
-
-def _update_group(group: PodGroup, *, fits: bool, now_s: float) -> None:
-    """Pods that fit for the first time, or again, are due now."""
-    if fits != group.fits:
-        group.fits, group.tries, group.due_s = fits, 0, now_s if fits else float("inf")

@@ -205,7 +205,7 @@ def _rules_of_verdicts_or_scores(
     answers: Iterable[tuple[str, Verdict | Scores]],
 ) -> Iterator[tuple[Evidence, counterfactuals.Mask]]:
     for _, answer in answers:
-        yield from map(_rule_and_rejected_candidates, answer.evidence)
+        yield from ((rule, counterfactuals.rejects(rule)) for rule in answer.evidence)
 
 
 def _details_by_agent(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
@@ -239,10 +239,6 @@ def _score_parts_at(scored: Decision, position: int) -> Iterator[ScorePart]:
     if decision_json.has_score_parts(scored):
         for agent, scores in scored.scores:
             yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
-
-
-def _rule_and_rejected_candidates(rule: Evidence) -> tuple[Evidence, counterfactuals.Mask]:
-    return rule, counterfactuals.rejects(rule)
 
 
 def _measured_rule(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> MeasuredRule:
