@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.base.errors import BadInput
-from nodewise.cli import simulate as command
+from nodewise.cli import simulate
 from nodewise.scheduling_model import gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_replay import TraceNode, TracePod
 
@@ -128,7 +128,7 @@ def test_models_cpu_and_cards_are_obeyed() -> None:
 def run(tmp_path, *more):
     nodes, pods = written(tmp_path, NODES, "nodes.csv"), written(tmp_path, PODS, "pods.csv")
     arguments = ["openb", "--nodes", nodes, "--pods", pods, "--arrivals", "1.1", *more]
-    return CliRunner().invoke(command.command, arguments, catch_exceptions=False)
+    return CliRunner().invoke(simulate.trace_command, arguments, catch_exceptions=False)
 
 
 def test_one_run_is_told_as_json(tmp_path) -> None:
