@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from nodewise.kube.resource_kinds import NAMESPACES, NODES
 from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise.scheduling_model.in_memory_api_http_server import ApiServer, Receive, Scope, Send
+from nodewise.scheduling_model.in_memory_api_http_server import ApiServer, Request
 from tests.hostile import three_node_cluster_objects
 
 TASPOLICIES = RESOURCES["TASPolicy"]
@@ -84,33 +85,34 @@ class MalformedApiServer(ApiServer):
         self.odd: dict[str, MalformedResponse] = {}
         self.asked: Counter[str] = Counter()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
-        response = self.odd.get(path)
+    async def serve_request(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        response = self.odd.get(request.path)
         if response is None:
-            await super().__call__(scope, receive, send)
+            await super().serve_request(request, reader, writer)
             return
-        self.asked[path] += 1
-        headers = [(name.encode(), value.encode()) for name, value in response.headers.items()]
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        left = asyncio.ensure_future(_left(receive))
+        self.asked[request.path] += 1
+        lines = [f"{name}: {value}\r\n" for name, value in response.headers.items()]
+        head = "".join([*lines, "transfer-encoding: chunked\r\n\r\n"])
+        writer.write(in_memory_api_http_server.status_line(response.status) + head.encode())
+        disconnected = asyncio.ensure_future(reader.read(1))
         async with contextlib.aclosing(response.pieces()) as pieces:  # type: ignore[type-var]
-            while not left.done():
+            while not disconnected.done():
                 piece = asyncio.ensure_future(anext(pieces, b""))
-                await asyncio.wait({piece, left}, return_when=asyncio.FIRST_COMPLETED)
-                if left.done() or not piece.result():
+                await asyncio.wait({piece, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+                if disconnected.done() or not piece.result():
                     piece.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await piece
                     break
-                await send({"type": "http.response.body", "body": piece.result(), "more_body": True})
-        left.cancel()
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+                writer.write(b"%x\r\n%b\r\n" % (len(piece.result()), piece.result()))
+                await writer.drain()
+        if disconnected.done():
+            raise ConnectionResetError
+        disconnected.cancel()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ _PATCHES: Final[dict[str, Patch]] = {
 }
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """A request of HTTP/1.1."""
 
     method: str
@@ -113,24 +113,30 @@ class ApiServer:
         self._connections.add(task)
         try:
             while request := await _read_request(reader):
-                if request.params.pop("watch", "") in {"1", "true"}:
-                    await self._send_watch_events(request, reader, writer)
-                else:
-                    await self._respond(request, writer)
+                await self.serve_request(request, reader, writer)
         except (ConnectionError, asyncio.CancelledError):
             pass  # the client left, or the server stops
         finally:
             self._connections.discard(task)
             writer.close()
 
-    async def _respond(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+    async def serve_request(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Write the response to a request. ConnectionError if the client disconnects."""
+        if request.params.pop("watch", "") in {"1", "true"}:
+            await self._send_watch_events(request, reader, writer)
+        else:
+            await self._respond(request, writer)
+
+    async def _respond(self, request: Request, writer: asyncio.StreamWriter) -> None:
         try:
             code, body = 200, await self._answer_request(request)
         except NodewiseError as error:
             code, body = encode_error(error)
         await _send_response(writer, code, body)
 
-    async def _answer_request(self, request: _Request) -> bytes:
+    async def _answer_request(self, request: Request) -> bytes:
         method, path, params, content_type, body = request
         if method == "GET":
             return await self._api.get(path, params)
@@ -143,7 +149,7 @@ class ApiServer:
         return await self._api.delete(path, body, params)
 
     async def _send_watch_events(
-        self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Send watch events in chunks until the client disconnects, which ends the connection, or the watch ends."""
         disconnected = asyncio.ensure_future(reader.read(1))
@@ -154,7 +160,7 @@ class ApiServer:
                 if line.done() and isinstance(error := line.exception(), NodewiseError):
                     await _send_response(writer, *encode_error(error))
                     return
-                writer.write(_status_line(200) + b"transfer-encoding: chunked\r\n\r\n")
+                writer.write(status_line(200) + b"transfer-encoding: chunked\r\n\r\n")
                 while True:
                     await asyncio.wait({line, disconnected}, return_when=asyncio.FIRST_COMPLETED)
                     if disconnected.done() or not line.result():
@@ -170,7 +176,7 @@ class ApiServer:
             disconnected.cancel()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
+async def _read_request(reader: asyncio.StreamReader) -> Request | None:
     """The next request of a connection; None at its end. A body has a Content-Length."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -181,7 +187,7 @@ async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
     method, target, _ = first.split(" ")
     path, _, query = target.partition("?")
     body = await reader.readexactly(int(fields.get("content-length", "0")))
-    return _Request(method, path, dict(parse_qsl(query)), fields.get("content-type", ""), body)
+    return Request(method, path, dict(parse_qsl(query)), fields.get("content-type", ""), body)
 
 
 def encode_error(error: NodewiseError) -> tuple[int, bytes]:
@@ -196,11 +202,12 @@ def encode_error(error: NodewiseError) -> tuple[int, bytes]:
 
 async def _send_response(writer: asyncio.StreamWriter, code: int, body: bytes) -> None:
     header = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    writer.write(_status_line(code) + header + body)
+    writer.write(status_line(code) + header + body)
     await writer.drain()
 
 
-def _status_line(code: int) -> bytes:
+def status_line(code: int) -> bytes:
+    """The first line of a response."""
     return b"HTTP/1.1 %d %s\r\n" % (code, HTTPStatus(code).phrase.encode())
 
 

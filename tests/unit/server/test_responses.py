@@ -7,9 +7,8 @@ from nodewise.server.application import Response
 
 
 def kinds() -> list[type[NodewiseError]]:
-    kinds = [NodewiseError]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
+    """The kinds of errors; a kind within a kind has its status."""
+    kinds = [NodewiseError, *NodewiseError.__subclasses__()]
     return [kind for kind in kinds if kind.__module__ == errors.__name__]
 
 
