@@ -409,7 +409,7 @@ class TestPolicyLint:
         assert done.stdout.splitlines() == [
             (
                 f"{file}:9: web/cool: spec.avoid[0].when_missing: found an unknown field, expected metric, aggregate, "
-                "above, atLeast, below, atMost, equals, notEquals, maxAge, whenMissing, release, for, keepFor, all; "
+                "above, atLeast, below, atMost, equals, notEquals, between, maxAge, whenMissing, release, for, keepFor, all; "
                 'did you mean "whenMissing"?'
             ),
             (
