@@ -3,13 +3,16 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import click
 
+from nodewise import agents
 from nodewise.cli import main, older_program_flags, terminal_output
 from nodewise.cli.command_help import SectionedCommand, parameter_help_heading
+from nodewise.cli.extender_options import setting_groups
+from nodewise.cli.setting_declarations import list_settings
 from nodewise_cpu import cli
 from tools.reference.markdown_formatting import MADE, code, entry, table
 
@@ -51,13 +54,46 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
         if isinstance(parameter, click.Option) and not parameter.hidden
     ]
     if options:
-        sections = _by_section(command, options)
+        shared = [option for option in options if is_described_setting(option, context)]
+        sections = _by_section(command, [option for option in options if option not in shared])
         for title, of_it in sections.items():
             heading = f"**{title}**" if len(sections) == 1 else f"{mark}# {title}"
             parts.append(f"{heading}\n\n" + "\n".join(_option(option, context) for option in of_it))
+        if shared:
+            heading = "**Settings**" if len(sections) == 1 else f"{mark}# Settings"
+            names = ", ".join(_setting_name(option, context) for option in shared)
+            parts.append(f"{heading}\n\nAs the [settings](../settings.md) describe them: {names}.\n")
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
+
+
+@cache
+def _settings() -> Mapping[str, tuple[str, str]]:
+    """Help and default by variable, of the settings that the page of settings describes."""
+    groups = [*setting_groups(), *(kind.options for kind in agents.built_in_agent_kinds())]
+    return {
+        setting.variable: (setting.help, setting.default_as_text())
+        for group in groups
+        for setting in list_settings(group)
+    }
+
+
+def is_described_setting(option: click.Option, context: click.Context) -> bool:
+    """Whether the page of settings describes the option in the same words."""
+    flag = next((name for name in option.opts if name.startswith("--")), "")
+    variable = f"NODEWISE_{flag.removeprefix('--').replace('-', '_').upper()}"
+    text, _ = help_and_default(option, context)
+    return variable in _settings() and text == _settings()[variable][0]
+
+
+def _setting_name(option: click.Option, context: click.Context) -> str:
+    """The flag, with the default if it is another one than that of the setting."""
+    flag = next(name for name in option.opts if name.startswith("--"))
+    _, default = help_and_default(option, context)
+    variable = f"NODEWISE_{flag.removeprefix('--').replace('-', '_').upper()}"
+    expected = _settings()[variable][1]
+    return code(flag) if default == expected else f"{code(flag)} (default {code(default) or 'none'})"
 
 
 def _by_section(
