@@ -1,6 +1,7 @@
 """The page of custom resources: all fields of the definitions in `deploy/crds`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,6 +9,8 @@ import yaml
 
 from tools.reference.markdown_formatting import MADE, code, table
 
+Row = tuple[str, str, str, str]
+"""Field, type, what is allowed, and meaning."""
 FOLDER: Final = Path(__file__).parents[2] / "deploy/crds"
 _BOUNDS: Final = {
     "enum": "one of",
@@ -33,20 +36,28 @@ def definitions_page() -> str:
             "This page lists the fields of the definitions in `deploy/crds`, which the API server validates.\n",
             "`[]` marks the elements of a list, `.*` the values of a map. `nodewise policy lint` reports more\n",
             "problems than the API server: see [its checks](commands/policy.md).\n",
-            *(
-                _kind(path, document)
-                for path in sorted(FOLDER.glob("*.yaml"))
-                for document in _documents(path)
-            ),
+            "A field of a PlacementPolicy or a ClusterPlacementPolicy stands below the first kind only if both have\n",
+            "it in the same form; likewise, the parts in `all` of a rule show only what differs from the rule.\n",
+            *_kinds(),
         ]
     )
+
+
+def _kinds() -> Iterator[str]:
+    seen: set[Row] = set()
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for document in _documents(path):
+            is_policy = document["spec"]["names"]["kind"].endswith("PlacementPolicy")
+            yield _kind(path, document, seen if is_policy else frozenset())
+            if is_policy:
+                seen.update(row for version in document["spec"]["versions"] for row in _rows(version))
 
 
 def _documents(path: Path) -> list[Mapping[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def _kind(path: Path, definition: Mapping[str, Any]) -> str:
+def _kind(path: Path, definition: Mapping[str, Any], seen: AbstractSet[Row]) -> str:
     spec = definition["spec"]
     names = spec["names"]
     short = ", ".join(code(name) for name in names.get("shortNames", ()))
@@ -56,22 +67,32 @@ def _kind(path: Path, definition: Mapping[str, Any]) -> str:
         f"; short {short}" if short else "",
         f". Defined in [`{path.name}`](../../deploy/crds/{path.name}).\n",
     ]
-    return "".join([*parts, *(_version(version) for version in spec["versions"])])
+    return "".join([*parts, *(_version(version, seen) for version in spec["versions"])])
 
 
-def _version(version: Mapping[str, Any]) -> str:
+def _rows(version: Mapping[str, Any]) -> list[Row]:
+    """All fields of a version, without the parts in `all` that equal the fields of the rule."""
+    rows = list(_fields(version["schema"]["openAPIV3Schema"], ""))
+    every = set(rows)
+    return [
+        row for row in rows if (row[0].replace(".all[]", ""), *row[1:]) not in every or ".all[]" not in row[0]
+    ]
+
+
+def _version(version: Mapping[str, Any], seen: AbstractSet[Row]) -> str:
     notes = [
         "stored" if version["storage"] else "not stored",
         *([] if version["served"] else ["not served"]),
         *(["status is a subresource"] if "status" in version.get("subresources", {}) else []),
     ]
-    schema = version["schema"]["openAPIV3Schema"]
     columns = [
         (column["name"], code(column["jsonPath"])) for column in version.get("additionalPrinterColumns", ())
     ]
     parts = [
         f"\nVersion `{version['name']}`: {', '.join(notes)}.\n\n",
-        _without_empty(("field", "type", "allowed", "meaning"), list(_fields(schema, ""))),
+        _without_empty(
+            ("field", "type", "allowed", "meaning"), [row for row in _rows(version) if row not in seen]
+        ),
     ]
     if columns:
         parts.append("\n" + table(("column of `kubectl get`", "from"), columns))
@@ -84,7 +105,7 @@ def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return table([head[at] for at in kept], ([row[at] for at in kept] for row in rows))
 
 
-def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
+def _fields(schema: Mapping[str, Any], path: str) -> Iterator[Row]:
     """Yield all fields below a schema, in the order of the definition."""
     needed = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
@@ -96,7 +117,7 @@ def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, st
         yield from _field(inner, f"{path}.*", is_needed=False)
 
 
-def _field(field: Mapping[str, Any], path: str, *, is_needed: bool) -> Iterator[tuple[str, str, str, str]]:
+def _field(field: Mapping[str, Any], path: str, *, is_needed: bool) -> Iterator[Row]:
     allowed = "; ".join(["needed"] * is_needed + list(_allowed(field)))
     yield code(path), _type(field), allowed, " ".join(field.get("description", "").split())
     if field.get("type") == "array":
