@@ -39,11 +39,15 @@ def _one(name: str) -> str:
     """The page of a command of `nodewise`, including subcommands."""
     path = f"{_PROGRAM} {name}"
     commands = {typed: command for typed, command in every().items() if f"{typed} ".startswith(f"{path} ")}
-    parts = [_section(command, typed, "#" if typed == path else "##") for typed, command in commands.items()]
+    seen: dict[str, str] = {}
+    parts = [
+        _section(command, typed, "#" if typed == path else "##", seen) for typed, command in commands.items()
+    ]
     return MADE + "\n".join(parts)
 
 
-def _section(command: click.Command, typed: str, mark: str) -> str:
+def _section(command: click.Command, typed: str, mark: str, seen: dict[str, str]) -> str:
+    """The section of a command. `seen` has the command that describes an option first, by the option's entry."""
     context = click.Context(command, info_name=typed)
     usage = f"```\n{' '.join([typed, *command.collect_usage_pieces(context)])}\n```\n"
     first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
@@ -55,10 +59,20 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
     ]
     if options:
         shared = [option for option in options if is_described_setting(option, context)]
-        sections = _by_section(command, [option for option in options if option not in shared])
+        entries = {option.name: _option(option, context) for option in options}
+        repeated = [option for option in options if option not in shared and entries[option.name] in seen]
+        seen |= {entries[option.name]: typed for option in options if entries[option.name] not in seen}
+        sections = _by_section(
+            command, [option for option in options if option not in shared and option not in repeated]
+        )
         for title, of_it in sections.items():
             heading = f"**{title}**" if len(sections) == 1 else f"{mark}# {title}"
-            parts.append(f"{heading}\n\n" + "\n".join(_option(option, context) for option in of_it))
+            parts.append(f"{heading}\n\n" + "\n".join(entries[option.name] for option in of_it))
+        for other in dict.fromkeys(seen[entries[option.name]] for option in repeated):
+            names = ", ".join(
+                code(option.opts[-1]) for option in repeated if seen[entries[option.name]] == other
+            )
+            parts.append(f"Options as of [`{other}`](#{other.replace(' ', '-')}): {names}.\n")
         if shared:
             heading = "**Settings**" if len(sections) == 1 else f"{mark}# Settings"
             names = ", ".join(_setting_name(option, context) for option in shared)
