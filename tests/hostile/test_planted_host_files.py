@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.install.atomic_host_files import digest
+from nodewise.install.file_transaction import digest
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 
 pytestmark = pytest.mark.root

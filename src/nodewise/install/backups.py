@@ -11,8 +11,8 @@ import msgspec
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem
-from nodewise.install import atomic_host_files
-from nodewise.install.atomic_host_files import (
+from nodewise.install import file_transaction
+from nodewise.install.file_transaction import (
     PERMISSIONS,
     STAGED_PREFIX,
     FileChange,
@@ -79,14 +79,14 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
             name = os.path.basename(change.path)
             name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
             names.add(name)
-            atomic_host_files.write(
+            file_transaction.write(
                 os.path.join(folder, name), change.before, change.mode_before, change.owner
             )
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
         entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
     index = BackupIndex(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
-    atomic_host_files.write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
+    file_transaction.write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
     fsync_folder(folder)
     os.rename(folder, backup.path)
     fsync_folder(backup.parent)
@@ -98,7 +98,7 @@ def mark_backup_finished(folder: str) -> None:
     if index is not None:
         path = os.path.join(folder, INDEX)
         data = _encode_index(msgspec.structs.replace(index, finished=True))
-        os.rename(atomic_host_files.write_staged(path, data, 0o600, None), path)
+        os.rename(file_transaction.write_staged(path, data, 0o600, None), path)
         fsync_folder(folder)
 
 
@@ -170,7 +170,7 @@ def plan_backup_restore(folder: str, places: Sequence[str]) -> list[FileChange]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [atomic_host_files.plan_file_change(place, read_file(name)) for place, name in existing]
+        return [file_transaction.plan_file_change(place, read_file(name)) for place, name in existing]
     return [plan_file_restore(folder, entry) for entry in index.files]
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem
 from nodewise.install import host_path_checks
-from nodewise.install.atomic_host_files import fsync_folder, read_file
 from nodewise.install.certificate_renewal import ConnectionCertificates, PeerCertificates
+from nodewise.install.file_transaction import fsync_folder, read_file
 from nodewise.tls.x509_certificates import merge_authorities
 
 _DATA: Final = "..data"

@@ -19,8 +19,8 @@ from nodewise.install import (
     scheduler_versions,
     yaml_editor,
 )
-from nodewise.install.atomic_host_files import FileChange, digest, plan_file_change, read_file
 from nodewise.install.backups import Backup
+from nodewise.install.file_transaction import FileChange, digest, plan_file_change, read_file
 from nodewise.install.scheduler_configuration_file import RenderContext, RenderedConfiguration
 from nodewise.install.scheduler_static_pod import DesiredState, Manifest
 from nodewise.install.scheduler_versions import SchedulerVersion

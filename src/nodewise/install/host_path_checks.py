@@ -9,7 +9,7 @@ from typing import Final
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput
-from nodewise.install.atomic_host_files import read_file
+from nodewise.install.file_transaction import read_file
 
 CLUSTER_FILES: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
 """Files that identify a folder in which kubeadm stores the certificates of the cluster."""

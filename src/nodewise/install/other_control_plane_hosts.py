@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.install.atomic_host_files import digest
+from nodewise.install.file_transaction import digest
 
 _SCRIPT_START: Final = """\
 #!/bin/sh

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from nodewise.base.errors import BadInput, Conflict
-from nodewise.install import atomic_host_files, file_transaction
-from nodewise.install.atomic_host_files import FileChange
+from nodewise.install import file_transaction
 from nodewise.install.backups import Backup
+from nodewise.install.file_transaction import FileChange
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import with_field
@@ -184,7 +184,7 @@ def planned_changes(tmp_path: Path) -> list[FileChange]:
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
     changes = planned_changes(tmp_path)
-    real = atomic_host_files.write_staged
+    real = file_transaction.write_staged
 
     def write_staged(path, *more):
         result = real(path, *more)
@@ -192,7 +192,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
             Path(path).write_bytes(b"theirs")
         return result
 
-    monkeypatch.setattr(atomic_host_files, "write_staged", write_staged)
+    monkeypatch.setattr(file_transaction, "write_staged", write_staged)
     with pytest.raises(Conflict, match="changed by another process"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
@@ -439,4 +439,4 @@ def test_content_has_a_limit(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**34)
     with pytest.raises(BadInput, match="at most"):
-        atomic_host_files.read_file(str(path))
+        file_transaction.read_file(str(path))

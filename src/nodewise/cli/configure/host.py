@@ -21,7 +21,6 @@ from nodewise.cli.configure.options import (
     flags_to_repeat_run,
 )
 from nodewise.install import (
-    atomic_host_files,
     backups,
     control_plane_file_plan,
     file_diff,
@@ -29,13 +28,12 @@ from nodewise.install import (
     host_mount_detection,
     host_path_checks,
     other_control_plane_hosts,
-    rollback,
     scheduler_configuration,
     scheduler_static_pod,
 )
-from nodewise.install.atomic_host_files import FileChange
 from nodewise.install.backups import Backup
 from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
+from nodewise.install.file_transaction import FileChange
 from nodewise.install.other_control_plane_hosts import OtherHostRun
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 
@@ -273,9 +271,9 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
 
 def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> ChangePlan:
     if options.uninstall:
-        return rollback.plan_uninstall(request)
+        return file_transaction.plan_uninstall(request)
     if options.restore is not None:
-        return rollback.plan_restore(request, _backup_to_restore(options, request))
+        return file_transaction.plan_restore(request, _backup_to_restore(options, request))
     return control_plane_file_plan.plan_configuration(request, backup)
 
 
@@ -316,7 +314,7 @@ def _recover_interrupted_run(request: HostRequest) -> None:
         os.path.dirname(request.manifest),
         *map(os.path.dirname, request.deployments),
     ]
-    atomic_host_files.remove_temporary_files([os.path.realpath(folder) for folder in folders])
+    file_transaction.remove_temporary_files([os.path.realpath(folder) for folder in folders])
 
 
 _RECOVERY_MESSAGES: Final = {
