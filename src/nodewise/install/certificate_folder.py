@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem
-from nodewise.install import host_path_checks
+from nodewise.install import host_checks
 from nodewise.install.certificate_renewal import ConnectionCertificates, PeerCertificates
 from nodewise.install.file_transaction import fsync_folder, read_file
 from nodewise.tls.x509_certificates import merge_authorities
@@ -100,7 +100,7 @@ def check_folder(folder: Path) -> None:
             "a folder of static pods: the kubelet reads its files as pods",
             "a folder of its own",
         )
-    elif (name := host_path_checks.find_cluster_certificate_file(inside)) is not None:
+    elif (name := host_checks.find_cluster_certificate_file(inside)) is not None:
         actual = f"the cluster's own certificates are there, such as {name}"
         expected = "a folder of its own, such as /etc/nodewise/pki"
     else:

@@ -12,7 +12,7 @@ from nodewise.install import (
     backups,
     client_certificate_checks,
     file_diff,
-    host_path_checks,
+    host_checks,
     ignored_scheduler_flags,
     scheduler_configuration_file,
     scheduler_static_pod,
@@ -173,7 +173,7 @@ def _list_required_files(
 
 
 def scheduler_config_path(request: HostRequest) -> str:
-    return host_path_checks.resolve_path(
+    return host_checks.resolve_path(
         os.path.join(request.config_dir, os.path.basename(request.template) or CONFIG_NAME)
     )
 
@@ -195,7 +195,7 @@ def list_managed_files(request: HostRequest) -> set[str]:
     credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
     return {
         request.manifest,
-        *map(host_path_checks.resolve_path, {*configs, *credentials, *request.deployments}),
+        *map(host_checks.resolve_path, {*configs, *credentials, *request.deployments}),
     }
 
 
@@ -207,29 +207,29 @@ def config_hash(contents: Sequence[bytes]) -> str:
 def _read_required_host_files(request: HostRequest) -> HostFiles:
     """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
-    pod = host_path_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
+    pod = host_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
     template = (
-        host_path_checks.read_file_or_append_problem(request.template, problems) if request.template else None
+        host_checks.read_file_or_append_problem(request.template, problems) if request.template else None
     )
     path = scheduler_config_path(request)
-    problems += host_path_checks.configuration_path_problems(
+    problems += host_checks.configuration_path_problems(
         path, [request.manifest, *_client_certificate_paths(request)], writes=request.writes
     )
     credentials = None
     if _needs_client_certificate(request, template):
         key, cert = (
-            host_path_checks.read_file_or_append_problem(request.key, problems),
-            host_path_checks.read_file_or_append_problem(request.cert, problems),
+            host_checks.read_file_or_append_problem(request.key, problems),
+            host_checks.read_file_or_append_problem(request.cert, problems),
         )
-        ca = host_path_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
-        problems += host_path_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
+        ca = host_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
+        problems += host_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
         credentials = client_certificate_checks.ClientCredentials(
             cert or b"", key or b"", ca if request.ca else None
         )
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
-    problems += host_path_checks.static_pod_folder_problems(folders, request.pod_folders)
+    problems += host_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
-        problems += host_path_checks.backup_folder_problems(request.backup_dir)
+        problems += host_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
         raise BadInput(
             "file check error: " + "\n".join([*dict.fromkeys(problems), *_missing_manifest_hint(request)])
@@ -260,7 +260,7 @@ def _needs_client_certificate(request: HostRequest, template: bytes | None) -> b
 
 def read_required_file(path: str) -> bytes:
     problems: list[str] = []
-    content = host_path_checks.read_file_or_append_problem(path, problems)
+    content = host_checks.read_file_or_append_problem(path, problems)
     if content is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return content
@@ -378,7 +378,7 @@ def _plan_certificate_copies(
     for field, name in CERTIFICATE_NAMES.items():
         data = getattr(credentials, field, None)
         if data is not None:
-            path = host_path_checks.resolve_path(os.path.join(request.cert_dir, name))
+            path = host_checks.resolve_path(os.path.join(request.cert_dir, name))
             there = plan_file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
@@ -396,9 +396,7 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
             actual = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(actual)
         changes.append(
-            plan_file_change(
-                host_path_checks.resolve_path(path), read_required_file(path).replace(*names), 0o644
-            )
+            plan_file_change(host_checks.resolve_path(path), read_required_file(path).replace(*names), 0o644)
         )
     return changes
 

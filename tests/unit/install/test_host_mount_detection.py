@@ -8,7 +8,7 @@ import pytest
 from nodewise.base.errors import BadInput
 from nodewise.cli.configure import host
 from nodewise.cli.configure.options import ConfigureOptions
-from nodewise.install import host_mount_detection
+from nodewise.install import host_checks
 
 INFO = """\
 516 480 0:51 / / ro,relatime - overlay overlay rw,lowerdir=/a,upperdir=/b,workdir=/c
@@ -18,7 +18,7 @@ INFO = """\
 529 516 254:1 /@/srv/a\\040b /srv/a\\040b rw,relatime - btrfs /dev/vdb rw
 530 516 254:2 /kubernetes /host/etc/kubernetes rw,relatime - ext4 /dev/vdc rw
 """
-MOUNTS = host_mount_detection.parse_mountinfo(INFO)
+MOUNTS = host_checks.parse_mountinfo(INFO)
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ MOUNTS = host_mount_detection.parse_mountinfo(INFO)
     ["/etc/kubernetes", "/etc/kubernetes/schedulercerts", "/srv/a b/certs", "/host/etc/kubernetes/x"],
 )
 def test_a_folder_below_a_mount_is_the_hosts(folder: str) -> None:
-    assert host_mount_detection.container_folder_problems({"--cert-dir": folder}, MOUNTS) == []
+    assert host_checks.container_folder_problems({"--cert-dir": folder}, MOUNTS) == []
 
 
 @pytest.mark.parametrize("folder", ["/etc/certs", "/etc/kubernetes-certs", "/etc", "/"])
 def test_any_other_is_gone_with_the_container(folder: str) -> None:
-    (problem,) = host_mount_detection.container_folder_problems(
+    (problem,) = host_checks.container_folder_problems(
         {"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS
     )
     assert (problem.field, problem.found.split()[0]) == ("--cert-dir", folder)
@@ -45,8 +45,8 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
         "/host/etc/kubernetes/b",
         "/etc/certs",
     ]
-    assert host_mount_detection.mounts_with_uncertain_host_path(folders, MOUNTS) == [
-        host_mount_detection.MountPoint("/host/etc/kubernetes", "/kubernetes")
+    assert host_checks.mounts_with_uncertain_host_path(folders, MOUNTS) == [
+        host_checks.MountPoint("/host/etc/kubernetes", "/kubernetes")
     ]
 
 

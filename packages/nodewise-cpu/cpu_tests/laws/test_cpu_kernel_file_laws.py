@@ -8,7 +8,7 @@ from typing import Final
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.install import host_mount_detection
+from nodewise.install import host_checks
 from nodewise_cpu import procfs
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cpusets import container_cpusets
@@ -103,7 +103,7 @@ def test_a_processs_name_is_no_line_of_its_status(separator: str) -> None:
 @given(SEPARATOR)
 def test_a_mount_point_is_one_field_of_one_line(separator: str) -> None:
     text = f"1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / /x{separator}3 1 0:3 / /etc rw - ext4 /dev/a rw\n"
-    assert [mount.point for mount in host_mount_detection.parse_mountinfo(text)] == ["/", f"/x{separator}3"]
+    assert [mount.point for mount in host_checks.parse_mountinfo(text)] == ["/", f"/x{separator}3"]
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])))

@@ -25,16 +25,14 @@ from nodewise.install import (
     control_plane_file_plan,
     file_diff,
     file_transaction,
-    host_mount_detection,
-    host_path_checks,
-    other_control_plane_hosts,
+    host_checks,
     scheduler_configuration,
     scheduler_static_pod,
 )
 from nodewise.install.backups import Backup
 from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
 from nodewise.install.file_transaction import FileChange
-from nodewise.install.other_control_plane_hosts import OtherHostRun
+from nodewise.install.host_checks import OtherHostRun
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 
 
@@ -245,9 +243,9 @@ def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(other_control_plane_hosts.encode_repeat_document(run_elsewhere))
+        msgspec.json.encode(host_checks.encode_repeat_document(run_elsewhere))
         if is_json
-        else other_control_plane_hosts.render_repeat_script(run_elsewhere),
+        else host_checks.render_repeat_script(run_elsewhere),
         nl=is_json,
     )
     return terminal_output.DONE
@@ -341,7 +339,7 @@ def _build_configure_request(
         return _build_builtin_scheduler_config(options, roles, weights, kubeconfig, ca)
 
     return HostRequest(
-        manifest=host_path_checks.resolve_path(pod),
+        manifest=host_checks.resolve_path(pod),
         template=_scheduler_template_path(options),
         config_dir=os.path.abspath(options.config_dir),
         cert_dir=os.path.abspath(options.cert_dir),
@@ -412,11 +410,11 @@ def check_container_mounts(options: ConfigureOptions) -> None:
     """
     if not os.environ.get(_IN_IMAGE):
         return
-    mounts = host_mount_detection.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    mounts = host_checks.parse_mountinfo(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders_written_by_run(options).items()}
-    if problems := host_mount_detection.container_folder_problems(folders, mounts):
+    if problems := host_checks.container_folder_problems(folders, mounts):
         raise BadInput("file check error", problems)
-    for mount in host_mount_detection.mounts_with_uncertain_host_path(folders.values(), mounts):
+    for mount in host_checks.mounts_with_uncertain_host_path(folders.values(), mounts):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 

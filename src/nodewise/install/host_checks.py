@@ -1,15 +1,17 @@
 """Checks of paths on a host: access, trust, and files that a run must not overwrite."""
 
 import os
+import posixpath
 import re
+import shlex
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput
-from nodewise.install.file_transaction import read_file
+from nodewise.base.errors import BadInput, Problem
+from nodewise.install.file_transaction import digest, read_file
 
 CLUSTER_FILES: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
 """Files that identify a folder in which kubeadm stores the certificates of the cluster."""
@@ -128,3 +130,125 @@ def _describe_foreign_content(path: str) -> str:
         return "a certificate or a key"
     kind = re.search(rb"""^["']?kind["']?:[ \t]*["']?(\w+)""", data, re.MULTILINE)
     return "" if kind is None or kind[1].decode() == _KIND else f"something of kind {kind[1].decode()}"
+
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class MountPoint(NamedTuple):
+    """A line of /proc/self/mountinfo: the mount point in the container, and the mounted folder of the file system."""
+
+    point: str
+    root: str
+
+
+def parse_mountinfo(text: str) -> list[MountPoint]:
+    """The mounts of /proc/self/mountinfo (proc(5)) in order; later mounts cover earlier ones.
+
+    Paths may contain characters at which `str.splitlines` splits; the kernel escapes only spaces, tabs, `\\n` and `\\`.
+    """
+    rows = (line.split(" ") for line in text.split("\n"))
+    return [
+        MountPoint(_unescape_mountinfo_field(row[4]), _unescape_mountinfo_field(row[3]))
+        for row in rows
+        if len(row) > 4  # noqa: PLR2004 - the fields up to the mount point
+    ]
+
+
+def _unescape_mountinfo_field(field: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+
+
+def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[MountPoint]) -> list[Problem]:
+    """A problem for each folder, by flag, that is not mounted from the host. The folders are real paths."""
+    there = list(mounts)
+    expected = "a folder that is mounted from the host, at the path that it has there"
+    return [
+        Problem(flag, f"{folder} is not the host's: it is in no mount of this container", expected)
+        for flag, folder in folders.items()
+        if _find_mount_of_folder(folder, there).point == "/"
+    ]
+
+
+def mounts_with_uncertain_host_path(folders: Iterable[str], mounts: Iterable[MountPoint]) -> list[MountPoint]:
+    """The mounts of these folders whose path on the host may differ from the path in the container."""
+    there = list(mounts)
+    containing = dict.fromkeys(_find_mount_of_folder(folder, there) for folder in folders)
+    return [mount for mount in containing if mount.point != "/" and not mount.root.endswith(mount.point)]
+
+
+def _find_mount_of_folder(folder: str, mounts: Iterable[MountPoint]) -> MountPoint:
+    """The mount that contains a folder."""
+    best = MountPoint("/", "/")
+    for mount in mounts:
+        inside = posixpath.commonpath([mount.point, folder]) == mount.point
+        if inside and len(mount.point) >= len(best.point):
+            best = mount
+    return best
+
+
+_SCRIPT_START: Final = """\
+#!/bin/sh
+# Repeats a run on another control-plane host, as root. One host after another: wait until kube-scheduler is back.
+# Stops at the first difference to the host of the first run; before the run, nothing has been changed.
+set -eu
+"""
+_SCRIPT_END: Final = """\
+# The kubelet restarts kube-scheduler now. Wait until it is back before the next host:
+#   kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide
+# `kubeadm upgrade` rewrites the manifest: run this script again afterwards.
+"""
+
+
+class OtherHostRun(NamedTuple):
+    """A run to repeat on other hosts."""
+
+    version: str
+    """The version of nodewise; another version may write another configuration."""
+    words: Sequence[str]
+    """The arguments of `nodewise`."""
+    needed: Mapping[str, bytes]
+    """Source files by path."""
+    written: Mapping[str, bytes]
+    """Written files by path, without the manifest, which may differ between hosts."""
+    manifest: str
+    config_hash: str
+    """The digest of the files that kube-scheduler reads, as in the annotation of the manifest."""
+
+
+def render_repeat_script(run: OtherHostRun) -> str:
+    """The run as a shell script."""
+    fail = f"{{ echo 'another version of nodewise: expected {run.version}' >&2; exit 1; }}"
+    pattern = shlex.quote(f" {run.version}$")
+    lines = [
+        f"nodewise --version | grep -q {pattern} || {fail}",
+        "",
+        "# These files must be the same as on the first host. They may include a private key.",
+        *_checksum_lines(run.needed),
+        "",
+        shlex.join(["nodewise", *run.words]),
+        "",
+        "# The written files must be the same as on the first host.",
+        *_checksum_lines(run.written),
+        shlex.join(["grep", "-q", run.config_hash, run.manifest]),
+        "",
+    ]
+    return _SCRIPT_START + "\n".join(lines) + _SCRIPT_END
+
+
+def encode_repeat_document(run: OtherHostRun) -> dict[str, Any]:
+    """The run as a JSON document."""
+    return {
+        "version": run.version,
+        "command": ["nodewise", *run.words],
+        "needed": {path: digest(data) for path, data in run.needed.items()},
+        "written": {path: digest(data) for path, data in run.written.items()},
+        "manifest": {"path": run.manifest, "configHash": run.config_hash},
+    }
+
+
+def _checksum_lines(files: Mapping[str, bytes]) -> list[str]:
+    if not files:
+        return []
+    lines = [f"{digest(data)}  {path}" for path, data in files.items()]
+    return ["sha256sum --check --quiet <<'FILES'", *lines, "FILES"]
