@@ -13,7 +13,6 @@ from nodewise.install import (
     client_certificate_checks,
     file_diff,
     host_checks,
-    ignored_scheduler_flags,
     scheduler_configuration_file,
     scheduler_static_pod,
     scheduler_versions,
@@ -106,7 +105,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     ]
     ca = f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
     container = files.manifest.container
-    ignored_flags = ignored_scheduler_flags.list_ignored_flags(container, version.minor)
+    ignored_flags = scheduler_versions.list_ignored_flags(container, version.minor)
     context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca, ignored_flags)
     user_config = _read_user_configuration(request, files)
     rendered = _render_configuration(request, files, user_config, context)
@@ -402,7 +401,7 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
 
 
 def _flag_notes(container: Mapping[str, Any]) -> Iterable[str]:
-    flag = ignored_scheduler_flags.flag_without_field(container)
+    flag = scheduler_versions.flag_without_field(container)
     if flag is not None:
         yield f"{flag} has no field in the configuration; kube-scheduler reads this flag beside --config"
 

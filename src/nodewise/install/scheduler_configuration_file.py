@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from nodewise.base.errors import BadInput, Problem, did_you_mean, shown
-from nodewise.install import ignored_scheduler_flags, yaml_editor
-from nodewise.install.ignored_scheduler_flags import IgnoredFlag
-from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.install import scheduler_versions, yaml_editor
+from nodewise.install.scheduler_versions import IgnoredFlag, SchedulerVersion
 from nodewise.install.yaml_editor import Document
 
 BUILTIN_NAME: Final = "the built-in template"
@@ -126,7 +125,7 @@ def add_extender_entries(
     warnings = [
         f"{flag.text} has no effect beside --config, before and after this run: set {flag.field} in {name}"
         for flag in context.ignored_flags
-        if flag.path and ignored_scheduler_flags.get_field(configuration, flag.path) != flag.value
+        if flag.path and scheduler_versions.get_field(configuration, flag.path) != flag.value
     ]
     if context.kubeconfig and not (configuration.get("clientConnection") or {}).get("kubeconfig"):
         warnings.append(
@@ -171,14 +170,14 @@ def _carry_flags(
     """
     carried, warnings = [], []
     for flag in context.ignored_flags:
-        current = ignored_scheduler_flags.get_field(configuration, flag.path) if flag.path else None
+        current = scheduler_versions.get_field(configuration, flag.path) if flag.path else None
         if not flag.path:
             warnings.append(
                 f"{flag.text} has no effect beside --config, and no field of its own: set it in the profiles of a "
                 "template (-f)"
             )
         elif current is None:
-            ignored_scheduler_flags.set_field(configuration, flag.path, flag.value)
+            scheduler_versions.set_field(configuration, flag.path, flag.value)
             carried.append(f"configuration: + {flag.field}: {json.dumps(flag.value)} (from {flag.text})")
         elif current != flag.value:
             warnings.append(

@@ -1,7 +1,8 @@
 """Versions of kube-scheduler, and the API versions of its configuration."""
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 
@@ -99,3 +100,160 @@ def _check_supported_version(major: int, minor: int, where: str, remedy: str) ->
         text = f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported"
         raise BadInput(text, remedy=remedy)
     return SchedulerVersion(minor)
+
+
+WITHOUT_FIELD: Final = "pod-max-in-unschedulable-pods-duration"
+"""A deprecated flag that kube-scheduler reads beside `--config` too, because no field has its value."""
+_FIRST_WITH_LEADER_ELECTION_FLAGS: Final = 22
+"""First minor version that reads the flags for leader election beside `--config`."""
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,2})?")
+_WHOLE_NUMBER: Final = re.compile(r"\+?(0|[1-9]\d{0,9})")
+_MAX_BURST: Final = 2**31 - 1
+_CLIENT_DEFAULTS: Final = {"qps": 5, "burst": 10, "contentType": "application/json"}
+"""What Kubernetes' client uses for an empty value. In the configuration an empty value means kube-scheduler's own
+default instead.
+"""
+
+
+class IgnoredFlag(NamedTuple):
+    """A flag that loses its effect, and the field that has the same effect."""
+
+    text: str
+    """The flag as the manifest has it, such as `--profiling=false`."""
+    path: tuple[str, ...]
+    """The names of the field, from the outermost on; empty: no field has this effect."""
+    value: Any
+
+    @property
+    def field(self) -> str:
+        return ".".join(self.path)
+
+
+def list_ignored_flags(container: Mapping[str, Any], minor: int) -> list[IgnoredFlag]:
+    """The flags of kube-scheduler's container that this minor version does not read beside `--config`, without
+    `--kubeconfig`, one for each field: the last one counts. `BadInput` for values that a field cannot have.
+    """
+    flags: dict[Any, IgnoredFlag] = {}
+    problems = []
+    for name, text, value in _command_line_flags(container):
+        if name not in _FIELDS or (name.startswith("leader-elect") and not _is_leader_election_lost(minor)):
+            continue
+        path, parse = _FIELDS[name]
+        try:
+            flags[path or name] = IgnoredFlag(text, path, _client_default(path, parse(value)))
+        except ValueError as error:
+            problems.append(
+                Problem("command", shown(text), f"{error}: --config needs it as {'.'.join(path)}")
+            )
+    if problems:
+        raise BadInput("manifest", problems)
+    return list(flags.values())
+
+
+def flag_without_field(container: Mapping[str, Any]) -> str | None:
+    """The flag with the value of `WITHOUT_FIELD`, as the manifest has it; None without it."""
+    return next((text for name, text, _ in _command_line_flags(container) if name == WITHOUT_FIELD), None)
+
+
+def get_field(configuration: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The value of a field; None if it is missing."""
+    value: Any = configuration
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def set_field(configuration: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a field. `BadInput` if an outer field is no map."""
+    *outer, last = path
+    place: Any = configuration
+    for name in outer:
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise BadInput("configuration", [Problem(name, "no map", "a map")])
+    place[last] = value
+
+
+def _is_leader_election_lost(minor: int) -> bool:
+    return minor < _FIRST_WITH_LEADER_ELECTION_FLAGS
+
+
+def _command_line_flags(container: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+    """Name, text and value of each flag in the order of the command line; the value is None without one. Like
+    kube-scheduler, reads `_` in a name as `-`.
+    """
+    for words in (container.get("command") or [], container.get("args") or []):
+        for at, word in enumerate(words):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            if not word.startswith("-"):
+                continue
+            if equals or name in _BOOLEAN_FLAGS:
+                yield name, word, value if equals else None
+            else:
+                following = words[at + 1] if at + 1 < len(words) else None
+                yield name, word if following is None else f"{word}={following}", following
+
+
+def _client_default(path: tuple[str, ...], value: Any) -> Any:
+    return _CLIENT_DEFAULTS[path[-1]] if path[:1] == ("clientConnection",) and not value else value
+
+
+def _parse_boolean(text: str | None) -> bool:
+    if text is not None and text not in _TRUE | _FALSE:
+        raise ValueError("true or false")
+    return text not in _FALSE
+
+
+def _parse_rate(text: str | None) -> float | int:
+    if text is None or not _NUMBER.fullmatch(text):
+        raise ValueError("a number")
+    return int(float(text)) if float(text).is_integer() else float(text)
+
+
+def _parse_burst(text: str | None) -> int:
+    if text is None or not _WHOLE_NUMBER.fullmatch(text) or int(text) > _MAX_BURST:
+        raise ValueError("a whole number from 0 on")
+    return int(text)
+
+
+def _parse_text(text: str | None) -> str:
+    if text is None or "$(" in text:
+        # the kubelet replaces variables in the command line, and nothing replaces them in the configuration
+        raise ValueError("a value without variables")
+    return text
+
+
+def _leader_election(field: str, parse: Callable[[str | None], Any] = _parse_text) -> Any:
+    return ("leaderElection", field), parse
+
+
+_FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str | None], Any]]]] = {
+    "profiling": (("enableProfiling",), _parse_boolean),
+    "contention-profiling": (("enableContentionProfiling",), _parse_boolean),
+    "kube-api-qps": (("clientConnection", "qps"), _parse_rate),
+    "kube-api-burst": (("clientConnection", "burst"), _parse_burst),
+    "kube-api-content-type": (("clientConnection", "contentType"), _parse_text),
+    "lock-object-name": _leader_election("resourceName"),
+    "lock-object-namespace": _leader_election("resourceNamespace"),
+    "leader-elect": _leader_election("leaderElect", _parse_boolean),
+    "leader-elect-lease-duration": _leader_election("leaseDuration"),
+    "leader-elect-renew-deadline": _leader_election("renewDeadline"),
+    "leader-elect-retry-period": _leader_election("retryPeriod"),
+    "leader-elect-resource-lock": _leader_election("resourceLock"),
+    "leader-elect-resource-name": _leader_election("resourceName"),
+    "leader-elect-resource-namespace": _leader_election("resourceNamespace"),
+    # up to 1.21, without a field of the whole configuration
+    "algorithm-provider": ((), _parse_text),
+    "hard-pod-affinity-symmetric-weight": ((), _parse_text),
+    "scheduler-name": ((), _parse_text),
+}
+"""The field of each flag, and the function that parses its value. Newer versions do not start with those that they do
+not know.
+"""
+_BOOLEAN_FLAGS: Final = frozenset({"profiling", "contention-profiling", "leader-elect"})
+"""Flags whose value, if any, is in the same word."""
