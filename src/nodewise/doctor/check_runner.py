@@ -8,11 +8,10 @@ from typing import Final
 
 from nodewise.base import clock
 from nodewise.base.errors import short
-from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import CHECKS
 from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES, Severity
-from nodewise.doctor.findings import Finding, NotChecked, Report, Result, finding
+from nodewise.doctor.findings import Check, Finding, NotChecked, Report, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.policy_facts import PolicyEvaluation
 

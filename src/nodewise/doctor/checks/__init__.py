@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from nodewise.doctor.check_declaration import Check
 from nodewise.doctor.checks import (
     certificates,
     deschedulers,
@@ -16,6 +15,7 @@ from nodewise.doctor.checks import (
     policy_namespaces,
     telemetry_policies,
 )
+from nodewise.doctor.findings import Check
 
 CHECKS: Final[tuple[Check, ...]] = (
     *extender_reachability.CHECKS,

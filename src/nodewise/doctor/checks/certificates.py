@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from nodewise.base.errors import short
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
     EntryCertificates,
@@ -19,7 +18,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     readable,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.doctor.policy_facts import Pods

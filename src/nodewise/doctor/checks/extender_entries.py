@@ -8,7 +8,6 @@ from nodewise.agent import LoadScoring
 from nodewise.agents import find_agent_kind as find_agent
 from nodewise.base import clock
 from nodewise.base.errors import BadInput
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Extenders,
     NodewiseWorkload,
@@ -17,7 +16,7 @@ from nodewise.doctor.facts import (
     SchedulerInfo,
     Schedulers,
 )
-from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.findings import Finding, check, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.doctor.policy_facts import Policies

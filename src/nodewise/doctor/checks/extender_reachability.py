@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 from nodewise.base.errors import short
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
     Controllers,
@@ -16,7 +15,7 @@ from nodewise.doctor.facts import (
     Service,
     UnavailableFact,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.doctor.policy_facts import PodInfo, Pods
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.doctor.check_declaration import check
-from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.findings import Finding, check, finding
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nodewise.base.errors import short
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.telemetry_policies import format_names
 from nodewise.doctor.facts import ReplicaMetrics, UnavailableFact
-from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, Policies, PolicyEvaluation
 from nodewise.policies import policy_status_fields
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.checks.telemetry_policies import entry_calls_telemetry_agent
 from nodewise.doctor.facts import (
     Controllers,
@@ -14,7 +13,7 @@ from nodewise.doctor.facts import (
     Registrations,
     native_mode_workloads,
 )
-from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.findings import Finding, check, finding
 from nodewise.doctor.policy_facts import PodAdmission, Pods, Policies, PolicyEvaluation
 
 _EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration
-from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.findings import Finding, check, finding
 
 _MAX_LISTED: Final = 3
 _REJECTING: Final = frozenset({"restricted", "single-numa-node"})

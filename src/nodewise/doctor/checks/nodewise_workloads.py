@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise.base.errors import short
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     AdmissionPolicy,
     Controllers,
@@ -15,7 +14,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.finding_catalogue import NOT_CHECKED, Severity
-from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.policies.policy_namespace_trust import LABEL
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.doctor.check_declaration import check
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
@@ -12,7 +11,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     native_mode_workloads,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 from nodewise.metrics import source_table
