@@ -23,12 +23,12 @@ from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
     Facts,
+    MetricCoverage,
     NodewiseWorkload,
     ProbedServer,
     SchedulerInfo,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
-from nodewise.doctor.policy_facts import MetricCoverage
 from nodewise.policies import taspolicy_parser as policies
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICY_KINDS

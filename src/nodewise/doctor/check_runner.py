@@ -9,11 +9,10 @@ from typing import Final
 from nodewise.base import clock
 from nodewise.base.errors import short
 from nodewise.doctor.checks import CHECKS
-from nodewise.doctor.facts import Facts, LeaderLease, UnavailableFact
+from nodewise.doctor.facts import Facts, LeaderLease, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES, Severity
 from nodewise.doctor.findings import Check, Finding, NotChecked, Report, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
-from nodewise.doctor.policy_facts import PolicyEvaluation
 
 _MAX_LISTED: Final = 3
 _MAX_FINDINGS: Final = 10

@@ -12,21 +12,19 @@ from nodewise.doctor.facts import (
     Facts,
     KubeletConfiguration,
     LeaderLease,
+    MetricCoverage,
+    MetricsApiStatus,
     NodewiseWorkload,
+    PodAdmission,
+    PodAdmissionPolicy,
+    PodInfo,
+    PolicyEvaluation,
     ProbedServer,
     SchedulerInfo,
     Service,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.doctor.policy_facts import (
-    MetricCoverage,
-    MetricsApiStatus,
-    PodAdmission,
-    PodAdmissionPolicy,
-    PodInfo,
-    PolicyEvaluation,
-)
 from nodewise.tls.x509_certificates import CertificateIssuer, SignedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

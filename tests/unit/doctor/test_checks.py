@@ -13,16 +13,19 @@ from nodewise.doctor.facts import (
     Facts,
     GpuNodeInfo,
     KubeletConfiguration,
+    MetricCoverage,
+    MetricsApiStatus,
     MissingRights,
     NodeRestriction,
     NodewiseWorkload,
+    PodAdmission,
+    PodAdmissionPolicy,
     ReplicaMetrics,
     SchedulerInfo,
     UnavailableFact,
 )
 from nodewise.doctor.finding_catalogue import CATALOGUE
 from nodewise.doctor.parsing import certificates
-from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, PodAdmission, PodAdmissionPolicy
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause

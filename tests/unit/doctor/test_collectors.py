@@ -24,12 +24,11 @@ from nodewise.doctor.collectors.node_restriction import collect_node_restriction
 from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
-from nodewise.doctor.facts import Facts, NodewiseWorkload, UnavailableFact
+from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE
 from nodewise.doctor.findings import Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.doctor.policy_facts import PolicyEvaluation
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series

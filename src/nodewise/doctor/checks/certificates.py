@@ -10,6 +10,7 @@ from nodewise.doctor.facts import (
     EntryCertificates,
     Extenders,
     NodewiseWorkload,
+    Pods,
     ProbedServer,
     Registration,
     Registrations,
@@ -21,7 +22,6 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
-from nodewise.doctor.policy_facts import Pods
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 
 EXPIRES_SOON: Final = timedelta(days=14)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.doctor.facts import Descheduler, UnavailableFact
+from nodewise.doctor.facts import Descheduler, Policies, UnavailableFact
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
-from nodewise.doctor.policy_facts import Policies
 
 _AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -11,6 +11,7 @@ from nodewise.base.errors import BadInput
 from nodewise.doctor.facts import (
     Extenders,
     NodewiseWorkload,
+    Policies,
     Registration,
     Registrations,
     SchedulerInfo,
@@ -19,7 +20,6 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, check, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
-from nodewise.doctor.policy_facts import Policies
 from nodewise.install.scheduler_versions import SchedulerVersion, parse_image_version
 
 _LOAD_AWARE_PLUGINS: Final = {

@@ -8,6 +8,8 @@ from nodewise.doctor.checks.extender_entries import extender_in_scheduler_pod
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
+    PodInfo,
+    Pods,
     Registration,
     Registrations,
     ReplicaMetrics,
@@ -17,7 +19,6 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.scheduler_configuration import split_url
-from nodewise.doctor.policy_facts import PodInfo, Pods
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.server.options import is_loopback
 

@@ -5,9 +5,15 @@ from typing import Final
 
 from nodewise.base.errors import short
 from nodewise.doctor.checks.telemetry_policies import format_names
-from nodewise.doctor.facts import ReplicaMetrics, UnavailableFact
+from nodewise.doctor.facts import (
+    MetricCoverage,
+    MetricsApiStatus,
+    Policies,
+    PolicyEvaluation,
+    ReplicaMetrics,
+    UnavailableFact,
+)
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
-from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus, Policies, PolicyEvaluation
 from nodewise.policies import policy_status_fields
 
 _MAX_LISTED: Final = 3

@@ -10,11 +10,14 @@ from nodewise.doctor.facts import (
     Extenders,
     LeaderLease,
     NodeRestriction,
+    PodAdmission,
+    Pods,
+    Policies,
+    PolicyEvaluation,
     Registrations,
     native_mode_workloads,
 )
 from nodewise.doctor.findings import Finding, check, finding
-from nodewise.doctor.policy_facts import PodAdmission, Pods, Policies, PolicyEvaluation
 
 _EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"
 _EXTENDER_POLICIES: Final = {

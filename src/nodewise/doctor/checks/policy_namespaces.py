@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodewise.doctor.facts import Controllers, Extenders
+from nodewise.doctor.facts import Controllers, Extenders, Policies
 from nodewise.doctor.findings import Finding, check, finding
-from nodewise.doctor.policy_facts import Policies
 
 
 @check("namespace-not-trusted")

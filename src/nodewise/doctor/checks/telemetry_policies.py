@@ -6,6 +6,10 @@ from typing import Final
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
+    PodInfo,
+    Pods,
+    Policies,
+    PolicyEvaluation,
     Registrations,
     Schedulers,
     UnavailableFact,
@@ -13,7 +17,6 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
-from nodewise.doctor.policy_facts import PodInfo, Pods, Policies, PolicyEvaluation
 from nodewise.metrics import source_table
 from nodewise.policies.agent import SCHEDULING_RESOURCE
 from nodewise.policies.policy_selection import POLICY_LABEL

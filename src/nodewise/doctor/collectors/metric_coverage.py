@@ -19,9 +19,8 @@ from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
 from nodewise.doctor.collectors.policy_objects import collect_policy_objects, rules_naming_metrics
-from nodewise.doctor.facts import UnavailableFact
+from nodewise.doctor.facts import MetricCoverage, MetricsApiStatus, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
-from nodewise.doctor.policy_facts import MetricCoverage, MetricsApiStatus
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api, source_table
 from nodewise.metrics import series as columns

@@ -18,11 +18,10 @@ from nodewise.doctor.collectors.cluster_reader import (
     parse_json,
 )
 from nodewise.doctor.collectors.collection_session import Session
-from nodewise.doctor.facts import LeaderLease, UnavailableFact
+from nodewise.doctor.facts import LeaderLease, PodAdmission, PodAdmissionPolicy, UnavailableFact
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.object_fields import get_number, get_text
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
-from nodewise.doctor.policy_facts import PodAdmission, PodAdmissionPolicy
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE

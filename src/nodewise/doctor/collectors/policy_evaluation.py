@@ -20,8 +20,7 @@ from nodewise.doctor.collectors.policy_objects import (
     collect_policy_objects,
     rules_naming_metrics,
 )
-from nodewise.doctor.facts import NodewiseWorkload, UnavailableFact
-from nodewise.doctor.policy_facts import PolicyEvaluation
+from nodewise.doctor.facts import NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Series

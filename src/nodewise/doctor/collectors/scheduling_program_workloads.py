@@ -19,7 +19,7 @@ from nodewise.doctor.collectors.cluster_reader import (
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
-from nodewise.doctor.facts import UnavailableFact
+from nodewise.doctor.facts import PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
     get,
@@ -30,7 +30,6 @@ from nodewise.doctor.parsing.object_fields import (
     get_text_mapping,
 )
 from nodewise.doctor.parsing.workloads import Container, Workload
-from nodewise.doctor.policy_facts import PodInfo
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise.policies.agent import find_misspelt_policy_label
