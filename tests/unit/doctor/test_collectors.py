@@ -20,8 +20,8 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
 from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.node_restriction import collect_node_restriction
 from nodewise.doctor.collectors.nodewise_workloads import read_metrics
+from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact

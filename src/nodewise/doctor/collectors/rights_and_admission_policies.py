@@ -1,34 +1,57 @@
 """Collects the missing rights of nodewise's accounts, the admission policies that limit them, and the cluster's CA."""
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise import agents
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, NodewiseError, Refused, short
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
+    MUTATING_BINDINGS,
+    MUTATING_POLICIES,
     ClusterReader,
     parse_json,
+    unavailable,
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.metric_coverage import collect_metric_names
-from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
+from nodewise.doctor.collectors.nodes import collect_nodes
+from nodewise.doctor.collectors.nodewise_workloads import (
+    collect_controllers,
+    collect_extenders,
+    collect_nodewise_workloads,
+)
 from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,
+    LeaderLease,
     MissingRights,
+    NodeRestriction,
     NodewiseWorkload,
+    PodAdmission,
+    PodAdmissionPolicy,
     UnavailableFact,
+    native_mode_workloads,
 )
-from nodewise.doctor.parsing import certificates
+from nodewise.doctor.parsing import certificates, workloads
+from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.object_fields import get, get_list, get_text, get_text_list
-from nodewise.install import second_scheduler
-from nodewise.kube.leader_election import CONTROLLER_LEASE, EXTENDER_LEASE
-from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES
+from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_text_list
+from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
+from nodewise.doctor.parsing.workloads import Container
+from nodewise.install import scheduler_versions, second_scheduler
+from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
+from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES, NODES, PODS
 from nodewise.metrics import custom_metrics_api, resource_metrics_api, source_table
 from nodewise.policies import deleted_policies
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
@@ -209,3 +232,179 @@ async def collect_cluster_ca(session: Session) -> Chain | UnavailableFact:
     if isinstance(config_map, UnavailableFact):
         return config_map
     return certificates.parse_pem(get_text(config_map, "data", "client-ca-file").encode())
+
+
+_DEFAULT_DURATION_S: Final = 15
+_PREFIX: Final = "nodewise"
+"""The beginning of the shipped names, which the chart replaces by the name of the release."""
+
+
+async def collect_cluster_version(session: Session) -> SchedulerVersion | UnavailableFact:
+    """The version that the API server states."""
+    what = "version of the API server"
+    response: Any = await session.reader.get(what, "get the non-resource URL /version", "/version")
+    if isinstance(response, UnavailableFact):
+        return response
+    try:
+        return scheduler_versions.parse_cluster_version(get_text(response, "gitVersion"))
+    except BadInput as error:
+        return UnavailableFact(what, str(error))
+
+
+async def collect_pod_admission(session: Session) -> PodAdmission | UnavailableFact:
+    """The policies with a binding that are, or are named like, those that nodewise ships."""
+    is_served = await session.reader.is_served(MUTATING_POLICIES)
+    if isinstance(is_served, UnavailableFact):
+        return is_served
+    kinds = [(ADMISSION_POLICIES, ADMISSION_BINDINGS)]
+    if is_served:
+        kinds.append((MUTATING_POLICIES, MUTATING_BINDINGS))
+    lists = await asyncio.gather(
+        *(session.reader.get_list(resource, parse_json) for pair in kinds for resource in pair)
+    )
+    read: list[list[Any]] = []
+    for part in lists:
+        if isinstance(part, UnavailableFact):
+            return part
+        read.append(part)
+    policies = (
+        policy
+        for (resource, _), listed, bindings in zip(kinds, read[::2], read[1::2], strict=True)
+        for policy in _shipped_policies(resource.kind, listed, bindings)
+    )
+    return PodAdmission(is_served, tuple(policies))
+
+
+def _shipped_policies(
+    kind: str, policies: Sequence[Any], bindings: Sequence[Any]
+) -> Iterator[PodAdmissionPolicy]:
+    bound = {get_text(binding, "spec", "policyName") for binding in bindings}
+    by_digest = {digest: shipped for shipped, digest in SHIPPED_POLICIES.items()}
+    for policy in policies:
+        name = get_text(policy, "metadata", "name")
+        digest = expressions_digest(policy)
+        shipped = by_digest.get(digest) or _find_by_name(kind, name)
+        if name in bound and shipped:
+            yield PodAdmissionPolicy(shipped, f"{kind}/{name}", digest in by_digest)
+
+
+def _find_by_name(kind: str, name: str) -> str:
+    """The shipped policy that has this name in an installation with any name; empty if there is none."""
+    endings = {shipped: shipped.removeprefix(f"{kind}/{_PREFIX}") for shipped in SHIPPED_POLICIES}
+    return next(
+        (shipped for shipped, ending in endings.items() if ending != shipped and name.endswith(ending)), ""
+    )
+
+
+async def collect_leases(session: Session) -> tuple[LeaderLease, ...] | UnavailableFact:
+    """The Leases of the extender and of the controller, in the namespaces of nodewise."""
+    read = await asyncio.gather(
+        *(
+            _read_lease(session.reader, namespace, name)
+            for namespace in session.target.namespaces
+            for name in (CONTROLLER_LEASE, EXTENDER_LEASE)
+        )
+    )
+    leases: list[LeaderLease] = []
+    for lease in read:
+        if isinstance(lease, UnavailableFact):
+            return lease
+        leases += [lease] if lease else []
+    return tuple(leases)
+
+
+async def _read_lease(
+    reader: ClusterReader, namespace: str, name: str
+) -> LeaderLease | UnavailableFact | None:
+    where = f"Lease/{namespace}/{name}"
+    right = f"get leases.{LEASES.group} {name} in namespace {namespace}"
+    lease: Any = await reader.get(where, right, LEASES.path(namespace, name))
+    if lease is None or isinstance(lease, UnavailableFact):
+        return lease
+    duration_s = get_number(lease, "spec", "leaseDurationSeconds") or _DEFAULT_DURATION_S
+    holder = get_text(lease, "spec", "holderIdentity")
+    return LeaderLease(
+        where,
+        holder,
+        _parse_time(get_text(lease, "spec", "renewTime")),
+        duration_s,
+        _parse_time(get_text(lease, "metadata", "annotations", EVALUATION_ANNOTATION)),
+    )
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(clock.parse_rfc3339(text), UTC)
+    except ValueError:
+        return None
+
+
+_PLUGIN: Final = "NodeRestriction"
+_API_SERVERS: Final = {"labelSelector": "component=kube-apiserver"}
+"""The label of the static pods of kubeadm and the distributions that follow it."""
+_LABEL: Final = f"{VERDICT_LABEL_PREFIX}doctor"
+_NOT_AUTHORIZED: Final = re.compile(r"cannot impersonate|cannot patch resource")
+"""RBAC or the node authorizer refuses, before any admission plugin examines the labels."""
+
+
+async def collect_node_restriction(session: Session) -> NodeRestriction | UnavailableFact:
+    """Tried only if nodewise runs in native mode, or nodes have its labels."""
+    nodes = (await session.require(collect_nodes)).nodes
+    extenders, controllers = await session.get(collect_extenders), await session.get(collect_controllers)
+    listed = [part for part in (extenders, controllers) if not isinstance(part, UnavailableFact)]
+    labelled = [node.metadata.name for node in nodes if node.has_verdicts]
+    if not nodes or not (labelled or native_mode_workloads(*listed)):
+        return NodeRestriction(True, "native mode is not used")
+    tried = await _try_write_as_node(session, (labelled or [nodes[0].metadata.name])[0])
+    if not isinstance(tried, UnavailableFact):
+        return tried
+    return await _restriction_by_flags(session) or tried
+
+
+async def _try_write_as_node(session: Session, node: str) -> NodeRestriction | UnavailableFact:
+    """The result of a dry run, which the API server does not store."""
+    what, user = f"the rights of the kubelet of Node/{node}", f"system:node:{node}"
+    right = f"impersonate users {user} and groups system:nodes"
+    connect_as_node = session.target.connect_as_node
+    if connect_as_node is None:
+        return UnavailableFact(what, "the kubeconfig impersonates a user", is_minor=True)
+    api = connect_as_node(user)
+    body = {"metadata": {"labels": {_LABEL: "ok"}}}
+    try:
+        await api.patch(NODES.path(name=node), body, "merge", {"dryRun": "All"})
+    except NotFound:
+        return UnavailableFact(what, "the node no longer exists", is_minor=True)
+    except Refused as error:
+        if _NOT_AUTHORIZED.search(str(error)):
+            return UnavailableFact(what, "forbidden", right, is_minor=True)
+        return NodeRestriction(True, short(str(error)))
+    except NodewiseError as error:
+        return unavailable(what, right, error)._replace(is_minor=True)
+    finally:
+        await api.close()
+    return NodeRestriction(False, f"a dry run as {user} may write the label {VERDICT_LABEL_PREFIX}…")
+
+
+async def _restriction_by_flags(session: Session) -> NodeRestriction | None:
+    """What the flags of kube-apiserver's static pods say; None without any that are visible."""
+    pods = await session.reader.get_list(PODS, parse_json, namespace=SYSTEM_NAMESPACE, selectors=_API_SERVERS)
+    servers = [] if isinstance(pods, UnavailableFact) else [*filter(None, map(_api_server, pods))]
+    if not servers:
+        return None
+    missing = [where for where, container in servers if not _enables_plugin(container)]
+    if missing:
+        return NodeRestriction(False, f"{missing[0]} does not enable the admission plugin {_PLUGIN}")
+    return NodeRestriction(True, f"{servers[0][0]} enables the admission plugin {_PLUGIN}")
+
+
+def _api_server(pod: Any) -> tuple[str, Container] | None:
+    workload = workloads.parse("Pod", pod)
+    container = next((item for item in workload.containers if workloads.runs(item, "kube-apiserver")), None)
+    return None if container is None else (workload.where, container)
+
+
+def _enables_plugin(container: Container) -> bool:
+    """The lists of a repeated flag are joined, and one that enables wins over one that disables."""
+    flags = workloads.flags(container)
+    lists = [*flags.get("enable_admission_plugins", ()), *flags.get("admission_control", ())]
+    return any(_PLUGIN in plugins.split(",") for plugins in lists)
