@@ -10,7 +10,6 @@ from nodewise.agents.gpu import vendor_resource_names
 from nodewise.base.errors import short
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
-    deschedulers,
     nodes,
     nodewise_workloads,
     policy_evaluation,
@@ -95,7 +94,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
 @given(st.binary(max_size=80) | VALUES.map(encoded))
 def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
-    deschedulers.parse_descheduler_policy("d", text)
+    scheduling_program_workloads.parse_descheduler_policy("d", text)
     workloads.parse_settings(text)
     nodewise_workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
@@ -133,7 +132,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
         admission_policies=rights_and_admission_policies.enforced_admission_policies([config, more], [more]),
-        deschedulers=(deschedulers.read_descheduler_policy("d", more), Descheduler("e", ())),
+        deschedulers=(scheduling_program_workloads.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )
     for finding in check_runner.examine(facts).findings:

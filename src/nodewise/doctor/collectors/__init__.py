@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from nodewise.base.clock import SystemClock
 from nodewise.doctor.collectors import (
-    deschedulers,
     metric_coverage,
     nodes,
     nodewise_workloads,
@@ -33,7 +32,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "nodes_with_verdicts": nodes.collect_nodes_with_verdicts,
     "metrics": metric_coverage.collect_metrics,
     "metrics_apis": metric_coverage.collect_metrics_apis,
-    "deschedulers": deschedulers.collect_deschedulers,
+    "deschedulers": scheduling_program_workloads.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,
     "cluster_ca": rights_and_admission_policies.collect_cluster_ca,

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.base import clock
-from nodewise.base.errors import short
+from nodewise.base.errors import UNREADABLE, BadInput, short
 from nodewise.doctor.collectors.cluster_reader import (
     CRON_JOBS,
     DAEMON_SETS,
@@ -19,7 +19,7 @@ from nodewise.doctor.collectors.cluster_reader import (
 )
 from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
-from nodewise.doctor.facts import PodInfo, UnavailableFact
+from nodewise.doctor.facts import Descheduler, PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
     get,
@@ -31,6 +31,7 @@ from nodewise.doctor.parsing.object_fields import (
 )
 from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.kube import object_files
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.placement_policy import PolicyKey
@@ -288,3 +289,52 @@ def _excludes_nodes_with_policy_label(expression: Any) -> bool:
     return operator == "DoesNotExist" or (
         operator == "NotIn" and "violating" in get_text_list(expression, "values")
     )
+
+
+_AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
+_MAX_BYTES: Final = 2**20
+
+
+async def collect_deschedulers(session: Session) -> tuple[Descheduler, ...]:
+    listed = (await session.require(collect_program_workloads)).deschedulers
+    return tuple(await asyncio.gather(*(_read_descheduler(session, workload) for workload in listed)))
+
+
+async def _read_descheduler(session: Session, workload: Workload) -> Descheduler:
+    container = find_container(workload, is_descheduler)
+    path = workloads.flag(container, "policy-config-file")
+    if not path:
+        return Descheduler(workload.where, ())
+    data = await session.files.read(workload, container, path)
+    if isinstance(data, UnavailableFact):
+        return Descheduler(workload.where, data)
+    return parse_descheduler_policy(workload.where, data)
+
+
+def parse_descheduler_policy(where: str, text: bytes) -> Descheduler:
+    """A descheduler with the policy in a text."""
+    try:
+        values = [
+            msgspec.json.decode(json) for _, json in object_files.split_documents(text[:_MAX_BYTES], "policy")
+        ]
+    except (BadInput, *UNREADABLE) as error:
+        return Descheduler(where, UnavailableFact(where, f"its policy: {short(str(error))}"))
+    return read_descheduler_policy(where, values[0] if values else None)
+
+
+def read_descheduler_policy(where: str, policy: Any) -> Descheduler:
+    """A descheduler with a policy of either version."""
+    plugins: dict[str, None] = {}
+    affinity_types: list[str] = []
+    for profile in get_list(policy, "profiles"):
+        for point in ("deschedule", "balance"):
+            plugins |= dict.fromkeys(get_text_list(profile, "plugins", point, "enabled"))
+        for plugin in get_list(profile, "pluginConfig"):
+            if get_text(plugin, "name") == _AFFINITY:
+                affinity_types += get_text_list(plugin, "args", "nodeAffinityType")
+    for name, strategy in get_mapping(policy, "strategies").items():
+        if get(strategy, "enabled") is True:
+            plugins[name] = None
+            if name == _AFFINITY:
+                affinity_types += get_text_list(strategy, "params", "nodeAffinityType")
+    return Descheduler(where, tuple(map(short, plugins)), tuple(affinity_types))
