@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nodewise.cli.configure import command as configure
 from nodewise.doctor import check_runner
-from nodewise.doctor.collectors import tls_probe
+from nodewise.doctor.collectors import schedulers
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import AccessRight, ProbedServer
 from nodewise.doctor.findings import Finding
@@ -44,7 +44,7 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     async def connect(_: object) -> ProbedServer:
         return ProbedServer(attempts=("not from here",))
 
-    monkeypatch.setattr(tls_probe, "connect", connect)
+    monkeypatch.setattr(schedulers, "connect", connect)
 
 
 def parse_manifest(text: str) -> dict[str, Any]:
