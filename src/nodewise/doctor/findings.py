@@ -1,4 +1,4 @@
-"""Findings as values, and the report."""
+"""Findings as values, the report, and the declaration of checks, which name the facts that they need."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,6 @@
-"""Changes several files together: all of them or none, even if the process is killed, and never one partly.
+"""Changes several files of a host together: all of them or none, even if the process is killed, and never one partly.
+
+Also restores a host from a backup, or by removing the changes of earlier runs.
 
 Each file is written under a temporary name beside its path, synced to disk, and renamed. The last file of the list, the
 manifest, is renamed last. Before that, a backup folder stores the previous content and the progress, so that the next

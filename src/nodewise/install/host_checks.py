@@ -1,4 +1,8 @@
-"""Checks of paths on a host: access, trust, and files that a run must not overwrite."""
+"""Checks of a host: paths, folders that are mounted into a container, and the script for other control-plane hosts.
+
+Paths are checked for access, trust, and files that a run must not overwrite. A folder of the container itself would be
+lost when it ends.
+"""
 
 import os
 import posixpath

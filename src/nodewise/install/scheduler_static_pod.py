@@ -1,4 +1,4 @@
-"""The static pod of kube-scheduler: reads its manifest, and adds or removes the configuration for nodewise.
+"""The static pod of kube-scheduler: reads its manifest, adds or removes the configuration for nodewise, and `--config`.
 
 Volumes have the names that the older configurator used, so a pod that it edited is taken over.
 """

@@ -1,4 +1,8 @@
-"""Collects the missing rights of nodewise's accounts, the admission policies that limit them, and the cluster's CA."""
+"""Collects rights and admission: the missing rights of nodewise's accounts and the policies that limit them.
+
+Also the cluster's CA and version, the admission policies that change the pods of policies, the Leases of nodewise's
+programs, and whether kubelets may write the labels of native mode, which the plugin NodeRestriction prevents.
+"""
 
 import asyncio
 import re

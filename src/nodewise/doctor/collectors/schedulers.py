@@ -1,4 +1,7 @@
-"""Schedulers: the configuration of each, and the certificates, Services and servers of nodewise's entries."""
+"""Schedulers: the configuration of each, and the certificates, Services and servers of nodewise's entries.
+
+The probe connects to an entry's address as kube-scheduler does, and reads the server's certificates.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""Workloads that run a scheduler, a descheduler or nodewise, and pods that wait or name a policy."""
+"""Workloads that run a scheduler, a descheduler or nodewise, the plugins of deschedulers, and pods that wait.
+
+Pods that name a policy count as well.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable
