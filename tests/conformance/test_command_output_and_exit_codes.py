@@ -409,8 +409,8 @@ class TestPolicyLint:
         assert done.stdout.splitlines() == [
             (
                 f"{file}:9: web/cool: spec.avoid[0].when_missing: found an unknown field, expected metric, aggregate, "
-                "above, atLeast, below, atMost, equals, notEquals, between, maxAge, whenMissing, release, for, keepFor, all; "
-                'did you mean "whenMissing"?'
+                "above, atLeast, below, atMost, equals, notEquals, between, maxAge, whenMissing, release, for, "
+                'keepFor, all; did you mean "whenMissing"?'
             ),
             (
                 f"{file}:13: wide: metadata.namespace: found 'web', expected none; a ClusterPlacementPolicy is not in "

@@ -13,7 +13,7 @@ from nodewise.kube.resource_kinds import NAMESPACES, NODES
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise.scheduling_model.in_memory_api_http_server import ApiServer, Request
+from nodewise.scheduling_model.in_memory_api_http_server import ApiRequest, ApiServer
 from tests.hostile import three_node_cluster_objects
 
 TASPOLICIES = RESOURCES["TASPolicy"]
@@ -86,7 +86,7 @@ class MalformedApiServer(ApiServer):
         self.asked: Counter[str] = Counter()
 
     async def serve_request(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: ApiRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         response = self.odd.get(request.path)
         if response is None:

@@ -2,9 +2,8 @@
 
 | module | what it contains |
 |---|---|
-| `facts.py`, `policy_facts.py` | the facts that checks need, as typed values, and facts that could not be read |
+| `facts.py` | the facts that checks need, as typed values, and facts that could not be read |
 | `findings.py`, `finding_catalogue.py` | findings and the report, and the catalogue of all findings |
-| `check_declaration.py` | the type of checks, and the decorator that declares their facts |
 | `checks/` | the checks: facts in, findings out; no I/O |
 | `collectors/` | one collector for each fact, which reads the API server, files of this host, or a server |
 | `parsing/` | parsers of objects and files; no I/O |

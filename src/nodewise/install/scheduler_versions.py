@@ -1,4 +1,4 @@
-"""Versions of kube-scheduler, the API versions of its configuration, and flags that have no effect beside `--config`."""
+"""Versions of kube-scheduler, API versions of its configuration, and flags that have no effect beside `--config`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -36,7 +36,7 @@ _PATCHES: Final[dict[str, Patch]] = {
 }
 
 
-class Request(NamedTuple):
+class ApiRequest(NamedTuple):
     """A request of HTTP/1.1."""
 
     method: str
@@ -121,7 +121,7 @@ class ApiServer:
             writer.close()
 
     async def serve_request(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: ApiRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Write the response to a request. ConnectionError if the client disconnects."""
         if request.params.pop("watch", "") in {"1", "true"}:
@@ -129,14 +129,14 @@ class ApiServer:
         else:
             await self._respond(request, writer)
 
-    async def _respond(self, request: Request, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, request: ApiRequest, writer: asyncio.StreamWriter) -> None:
         try:
             code, body = 200, await self._answer_request(request)
         except NodewiseError as error:
             code, body = encode_error(error)
         await _send_response(writer, code, body)
 
-    async def _answer_request(self, request: Request) -> bytes:
+    async def _answer_request(self, request: ApiRequest) -> bytes:
         method, path, params, content_type, body = request
         if method == "GET":
             return await self._api.get(path, params)
@@ -149,7 +149,7 @@ class ApiServer:
         return await self._api.delete(path, body, params)
 
     async def _send_watch_events(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, request: ApiRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Send watch events in chunks until the client disconnects, which ends the connection, or the watch ends."""
         disconnected = asyncio.ensure_future(reader.read(1))
@@ -176,7 +176,7 @@ class ApiServer:
             disconnected.cancel()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request | None:
+async def _read_request(reader: asyncio.StreamReader) -> ApiRequest | None:
     """The next request of a connection; None at its end. A body has a Content-Length."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -187,7 +187,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
     method, target, _ = first.split(" ")
     path, _, query = target.partition("?")
     body = await reader.readexactly(int(fields.get("content-length", "0")))
-    return Request(method, path, dict(parse_qsl(query)), fields.get("content-type", ""), body)
+    return ApiRequest(method, path, dict(parse_qsl(query)), fields.get("content-type", ""), body)
 
 
 def encode_error(error: NodewiseError) -> tuple[int, bytes]:
