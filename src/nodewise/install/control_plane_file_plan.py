@@ -9,17 +9,16 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, Problem
 from nodewise.install import (
-    backups,
     client_certificate_checks,
     file_diff,
+    file_transaction,
     host_checks,
     scheduler_configuration_file,
     scheduler_static_pod,
     scheduler_versions,
     yaml_editor,
 )
-from nodewise.install.backups import Backup
-from nodewise.install.file_transaction import FileChange, digest, plan_file_change, read_file
+from nodewise.install.file_transaction import Backup, FileChange, digest, plan_file_change, read_file
 from nodewise.install.scheduler_configuration_file import RenderContext, RenderedConfiguration
 from nodewise.install.scheduler_static_pod import DesiredState, Manifest
 from nodewise.install.scheduler_versions import SchedulerVersion
@@ -340,7 +339,7 @@ def _read_user_configuration(request: HostRequest, files: HostFiles) -> tuple[st
         raise BadInput("manifest", [problem], remedy=remedy)
     path = files.manifest.host_path(users)
     if before and before.backup and path == scheduler_config_path(request):
-        return path, backups.read_original_content(before.backup, path)
+        return path, file_transaction.read_original_content(before.backup, path)
     return path, read_required_file(path)
 
 

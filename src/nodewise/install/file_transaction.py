@@ -1,6 +1,6 @@
 """Changes several files of a host together: all of them or none, even if the process is killed, and never one partly.
 
-Also restores a host from a backup, or by removing the changes of earlier runs.
+A run first stores the content of the files in a backup folder, with an index of their paths and the progress.
 
 Each file is written under a temporary name beside its path, synced to disk, and renamed. The last file of the list, the
 manifest, is renamed last. Before that, a backup folder stores the previous content and the progress, so that the next
@@ -21,21 +21,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+import msgspec
+
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem
-from nodewise.install import backups, file_diff, scheduler_static_pod, yaml_editor
-from nodewise.install.backups import Backup, BackupIndex
-from nodewise.install.control_plane_file_plan import (
-    CERTIFICATE_NAMES,
-    ChangePlan,
-    HostRequest,
-    cluster_ca_digest,
-    config_hash,
-    list_managed_files,
-    read_required_file,
-    scheduler_config_path,
-)
-from nodewise.install.scheduler_static_pod import Manifest, PriorState
 
 PERMISSIONS: Final = 0o777
 """The permission bits that are written, whatever a file or backup has: no setuid, setgid or sticky bit."""
@@ -167,6 +156,187 @@ def fsync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
+INDEX: Final = "nodewise-backup.json"
+_PREFIX: Final = "backup_"
+_PRIVATE: Final = 0o700
+
+
+class Backup(NamedTuple):
+    parent: str
+    name: str
+    manifest: str = ""
+    """The manifest that the run changed; empty if unknown."""
+    cluster: str = ""
+    """A digest that identifies the cluster; empty if unknown."""
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.parent, self.name)
+
+
+class SavedFile(msgspec.Struct, frozen=True):
+    """A file of a backup."""
+
+    path: str
+    name: str | None
+    """The name of the copy in the backup folder; None: the file did not exist."""
+    mode: int
+    owner: tuple[int, int] | None
+    before: str | None
+    """The digest of the copy; None: the file did not exist."""
+    after: str | None
+    """The digest of the content after the run; None: the run removed the file."""
+
+
+class BackupIndex(msgspec.Struct, frozen=True):
+    """The index of a backup, stored as JSON in the backup folder."""
+
+    finished: bool
+    files: tuple[SavedFile, ...]
+    host: str = ""
+    manifest: str = ""
+    cluster: str = ""
+
+
+def new_backup_name() -> str:
+    return f"{_PREFIX}{time.strftime('%Y-%m-%d')}_{secrets.randbelow(10**10):010}"
+
+
+def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
+    """Copy the current files into a new backup folder. The folder gets its final name only when it is complete."""
+    folder = os.path.join(backup.parent, f"{STAGED_PREFIX}{secrets.token_hex(6)}")
+    os.mkdir(folder, _PRIVATE)
+    names: set[str] = set()
+    entries = []
+    for change in changes:
+        name = None
+        if change.before is not None:
+            name = os.path.basename(change.path)
+            name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
+            names.add(name)
+            write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
+        digests = digest(change.before), digest(change.after)
+        mode = change.mode_before & PERMISSIONS
+        entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
+    index = BackupIndex(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
+    write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
+    fsync_folder(folder)
+    os.rename(folder, backup.path)
+    fsync_folder(backup.parent)
+
+
+def mark_backup_finished(folder: str) -> None:
+    """Mark the run of a backup as finished."""
+    index = read_backup_index(folder)
+    if index is not None:
+        path = os.path.join(folder, INDEX)
+        data = _encode_index(msgspec.structs.replace(index, finished=True))
+        os.rename(write_staged(path, data, 0o600, None), path)
+        fsync_folder(folder)
+
+
+def read_backup_index(folder: str) -> BackupIndex | None:
+    """The index of a backup; None for a folder without one, as the older configurator left it.
+
+    `BadInput` for an invalid index, and if users other than root could have written it: an index decides which files
+    root writes.
+    """
+    trusted_files.check_folder(folder)
+    data = read_file(os.path.join(folder, INDEX))
+    if data is None:
+        return None
+    try:
+        index = msgspec.json.decode(data, type=BackupIndex)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _backup_index_error(folder, str(error)) from error
+    for file in index.files:
+        if not os.path.isabs(file.path) or os.path.normpath(file.path) != file.path:
+            raise _backup_index_error(folder, f"the path {file.path!r}")
+        if file.owner is not None and file.owner[0] not in (0, os.geteuid()):
+            raise _backup_index_error(folder, f"the owner {file.owner[0]} of {file.path!r}")
+        if file.name is not None and (
+            os.path.basename(file.name) != file.name or file.name in {"", ".", ".."}
+        ):
+            raise _backup_index_error(folder, f"the name {file.name!r}")
+    return index
+
+
+def _backup_index_error(folder: str, actual: str) -> BadInput:
+    remedy = "move the folder elsewhere, or name another backup"
+    return BadInput(folder, [Problem(INDEX, actual, "as it was written")], remedy=remedy)
+
+
+def list_backups(parent: str) -> list[str]:
+    """All backup folders, sorted by name."""
+    return sorted(_list_folders(parent, _PREFIX))
+
+
+def list_incomplete_backups(parent: str) -> list[str]:
+    """Folders of backups that an interrupted run did not complete."""
+    return sorted(_list_folders(parent, STAGED_PREFIX))
+
+
+def newest_backup(parent: str, names: Sequence[str]) -> str | None:
+    """The newest folder with a finished backup, or with one of these file names for a backup of the older configurator;
+    None if there is none.
+    """
+
+    def is_usable(folder: str) -> bool:
+        try:
+            index = read_backup_index(folder)
+        except BadInput:
+            return False
+        return index.finished if index else any(os.path.isfile(os.path.join(folder, n)) for n in names)
+
+    return max(
+        filter(is_usable, list_backups(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None
+    )
+
+
+def plan_backup_restore(folder: str, places: Sequence[str]) -> list[FileChange]:
+    """The changes that restore a backup. `places` are the original paths of the files in a backup without an index."""
+    index = read_backup_index(folder)
+    if index is None:
+        copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
+        existing = [(place, name) for place, name in copies if os.path.isfile(name)]
+        if not existing:
+            raise BadInput(
+                f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
+            )
+        return [plan_file_change(place, read_file(name)) for place, name in existing]
+    return [plan_file_restore(folder, entry) for entry in index.files]
+
+
+def read_original_content(folder: str, path: str) -> bytes:
+    """The content of a file before the run of a backup. `BadInput` if the backup does not have it."""
+    for change in plan_backup_restore(folder, [path]):
+        if change.path == path and change.after is not None:
+            return change.after
+    raise BadInput(folder, [Problem("backup", f"no {path} in it", "the original file")])
+
+
+def plan_file_restore(folder: str, entry: SavedFile) -> FileChange:
+    """The change that restores one file of a backup. `BadInput` if the copy was modified."""
+    data = read_file(os.path.join(folder, entry.name)) if entry.name is not None else None
+    if digest(data) != entry.before:
+        raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])
+    return FileChange(entry.path, read_file(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
+
+
+def _encode_index(index: BackupIndex) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(index), indent=1)
+
+
+def _list_folders(parent: str, prefix: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        return [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
+        ]
+    return []
+
+
 _LOCK_TIMEOUT_S: Final = 10.0
 """Timeout for another run to end."""
 
@@ -216,7 +386,7 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
     staged: dict[str, str] = {}
     try:
         if backup is not None:
-            backups.save_backup(changes, backup)
+            save_backup(changes, backup)
         for change in changes:
             _make_folder(os.path.dirname(change.path), created_folders)
             if change.after is not None:
@@ -232,7 +402,7 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
             raise NodewiseError(f"nothing was changed: {error.strerror}: {error.filename}") from error
         raise
     if backup is not None:
-        backups.mark_backup_finished(backup.path)
+        mark_backup_finished(backup.path)
 
 
 def restore_interrupted_runs(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
@@ -241,12 +411,12 @@ def restore_interrupted_runs(parent: str, managed: Collection[str]) -> list[Reco
     `BadInput` if users other than root can write to the folder.
     """
     trusted_files.check_folder(parent)
-    for folder in backups.list_incomplete_backups(parent):
+    for folder in list_incomplete_backups(parent):
         shutil.rmtree(folder, ignore_errors=True)
     recovered = []
-    for folder in backups.list_backups(parent):
+    for folder in list_backups(parent):
         try:
-            index = backups.read_backup_index(folder)
+            index = read_backup_index(folder)
         except BadInput:
             recovered.append(RecoveredBackup(folder, "unreadable"))
             continue
@@ -257,7 +427,7 @@ def restore_interrupted_runs(parent: str, managed: Collection[str]) -> list[Reco
             recovered.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
             recovered += _restore_interrupted_run(folder, index)
-            backups.mark_backup_finished(folder)
+            mark_backup_finished(folder)
     return recovered
 
 
@@ -267,7 +437,7 @@ def _restore_interrupted_run(folder: str, index: BackupIndex) -> list[RecoveredB
         return []
     if any(actual not in {entry.before, entry.after} for actual, entry in zip(now, index.files, strict=True)):
         return [RecoveredBackup(folder, "left")]
-    commit_changes([backups.plan_file_restore(folder, entry) for entry in index.files])
+    commit_changes([plan_file_restore(folder, entry) for entry in index.files])
     return [RecoveredBackup(folder, "undone")]
 
 
@@ -329,7 +499,7 @@ def _undo_applied_changes(
             os.rmdir(folder)
     if is_complete and backup is not None:
         shutil.rmtree(backup.path, ignore_errors=True)
-        for folder in backups.list_incomplete_backups(backup.parent):
+        for folder in list_incomplete_backups(backup.parent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -341,125 +511,3 @@ def _restore_file(change: FileChange) -> None:
             write_staged(change.path, change.before, change.mode_before, change.owner),
             change.path,
         )
-
-
-def plan_uninstall(request: HostRequest) -> ChangePlan:
-    """The changes that remove everything that earlier runs added."""
-    manifest = scheduler_static_pod.parse_manifest(
-        read_required_file(request.manifest), request.manifest, request.container
-    )
-    value = scheduler_static_pod.remove_configuration(manifest)
-    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
-    changes: list[FileChange] = []
-    warnings: list[str] = []
-    if manifest.own_config is not None:
-        changes, warnings = _changes_to_own_files(manifest)
-        if manifest.user_config:
-            warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
-    summary = file_diff.describe_pod_changes(manifest.document.value, value, manifest.container_index)
-    return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
-
-
-def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
-    """The changes that restore a backup, the manifest last.
-
-    `BadInput` for a backup of another manifest, cluster or kube-scheduler image, unless `existing` is `replace`.
-    """
-    changes = backups.plan_backup_restore(folder, [scheduler_config_path(request), request.manifest])
-    index = backups.read_backup_index(folder)
-    problems = [] if index is None else list(_backup_origin_problems(index, request))
-    manifests = _read_manifests(changes, request)
-    problems += _image_version_problems(*manifests) if manifests else []
-    if problems and request.existing != "replace":
-        remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
-        raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
-    own = list_managed_files(request)
-    if foreign_files := [
-        Problem("file", change.path, "one that this command manages")
-        for change in changes
-        if change.path not in own
-    ]:
-        remedy = "name the places of that run with -m, -d and --cert-dir"
-        raise BadInput(f"the backup {folder} does not belong here", foreign_files, remedy=remedy)
-    warnings = [str(problem) for problem in problems]
-    warnings += [] if index is None else _modified_file_warnings(index)
-    summary: list[str] = []
-    if manifests and manifests[0].container_index == manifests[1].container_index:
-        summary = file_diff.describe_pod_changes(
-            manifests[0].document.value, manifests[1].document.value, manifests[0].container_index
-        )
-    changes = sorted(changes, key=lambda change: change.path == request.manifest)
-    return ChangePlan(changes, warnings=warnings, summary=summary)
-
-
-def _backup_origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
-    if index.manifest and index.manifest != request.manifest:
-        yield Problem(
-            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
-        )
-    here = cluster_ca_digest(request)
-    if index.cluster and here and index.cluster != here:
-        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
-
-
-def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tuple[Manifest, Manifest] | None:
-    """The current manifest and the one in the backup; None if one of them cannot be parsed, because the backup may
-    repair it.
-    """
-    for change in changes:
-        if change.path == request.manifest and change.before is not None and change.after is not None:
-            try:
-                now, then = (
-                    scheduler_static_pod.parse_manifest(data, request.manifest, request.container)
-                    for data in (change.before, change.after)
-                )
-            except BadInput:
-                return None
-            return now, then
-    return None
-
-
-def _image_version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
-    """Problems of images: after an upgrade, the old manifest would start the old kube-scheduler."""
-    images = now.container.get("image"), then.container.get("image")
-    if images[0] != images[1]:
-        yield Problem(
-            "--restore", f"a kube-scheduler of image {images[1]}, and now it is {images[0]}", "the same"
-        )
-
-
-def _modified_file_warnings(index: BackupIndex) -> Iterator[str]:
-    host = os.uname().nodename
-    if index.host and index.host != host:
-        yield f"this backup was made on the host {index.host}, and this is {host}"
-    for file in index.files:
-        if digest(read_file(file.path)) not in {file.before, file.after}:
-            yield f"{file.path} was changed since that run, which is lost"
-
-
-def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
-    """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
-    config = manifest.own_config or ""
-    before = manifest.recorded_state or PriorState()
-    certificates = _certificate_files_of_earlier_runs(manifest)
-    paths = [config, *certificates]
-    if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
-        return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
-    removed = [plan_file_change(path, None, 0) for path in certificates]
-    if not before.config or manifest.host_path(before.config) != config:
-        return [*removed, plan_file_change(config, None, 0)], []
-    if not before.backup:
-        raise BadInput(
-            config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
-        )
-    return [plan_file_change(config, backups.read_original_content(before.backup, config), 0), *removed], []
-
-
-def _certificate_files_of_earlier_runs(manifest: Manifest) -> list[str]:
-    """Paths of the existing certificate files of earlier runs."""
-    paths = (
-        [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]
-        if manifest.own_certs
-        else []
-    )
-    return [path for path in paths if os.path.isfile(path)]

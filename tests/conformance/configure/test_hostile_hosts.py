@@ -18,8 +18,7 @@ import yaml
 
 from nodewise.base.errors import BadInput, Conflict
 from nodewise.install import file_transaction
-from nodewise.install.backups import Backup
-from nodewise.install.file_transaction import FileChange
+from nodewise.install.file_transaction import Backup, FileChange
 from tests.conformance.configure import fault_injection, scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import with_field

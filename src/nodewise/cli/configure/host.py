@@ -21,17 +21,16 @@ from nodewise.cli.configure.options import (
     flags_to_repeat_run,
 )
 from nodewise.install import (
-    backups,
     control_plane_file_plan,
     file_diff,
     file_transaction,
     host_checks,
+    rollback,
     scheduler_configuration,
     scheduler_static_pod,
 )
-from nodewise.install.backups import Backup
 from nodewise.install.control_plane_file_plan import ChangePlan, HostRequest
-from nodewise.install.file_transaction import FileChange
+from nodewise.install.file_transaction import Backup, FileChange
 from nodewise.install.host_checks import OtherHostRun
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 
@@ -269,9 +268,9 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
 
 def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> ChangePlan:
     if options.uninstall:
-        return file_transaction.plan_uninstall(request)
+        return rollback.plan_uninstall(request)
     if options.restore is not None:
-        return file_transaction.plan_restore(request, _backup_to_restore(options, request))
+        return rollback.plan_restore(request, _backup_to_restore(options, request))
     return control_plane_file_plan.plan_configuration(request, backup)
 
 
@@ -279,7 +278,7 @@ def _backup_to_restore(options: ConfigureOptions, request: HostRequest) -> str:
     if options.restore != NEWEST:
         return os.path.abspath(str(options.restore))
     parent = request.backup_dir or os.path.abspath(options.backup_dir)
-    folder = backups.newest_backup(parent, [os.path.basename(request.manifest)])
+    folder = file_transaction.newest_backup(parent, [os.path.basename(request.manifest)])
     if folder is None:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
@@ -293,7 +292,7 @@ def _new_backup(request: HostRequest) -> Backup | None:
         return None
     return Backup(
         request.backup_dir,
-        backups.new_backup_name(),
+        file_transaction.new_backup_name(),
         request.manifest,
         control_plane_file_plan.cluster_ca_digest(request),
     )
