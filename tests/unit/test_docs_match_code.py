@@ -1,5 +1,6 @@
 """The pages of the documentation agree with the repository."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,6 +40,28 @@ def test_every_package_and_module_is_in_architecture() -> None:
     rooms += ROOT.glob("packages/*/src/*/")
     names = sorted(str(path.relative_to(ROOT)) for path in rooms if any(path.glob("*.py")))
     assert [name for name in names if name not in text] == []
+
+
+OLDER_PROGRAMS = {"cmk.py", "node-annotator/usage/k8s_analytics.py"}
+"""Files of older programs that docstrings name."""
+
+
+def named_files(path: Path) -> set[str]:
+    """The Python files that the docstring of a module names."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return set(re.findall(r"`([\w/-]+\.py)`", text)) - OLDER_PROGRAMS
+
+
+def test_every_file_that_the_docstring_of_a_module_names_exists() -> None:
+    """Beside the module, in its distribution, or in the repository."""
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in (ROOT / "src/nodewise", *ROOT.glob("packages/*/src/*"))
+        for path in package.rglob("*.py")
+        for name in named_files(path)
+        if not any((folder / name).exists() for folder in (path.parent, package, ROOT))
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

@@ -4,7 +4,7 @@ An agent is an `AgentKind` in a folder of its own. Its `StateBuilder` computes t
 metrics change; its plugin answers requests from that state by look-up. Neither does I/O or reads the clock. Values per
 node are arrays by node number (`NodeIndex`), values in a verdict are by candidate in the order of the request, and
 `candidates.numbers` maps one to the other. Interfaces for nodewise's own agents are in `bind_plugin_interface.py`
-(allocations) and `agent_controller_interface.py` (writes to the API server).
+(allocations) and `controller_interface.py` (writes to the API server).
 """
 
 from abc import ABC, abstractmethod

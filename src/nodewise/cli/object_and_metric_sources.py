@@ -86,7 +86,7 @@ class StoreRelister:
         """A registry of its own: counts of these lists must not overwrite those of the stores."""
 
     async def read(self, name: str) -> Store[Any]:
-        """A separate list of one kind (`controllers.Relister`)."""
+        """A separate list of one kind (`agent.controller_interface.Relister`)."""
         return await list_objects(self._api, self._targets[name], self._registry, lambda _: None)
 
     def begin(self) -> None:

@@ -214,7 +214,7 @@ class SnapshotComponents(NamedTuple):
 
 
 class SnapshotRelister:
-    """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
+    """Fills the stores from new lists and resets the state builders (`agent.controller_interface.Relister`)."""
 
     def __init__(self, snapshots: SnapshotComponents) -> None:
         if snapshots.feed.relister is None:

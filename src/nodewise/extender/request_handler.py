@@ -1,6 +1,6 @@
 """Handles a request of kube-scheduler: from its body to a decision and the body of the response.
 
-`routes` serves it and `simulate.recording_replay` repeats it, so both give the same responses. The time and the
+`routes` serves it and `scheduling_model.recording_replay` repeats it, so both give the same responses. The time and the
 snapshot are arguments, and nothing is stored.
 """
 

@@ -12,15 +12,15 @@ The states of a node, with the conditions of the transitions:
 
 | from | to | condition |
 |---|---|---|
-| PASSING | PENDING | the rule is broken |
-| PENDING | REJECTED | broken, and since the start of PENDING at least `for` has passed |
-| PENDING | PASSING | not broken |
+| PASSING | PENDING | the node meets the rule |
+| PENDING | REJECTED | the node meets the rule, and since the start of PENDING at least `for` has passed |
+| PENDING | PASSING | the node does not meet the rule |
 | REJECTED | KEPT | released |
-| KEPT | REJECTED | broken |
+| KEPT | REJECTED | the node meets the rule |
 | KEPT | PASSING | released, and since the start of KEPT at least `keepFor` has passed |
 
-Without `for` or `keepFor`, a node passes through PENDING or KEPT in one step. A rule is broken where each part meets
-its target. It is released where a part no longer meets its `release`, which takes the place of the target while a node
+Without `for` or `keepFor`, a node passes through PENDING or KEPT in one step. A node meets a rule where each part meets
+its target. The rule is released where a part no longer meets its `release`, which replaces the target while a node
 is rejected; without `release` that is the target itself. Between target and `release`, a rejected node stays rejected
 and a pending one passes.
 

@@ -1,4 +1,4 @@
-"""The table of the operators of policies. A rule is broken where `value operator target` is true.
+"""The table of the operators of policies. A node meets a rule where `value operator target` is true.
 
 Parser, evaluation, backtest, the checks of queries and the mutants of suites read this table. "Adding an operator" in
 ARCHITECTURE.md names what else an operator needs. Comparisons are exact. Source of the names in a TASPolicy: Telemetry

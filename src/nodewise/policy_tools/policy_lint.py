@@ -3,8 +3,8 @@ than it seems.
 
 The parser of placement policies is as strict as the API server. That of TASPolicy is not: `taspolicies.yaml` beside
 this module is a copy of the CRD (made by `make chart`), so there is one source. The rules in CEL about the names of
-strategies and fields are those of `taspolicy_parser.py`. `tests/cluster/test_policy_lint.py` and
-`test_placement_policy_parser.py` compare the verdicts with a real API server's.
+strategies and fields are those of `policies/taspolicy_parser.py`. `tests/cluster/test_policy_lint.py` and
+`tests/cluster/test_placement_policy_parser.py` compare the verdicts with a real API server's.
 
 The checks of queries are no parser of PromQL: they read the operators outside of brackets, and know nothing about the
 rest. So they report only what is certain, and Prometheus reports the rest when it runs the query. Source of the

@@ -8,8 +8,6 @@ import click
 from nodewise.base import clock, quantity
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.explain import explanation as explanations
-from nodewise.cli.explain import explanation as missing_decision
-from nodewise.cli.explain import explanation as visible_state
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import LabelledNode, NativeState, RequiredLabel
 from nodewise.engine import decision_json
@@ -294,11 +292,11 @@ def _print_without_attempt(pod_explanation: PodExplanation) -> None:
     if visible is not None:
         if lookup.native is not None:
             terminal_output.print_line("")
-        visible_state.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
+        explanations.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
     elif lookup.native is None:
         replicas = format_count(len(pod_explanation.responses), "replica")
         none_decided = f"{replicas} asked, none has a decision"
-        causes = missing_decision.find_missing_decision_causes(lookup, pod_explanation.responses)
+        causes = explanations.find_missing_decision_causes(lookup, pod_explanation.responses)
         if lookup.gone:
             _print_lines([lookup.missing, f"  {none_decided}", *(f"  {cause}" for cause in causes[1:])])
         else:

@@ -2,11 +2,9 @@
 
 | file | content |
 |---|---|
-| `history_reading.py` | reads the metrics block by block, the pods that started, and notes what is missing |
-| `recorded_pods.py` | the pods of a recording, in place of those of kube-state-metrics |
-| `report.py` | the result as values, and as JSON |
-| `text_report.py` | the result as text |
-| `html_page.py`, `plots.py` | the result as one page without links |
+| `history_reading.py` | reads the metrics block by block and the started pods, and notes what is missing |
+| `report.py` | the result as values, as JSON and as text |
+| `html_page.py` | the result as one page without links |
 """
 
 import asyncio
@@ -23,7 +21,6 @@ from nodewise.cli import agent_selection, decide_inputs, options_from_settings
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest import report as reports
-from nodewise.cli.policy_backtest import report as text_report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.policy_backtest.report import BacktestReport
 from nodewise.cli.setting_declarations import CommandOptions
@@ -96,7 +93,7 @@ def run(command_line: CommandLine) -> None:
     if own.output == "json":
         click.echo(msgspec.json.encode(reports.to_document(report)))
     else:
-        text_report.print_report(report)
+        reports.print_report(report)
     if own.html:
         from nodewise.cli.policy_backtest import html_page
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nodewise.base import clock, quantity
 from nodewise.base.errors import truncate, visible
 from nodewise.cli.plots import STYLE
-from nodewise.cli.policy_backtest import report as text_report
+from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.policy_backtest.report import BacktestReport, PolicyReport
 from nodewise.cli.tables import TableData
 from nodewise.policy_tools import policy_backtest
@@ -243,7 +243,7 @@ def render(report: BacktestReport) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         f"<title>Backtest of {_text(names)}</title><style>{_PAGE_STYLE}</style></head><body><main>",
-        f'<h1>Backtest of {_text(names)}</h1><p class="soft">{_text(text_report.range_line(report))}</p>',
+        f'<h1>Backtest of {_text(names)}</h1><p class="soft">{_text(reports.range_line(report))}</p>',
     ]
     if report.notes:
         notes = "".join(f"<li>{_text(note)}</li>" for note in report.notes)
@@ -257,7 +257,7 @@ def render(report: BacktestReport) -> str:
 def _policy_parts(policy: PolicyReport, report: BacktestReport) -> Iterator[str]:
     yield f"<h2>{_text(policy.policy.key.text())}</h2>"
     yield f'<div class="figures">{"".join(_figures(policy))}</div>'
-    lines = "".join(f"<p>{_text(line)}</p>" for line in text_report.summary_lines(policy, report))
+    lines = "".join(f"<p>{_text(line)}</p>" for line in reports.summary_lines(policy, report))
     yield f"<section>{lines}</section>"
     heat = heat_map(report, policy)
     if heat:
@@ -277,9 +277,9 @@ def _policy_parts(policy: PolicyReport, report: BacktestReport) -> Iterator[str]
             f'<div class="curves">{curves}</div>',
         )
     for title, table in (
-        ("Each rule alone", text_report.rules_table(policy)),
-        ("Alternatives", text_report.alternatives_table(policy)),
-        ("Nodes that were rejected for the longest time", text_report.nodes_table(policy, _MAX_NODES)),
+        ("Each rule alone", reports.rules_table(policy)),
+        ("Alternatives", reports.alternatives_table(policy)),
+        ("Nodes that were rejected for the longest time", reports.nodes_table(policy, _MAX_NODES)),
     ):
         if table.rows:
             yield _section(title, "", _table(table))
@@ -287,12 +287,10 @@ def _policy_parts(policy: PolicyReport, report: BacktestReport) -> Iterator[str]
 
 def _figures(policy: PolicyReport) -> Iterator[str]:
     measures = policy.measures
-    yield _figure(text_report.percent(measures.rejected_share), "of the time of all nodes rejected")
+    yield _figure(reports.percent(measures.rejected_share), "of the time of all nodes rejected")
     yield _figure(f"{measures.most_rejected:,}", "nodes rejected at once, at most")
     outage_s = measures.longest_outage_s
-    yield _figure(
-        text_report.duration(outage_s), "longest time without an eligible node", is_bad=outage_s > 0
-    )
+    yield _figure(reports.duration(outage_s), "longest time without an eligible node", is_bad=outage_s > 0)
     yield _figure(f"{measures.flaps_per_hour:.1f}", "flaps per hour, of all nodes")
     if measures.pods is not None:
         pods = measures.pods

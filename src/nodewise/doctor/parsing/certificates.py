@@ -131,7 +131,7 @@ def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def _certificate_usages(certificate: x509.Certificate) -> tuple[bool, bool]:
     """Whether it is for clients and for servers. Without the extension it is for servers only: nodewise rejects client
-    certificates that do not have the extended key usage clientAuth (`serve.client_authorizer`).
+    certificates that do not have the extended key usage clientAuth (`server.client_authorizer`).
     """
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -1,4 +1,4 @@
-"""`nodewise cpu isolate`: runs a command on CPUs of a pool, by `cpu/workload/isolate.py`. As `cmk` it starts fast."""
+"""`nodewise cpu isolate`: runs a command on CPUs of a pool, by `workload/isolate.py`. As `cmk` it starts fast."""
 
 import click
 
@@ -13,7 +13,7 @@ _HELP = (
 
 
 class _IsolateCommand(click.Command):
-    """Leaves the arguments to `cpu/workload/isolate_arguments.py`, because some belong to the command."""
+    """Leaves the arguments to `workload/isolate_arguments.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if isolate_arguments.find_help_or_version_flag(args) == "--help":

@@ -1,6 +1,6 @@
 """Measures nodes, plans the annotations and writes them, in one burst per period.
 
-The annotator as a controller of the extender's leader (`controllers.Controller`).
+The annotator as a controller of the extender's leader (`agent.controller_interface.Controller`).
 """
 
 import asyncio
