@@ -9,9 +9,9 @@ of each series counts, unless the node has one that is newer by `STALE_S`. Sourc
 import asyncio
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from nodewise.metrics.metrics_source import (
 )
 from nodewise.metrics.series import Sample, Series
 
+T = TypeVar("T")
 STALE_S: Final = 300.0
 """A series without a data point for so long, while the node has others of the metric, has ended; as in Prometheus."""
 MAX_LINE_BYTES: Final = 64 * 2**20
@@ -193,37 +194,48 @@ class OtlpFileSource:
         if not line.strip():
             return
         for metric, series, at, entry in list(_parse_line(line, where)):
-            points = self._points.setdefault(metric, {})
+            points = self._points.get(metric, {})
             known = points.get(series)
             if known is not None and known.at > at:
                 continue
             if entry is None:
                 self._count -= points.pop(series, None) is not None
                 continue
+            if known is None and self._count >= MAX_SERIES:
+                self._remove_ended_series(at)
+                if self._count >= MAX_SERIES:
+                    problem = Problem(where, "more series", f"at most {MAX_SERIES} series in the file")
+                    raise BadInput(_WHAT, [problem])
+            self._points.setdefault(metric, {})[series] = _StoredPoint(at, entry)
             self._count += known is None
-            if self._count > MAX_SERIES:
-                problem = Problem(where, "more series", f"at most {MAX_SERIES} series in the file")
-                raise BadInput(_WHAT, [problem])
-            points[series] = _StoredPoint(at, entry)
+
+    def _remove_ended_series(self, now: float) -> None:
+        """Remove the series without a data point since `STALE_S` before `now`, such as those of former pods."""
+        for metric, points in list(self._points.items()):
+            self._points[metric] = {key: point for key, point in points.items() if point.at > now - STALE_S}
+        self._count = sum(map(len, self._points.values()))
 
 
-def _decode_line(line: bytes, where: str) -> _ExportRequest:
-    """`BadInput` names the line and the field."""
+def _decoded(decode: Callable[[bytes], T], text: bytes, where: str) -> T:
+    """A line or a part of one. `BadInput` names the line and the field."""
     try:
-        return _decode(line)
+        return decode(text)
     except UNREADABLE as error:
-        text, _, field = str(error).partition(" - at `$")
-        types = _TYPE_ERROR.fullmatch(text)
-        actual, expected = (types[2], types[1]) if types else (text, _LINE)
+        message, _, field = str(error).partition(" - at `$")
+        types = _TYPE_ERROR.fullmatch(message)
+        actual, expected = (types[2], types[1]) if types else (message, _LINE)
         place = field.strip(".`")
         raise BadInput(_WHAT, [Problem(f"{where}, {place}" if place else where, actual, expected)]) from error
 
 
 def _parse_line(line: bytes, where: str) -> Iterator[_Point]:
     """The data points of a line."""
-    for i, of_resource in enumerate(_decode_line(line, where).resourceMetrics):
+    for i, of_resource in enumerate(_decoded(_decode, line, where).resourceMetrics):
         resource = bytes(of_resource.resource)
-        values = {item.key: item.value.stringValue for item in _decode_resource(resource).attributes}
+        attributes = _decoded(
+            _decode_resource, resource, f"{where}, resourceMetrics[{i}].resource"
+        ).attributes
+        values = {item.key: item.value.stringValue for item in attributes}
         node = next((values[key] for key in _NODE_ATTRIBUTES if values.get(key)), "")
         if not node:
             continue
@@ -239,7 +251,7 @@ def _parse_line(line: bytes, where: str) -> Iterator[_Point]:
 def _read_point(metric: str, series: _SeriesKey, point: _DataPoint, where: str) -> _Point:
     try:
         at = int(point.timeUnixNano) / 1e9
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         problem = Problem(f"{where}.timeUnixNano", shown(point.timeUnixNano), "nanoseconds since 1970")
         raise BadInput(_WHAT, [problem]) from error
     if point.flags & _NO_RECORDED_VALUE:

@@ -132,6 +132,14 @@ INVALID = {
         '{"resourceMetrics": [{"scopeMetrics": 7}]}\n',
         "line 2, resourceMetrics[0].scopeMetrics: int; expected array",
     ),
+    "another type of a resource": (
+        '{"resourceMetrics": [{"resource": {"attributes": 5}}]}\n',
+        "line 2, resourceMetrics[0].resource, attributes: int; expected array",
+    ),
+    "a time that is too large": (
+        line(point(1) | {"timeUnixNano": "9" * 400}),
+        f"line 2, {FIELD}.gauge.dataPoints[0].timeUnixNano: '999",
+    ),
     "no time": (
         line(point(1) | {"timeUnixNano": "now"}),
         f"line 2, {FIELD}.gauge.dataPoints[0].timeUnixNano: 'now'; expected nanoseconds since 1970",
@@ -169,6 +177,22 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_files, "MAX_LINE_BYTES", 20)
     with pytest.raises(BadInput, match="line 1: a longer line; expected a line of at most 20 bytes"):
         fetch(OtlpFileSource(str(file)), "temp")
+
+
+def test_ended_series_make_room_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.jsonl"
+    file.write_text(line(point(1)) + line(point(2), node="n2"))
+    source = OtlpFileSource(str(file))
+    monkeypatch.setattr(otlp_files, "MAX_SERIES", 2)
+    assert values(source, "temp") == {"n1": 1, "n2": 2}
+    with file.open("a") as lines:
+        lines.write(line(point(3, 400), node="n3") + line(point(4, 401), node="n4"))
+    assert values(source, "temp") == {"n3": 3, "n4": 4}
+    with file.open("a") as lines:
+        lines.write(line(point(5, 402), node="n5"))
+    for _ in range(2):
+        with pytest.raises(BadInput, match="line 5: more series"):
+            fetch(source, "temp")
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
