@@ -96,7 +96,7 @@ class MalformedApiServer(ApiServer):
         lines = [f"{name}: {value}\r\n" for name, value in response.headers.items()]
         head = "".join([*lines, "transfer-encoding: chunked\r\n\r\n"])
         writer.write(in_memory_api_http_server.status_line(response.status) + head.encode())
-        disconnected = asyncio.ensure_future(reader.read(1))
+        disconnected = in_memory_api_http_server.watch_disconnection(reader)
         async with contextlib.aclosing(response.pieces()) as pieces:  # type: ignore[type-var]
             while not disconnected.done():
                 piece = asyncio.ensure_future(anext(pieces, b""))

@@ -152,7 +152,7 @@ class ApiServer:
         self, request: ApiRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Send watch events in chunks until the client disconnects, which ends the connection, or the watch ends."""
-        disconnected = asyncio.ensure_future(reader.read(1))
+        disconnected = watch_disconnection(reader)
         try:
             async with contextlib.aclosing(self._api.watch(request.path, request.params)) as lines:
                 line = asyncio.ensure_future(anext(lines, b""))
@@ -174,6 +174,13 @@ class ApiServer:
             writer.write(b"0\r\n\r\n")
         finally:
             disconnected.cancel()
+
+
+def watch_disconnection(reader: asyncio.StreamReader) -> asyncio.Task[bytes]:
+    """Done when the client disconnects. An error of the connection is retrieved, so that asyncio does not log it."""
+    task = asyncio.ensure_future(reader.read(1))
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
 
 
 async def _read_request(reader: asyncio.StreamReader) -> ApiRequest | None:
