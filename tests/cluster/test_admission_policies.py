@@ -667,7 +667,9 @@ TRUST_FORBIDDEN: Final = {
 
 
 @pytest.mark.parametrize("what", TRUST_FORBIDDEN)
-def test_without_the_verb_nobody_trusts(cluster: GuardedCluster, tool: User, space: str, what: str) -> None:
+def test_a_namespace_is_trusted_only_with_the_verb(
+    cluster: GuardedCluster, tool: User, space: str, what: str
+) -> None:
     write = TRUST_FORBIDDEN[what]
     if write.kind == "PUT":
         whole = cluster.plane.api.get(TENANT)
@@ -706,7 +708,7 @@ def test_with_the_verb_namespaces_are_trusted(cluster: GuardedCluster, role: str
     WriteRequest(NAMESPACES, trusted("true"), "POST").send(user, dry_run=True)
 
 
-def test_who_may_trust_may_do_nothing_else(cluster: GuardedCluster) -> None:
+def test_the_right_to_trust_grants_no_other_right(cluster: GuardedCluster) -> None:
     user = cluster.plane.user("only-trust")
     api_user_kubeconfigs.bind(cluster.plane.api, user.name, "nodewise-trust")
     with pytest.raises(ApiError, match="cannot patch resource"):

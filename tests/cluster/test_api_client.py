@@ -279,7 +279,7 @@ async def gated(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Networ
     await gate.shut()
 
 
-async def test_what_happened_in_an_outage_is_caught_up_with(
+async def test_changes_during_an_outage_are_received_afterwards(
     api: HttpApi, space: str, plane: ControlPlane, tmp_path: Path, events: list[str]
 ) -> None:
     await api.create(CONFIGMAPS.path(space), item("goes"))
@@ -407,7 +407,7 @@ async def test_the_certificate_must_carry_the_tls_server_name(
             await answer_of(path)
 
 
-async def test_an_address_where_nobody_listens_is_unavailable(plane: ControlPlane, tmp_path: Path) -> None:
+async def test_an_address_without_a_server_is_unavailable(plane: ControlPlane, tmp_path: Path) -> None:
     config = json.loads(plane.admin.kubeconfig.read_text())
     url = config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{child_processes.free_port()}"
     path = tmp_path / "nowhere.kubeconfig"
@@ -467,7 +467,7 @@ def big_node(number: int) -> dict[str, Any]:
     }
 
 
-async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_block_nobody(
+async def test_many_nodes_are_listed_in_pages_with_little_memory_and_without_blocking(
     plane: ControlPlane, many_nodes: int
 ) -> None:
     """The list runs in a separate process. `bench/startup_and_memory.py` measures its duration."""

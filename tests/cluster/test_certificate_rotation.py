@@ -149,7 +149,7 @@ BROKEN: dict[str, tuple[Callable[[RotationFiles], IssuedCertificate], str]] = {
 }
 
 
-def test_a_broken_pair_is_told_and_the_old_one_serves_on(
+def test_an_invalid_certificate_is_logged_and_the_old_certificate_stays(
     site: RotationFiles, nodewise: ExtenderProcess
 ) -> None:
     pair = site.certificates.server
@@ -168,7 +168,7 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(
     assert (soon["certificate"], soon["files"]) == ("serving", f"{pair.cert}, {pair.key}")
 
 
-def test_a_broken_client_ca_is_told_and_the_old_one_holds(
+def test_an_invalid_client_ca_is_logged_and_the_old_ca_stays(
     site: RotationFiles, nodewise: ExtenderProcess
 ) -> None:
     with steady_filter_calls.load(nodewise, site.identity) as load:
@@ -204,7 +204,7 @@ def clients_end_after(nodewise: ExtenderProcess, days: float) -> bool:
 # The CA
 
 
-def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(
+def test_after_a_change_of_the_ca_clients_of_the_old_ca_are_refused(
     site: RotationFiles, nodewise: ExtenderProcess
 ) -> None:
     old, new = site.ca, CertificateAuthority(site.folder, "new-ca")

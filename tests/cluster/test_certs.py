@@ -116,7 +116,7 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
         assert nodewise.events("connection_ended") == []
 
 
-def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_it_is_told_to(
+def test_a_scheduler_restarted_as_instructed_binds_through_a_renewal(
     plane: ControlPlane,
     sandbox: Sandbox,
     metrics: FakeCustomMetricsApi,
@@ -233,7 +233,7 @@ def test_runs_at_once_leave_sides_that_trust_each_other(applied: AppliedCertific
     applied("--check")
 
 
-def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
+def test_printed_secrets_can_be_applied_and_renewed(
     plane: ControlPlane, applied: AppliedCertificates, tmp_path: Path
 ) -> None:
     command = [NODEWISE, "certs", f"--namespace={applied.sandbox.namespace}"]
@@ -263,7 +263,7 @@ def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
     applied("--check")
 
 
-def test_who_may_not_read_secrets_is_told(plane: ControlPlane, sandbox: Sandbox) -> None:
+def test_a_missing_right_to_read_secrets_is_reported(plane: ControlPlane, sandbox: Sandbox) -> None:
     user = plane.user(f"nobody-{child_processes.number()}")
     assert "is forbidden" in AppliedCertificates(sandbox, user)("--apply", code=1).stderr
 
@@ -351,7 +351,7 @@ def authenticated_name(plane: ControlPlane, held: dict[str, bytes], folder: Path
         return str(api.request("POST", path, json=review).json()["status"]["userInfo"]["username"])
 
 
-def test_what_the_signer_signed_is_printed_as_one_secret(
+def test_a_certificate_of_the_signer_is_printed_as_one_secret(
     plane: ControlPlane, sandbox: Sandbox, signer: None
 ) -> None:
     with waiting_command(sandbox, "--timeout=60s") as (child, name):
@@ -363,7 +363,7 @@ def test_what_the_signer_signed_is_printed_as_one_secret(
 
 
 @pytest.mark.parametrize("answer", ["denied", "silence"])
-def test_a_request_that_comes_to_nothing_is_told_and_removed(
+def test_a_failed_signing_request_is_reported_and_removed(
     plane: ControlPlane, sandbox: Sandbox, answer: str
 ) -> None:
     applied = AppliedCertificates(sandbox, plane.admin)
@@ -389,8 +389,6 @@ def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
     assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; expected `--apply` without" in done.stderr
 
 
-def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(
-    plane: ControlPlane, sandbox: Sandbox
-) -> None:
+def test_a_signer_with_an_unknown_authority_requires_its_name(plane: ControlPlane, sandbox: Sandbox) -> None:
     done = AppliedCertificates(sandbox, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
     assert "--signer-ca: not given, and the CA of example.com/clients is unknown" in done.stderr

@@ -346,7 +346,7 @@ def test_pods_are_changed_only_where_that_has_an_effect(
     assert message in done.stderr
 
 
-def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
+def test_a_disabled_feature_has_no_rights(helm: Helm) -> None:
     assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {
         "nodewise",
         "nodewise-policy-editor",
@@ -522,7 +522,7 @@ def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm)
 
 
 @pytest.mark.parametrize("name", ["nodewise-annotator", "nodewise-certs", "cmk-agent", "cmk-cluster-init"])
-def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, name: str) -> None:
+def test_the_program_accepts_the_arguments_of_each_pod(helm: Helm, tmp_path: Path, name: str) -> None:
     """The program accepts every argument; it fails only because there is no API server."""
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.setup.hosts={node1}"]
     made = helm.rendered("nodewise", *more)
@@ -556,13 +556,13 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
     assert "Usage:" not in completed.stderr
 
 
-def test_certificates_are_renewed_by_who_made_them(helm: Helm) -> None:
+def test_certificates_are_renewed_by_their_issuer(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", f"{TLS},tls.renewal.enabled=true")
     assert done.returncode != 0
     assert "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of them" in done.stderr
 
 
-def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: Helm) -> None:
+def test_the_renewal_names_the_changed_values_of_the_release(helm: Helm) -> None:
     values = "name=other,service.clusterIP=10.0.0.50,tls.secretName=mine,tls.renewal.names={a.example}"
     made = helm.rendered("elsewhere", "--set", f"tls.renewal.enabled=true,{values}")
     (job,) = [manifest for manifest in made if manifest["kind"] == "CronJob"]
@@ -578,7 +578,7 @@ def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: He
     ]
 
 
-def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
+def test_a_webhook_without_a_trusted_certificate_is_refused(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true,cpu.webhook.enabled=true")
     assert done.returncode != 0
     assert "cpu.webhook.caBundle: empty; expected" in done.stderr
@@ -634,7 +634,7 @@ def _applied_without_deployments(sandbox: Sandbox, made: Sequence[Object], folde
 
 
 @each_extender
-def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
+def test_the_program_of_the_pod_serves_with_its_rights(
     helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path
 ) -> None:
     """Starts the container's command with its files and service account, as a kubelet does."""
@@ -732,7 +732,9 @@ def _at(argument: str, mounted: dict[str, str]) -> str:
     return f"{flag}{sign}{mounted.get(path, path)}"
 
 
-def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_kustomize_equal_the_output_of_helm(
+    helm_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     made = helm_chart_generator.kustomizations(helm_program)
     there = {path for path in helm_chart_generator.KUSTOMIZE.rglob("*") if path.is_file()}

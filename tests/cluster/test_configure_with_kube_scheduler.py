@@ -196,7 +196,7 @@ extenders:
 """
 
 
-def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
+def test_merged_configuration_keeps_the_settings_of_the_user(
     plane: ControlPlane, host: ControlPlaneHost
 ) -> None:
     own = host.k / "own.yaml"
@@ -263,7 +263,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_kube_scheduler_does_not_start_with_is_refused(
+def test_configuration_that_kube_scheduler_rejects_is_refused(
     plane: ControlPlane, host: ControlPlaneHost, what: str
 ) -> None:
     """kube-scheduler refuses the configuration, and `nodewise configure` refuses it before it writes anything."""

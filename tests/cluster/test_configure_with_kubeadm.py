@@ -106,7 +106,7 @@ def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: KubeadmHost, versi
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kinds_patches_are_what_kubeadm_reads(root: KubeadmHost, version: str) -> None:
+def test_kubeadm_reads_the_patches_for_kind(root: KubeadmHost, version: str) -> None:
     """kind merges the patches of its own configuration version."""
     folder = printed("kind", root.folder / "nodewise")
     cluster = yaml.safe_load((folder / "kind.yaml").read_text())

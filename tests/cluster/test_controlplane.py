@@ -28,7 +28,7 @@ def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, sandbox: 
     assert "taints" not in sandbox.api.get(f"{NODES}/a")["spec"]
 
 
-def test_a_user_may_do_what_the_rules_say_and_nothing_else(plane: ControlPlane) -> None:
+def test_a_user_has_exactly_the_rights_of_the_rules(plane: ControlPlane) -> None:
     reader = plane.user("reader", [rule("get list watch", "nodes")])
     assert reader.api.get(NODES)["kind"] == "NodeList"
     with pytest.raises(ApiError, match='403: pods is forbidden: User "reader" cannot list'):

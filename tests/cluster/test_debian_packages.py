@@ -80,7 +80,7 @@ def test_packages_are_fetched_once_even_where_their_list_is_old(machine: EmptyPa
     assert machine.asked == ["update", "download prometheus prometheus-node-exporter"]
 
 
-def test_what_runs_containers_is_fetched_once_and_whole(machine: EmptyPackageMachine) -> None:
+def test_the_container_runtime_is_fetched_once_and_completely(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     machine.install("containerd")
     root = debian_packages.CONTAINERS.get()
@@ -89,7 +89,7 @@ def test_what_runs_containers_is_fetched_once_and_whole(machine: EmptyPackageMac
     assert machine.asked == ["update", f"download {' '.join(debian_packages.CONTAINERS.packages)}"]
 
 
-def test_what_packages_need_is_fetched_with_them(machine: EmptyPackageMachine) -> None:
+def test_dependencies_of_packages_are_fetched(machine: EmptyPackageMachine) -> None:
     machine.install_apt()
     group = debian_packages.MACHINE._replace(proof=f"usr/bin/{debian_packages.MACHINE.packages[0]}")
     assert (group.get() / "usr/bin/libexample").exists()
@@ -123,7 +123,7 @@ def test_a_download_that_fails_says_why_and_leaves_nothing(machine: EmptyPackage
     assert debian_packages.find() is None
 
 
-def test_without_apt_the_error_says_what_to_install(machine: EmptyPackageMachine) -> None:
+def test_without_apt_the_error_names_the_package_to_install(machine: EmptyPackageMachine) -> None:
     with pytest.raises(
         MissingError, match="no apt-get to fetch it; install Debian's packages prometheus and"
     ):

@@ -109,7 +109,7 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
     assert "1 running where a policy rejects them, 1 where they may stay" in table.stdout
 
 
-def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
+def test_no_pod_waits(plane: ControlPlane, cluster: Sandbox) -> None:
     done = run(*decide_command(plane, cluster))
     assert (done.returncode, done.stdout) == (0, "no pod waits\n")
     assert parse_report(run(*decide_command(plane, cluster, "-o", "json"))) == {"decisions": []}

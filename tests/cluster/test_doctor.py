@@ -166,9 +166,7 @@ def _place(case: DoctorCase) -> str:
 
 
 @pytest.mark.parametrize("output", ["json", "table"])
-def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(
-    cluster: HealthyCluster, output: str
-) -> None:
+def test_control_characters_in_objects_are_not_printed(cluster: HealthyCluster, output: str) -> None:
     """All hostile objects exist at the same time."""
     with contextlib.ExitStack() as stack:
         for defect in HOSTILE.values():
@@ -234,7 +232,7 @@ def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: HealthyCluster
     )
 
 
-def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: HealthyCluster) -> None:
+def test_an_unreadable_resource_is_reported_with_the_missing_right(cluster: HealthyCluster) -> None:
     half = [rule for rule in _rules() if not {"nodes", "taspolicies", "configmaps"} & set(rule["resources"])]
     user = cluster.plane.user("half", half)
     diagnosis = cluster.diagnose(user=user)
@@ -246,7 +244,7 @@ def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: He
     assert not {check["id"] for check in diagnosis.not_checked} & set(diagnosis.checked)
 
 
-def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: HealthyCluster) -> None:
+def test_a_user_without_rights_sees_all_missing_rights_in_few_lines(cluster: HealthyCluster) -> None:
     done = cluster.ask("-o", "table", user=cluster.plane.user("nobody"))
     assert done.returncode == 3
     assert "list nodes" in done.stdout

@@ -77,7 +77,7 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
         assert none.stderr.count("connection refused") == 2
 
 
-def test_a_pod_that_waits_is_told_what_would_have_changed_it(
+def test_a_waiting_pod_is_explained_with_the_change_that_would_place_it(
     plane: ControlPlane,
     cluster: Sandbox,
     metrics: FakeCustomMetricsApi,
@@ -103,7 +103,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
         assert attempt["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}
 
 
-def test_pods_that_nobody_asked_about(
+def test_pods_without_a_decision(
     plane: ControlPlane, cluster: Sandbox, certificates: CertificateFiles, tmp_path: Path
 ) -> None:
     """One pod requests no managed resource, one requests more cores than exist, and one does not exist."""

@@ -105,7 +105,7 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
 
 
 @FORMS
-def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
+def test_no_pod_is_evicted_from_a_node_that_the_policy_rejects(
     plane: ControlPlane,
     sandbox: Sandbox,
     metrics: FakeCustomMetricsApi,
@@ -188,7 +188,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
             assert sandbox.expect_bound("web") == "b"
 
 
-def test_a_policys_status_says_what_is_wrong_with_it(
+def test_the_status_of_a_policy_names_its_fault(
     sandbox: Sandbox, metrics: FakeCustomMetricsApi, nodewise: ExtenderProcess
 ) -> None:
     """Without deploy/policy-fields.yaml the API server stores unknown fields."""

@@ -52,7 +52,7 @@ def test_one_node_by_name(plane: ControlPlane, metrics: FakeCustomMetricsApi) ->
     assert (item["value"], item["windowSeconds"]) == ("2", 30)
 
 
-def test_a_metric_that_nobody_set_is_not_found(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
+def test_a_metric_without_a_value_is_not_found(plane: ControlPlane, metrics: FakeCustomMetricsApi) -> None:
     with pytest.raises(ApiError, match="404: the server could not find the metric none for nodes"):
         read_metric(plane, "none")
 

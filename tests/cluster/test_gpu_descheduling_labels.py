@@ -77,7 +77,7 @@ def expect_labelled(sandbox: Sandbox, *names: str) -> None:
     wait(f"these are told to go: {names}", lambda: labelled_pods(sandbox) == set(names) or None)
 
 
-def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(
+def test_pods_of_a_failed_card_are_labelled_until_it_recovers(
     sandbox: Sandbox, running: ExtenderProcess
 ) -> None:
     for name, card in (("a", "card0"), ("b", "card1"), ("c", "card2")):
@@ -91,14 +91,14 @@ def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(
     expect_labelled(sandbox)
 
 
-def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: ExtenderProcess) -> None:
+def test_pods_of_a_failed_tile_are_labelled(sandbox: Sandbox, running: ExtenderProcess) -> None:
     put(sandbox, "a", "card0", tiles="card0:gt0")
     put(sandbox, "b", "card0", tiles="card0:gt1")
     mark(sandbox, "g1", tile__deschedule__card0_gt1="true")
     expect_labelled(sandbox, "b")
 
 
-def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
+def test_a_later_pod_of_a_failed_card_is_labelled_when_it_is_bound(
     sandbox: Sandbox, running: ExtenderProcess
 ) -> None:
     mark(sandbox, "g1", deschedule__pods__card0="true")
@@ -117,7 +117,7 @@ def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: E
 
 
 @pytest.mark.usefixtures("nodes")
-def test_what_was_told_before_a_restart_is_taken_back(
+def test_labels_from_before_a_restart_are_removed(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     put(sandbox, "a", "card0")
@@ -141,7 +141,7 @@ def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None
     assert labelled_pods(sandbox) == set()
 
 
-def test_the_descheduler_evicts_who_is_told(
+def test_the_descheduler_evicts_labelled_pods(
     plane: ControlPlane, sandbox: Sandbox, running: ExtenderProcess, descheduler_program: Path
 ) -> None:
     put(sandbox, "stays", "card1")

@@ -41,7 +41,7 @@ def test_reasons_are_grouped(sandbox: Sandbox, running: ExtenderProcess) -> None
     )
 
 
-def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: ExtenderProcess) -> None:
+def test_a_problem_of_all_nodes_is_reported_once(sandbox: Sandbox, running: ExtenderProcess) -> None:
     made = gpu_cluster.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = kubernetes_objects.pod("early")["spec"]["containers"][0]

@@ -179,7 +179,7 @@ def test_pods_avoid_the_node_that_is_really_loaded(
         annotator.until("busy", 0.5, 1.0)
 
 
-def test_what_is_annotated_is_what_prometheus_says(
+def test_annotations_equal_the_values_of_prometheus(
     plane: ControlPlane, sandbox: Sandbox, measured: MeasuredMachines
 ) -> None:
     sandbox.nodes(*(node(name, machine) for name, machine in measured.machines.items()))

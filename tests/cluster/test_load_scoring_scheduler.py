@@ -46,7 +46,7 @@ PRINTED: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("arguments", PRINTED.values(), ids=PRINTED)
-def test_kube_scheduler_takes_what_is_printed(
+def test_kube_scheduler_accepts_the_printed_configuration(
     plane: ControlPlane, tmp_path: Path, arguments: list[str]
 ) -> None:
     certificates = CertificateFiles(tmp_path)

@@ -77,7 +77,7 @@ def test_a_node_that_is_no_longer_measured_has_no_value(measured: MetricsPipelin
         ("1e+16", "-9223372036854775808m"),
     ],
 )
-def test_what_the_adapter_makes_of_a_value(measured: MetricsPipeline, written: str, arrives: str) -> None:
+def test_values_that_the_adapter_serves(measured: MetricsPipeline, written: str, arrives: str) -> None:
     """The adapter truncates values to thousandths, and turns NaN and infinity into numbers."""
     measured.monitoring.set("node_health_metric", {BAD: written})
     measured.wait_visible("health_metric", seen(rack1_b=arrives))

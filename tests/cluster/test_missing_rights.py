@@ -151,7 +151,7 @@ def right_name(right: ApiRight) -> str:
 
 
 @pytest.mark.parametrize("right", WITHOUT, ids=right_name)
-def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
+def test_a_missing_right_is_named_and_disables_only_its_feature(
     shipped: ShippedInstallation, sandbox: Sandbox, tmp_path: Path, right: ApiRight
 ) -> None:
     event, lost = WITHOUT[right]
@@ -258,7 +258,7 @@ def decided(shipped: ShippedInstallation, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("right", READERS, ids=right_name)
-def test_a_reader_is_told_which_right_is_missing(
+def test_a_missing_right_to_read_is_named(
     shipped: ShippedInstallation, decided: str, right: ApiRight
 ) -> None:
     arguments, code = READERS[right]

@@ -522,7 +522,7 @@ CASES: Final = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_is_added(cluster: Cluster, case: Case) -> None:
+def test_added_fields(cluster: Cluster, case: Case) -> None:
     admitted = cluster.admit(_pod(case.labels, **cluster.filled(case.spec)), case.namespace)
     expected = {"spec": {"affinity": cluster.filled(case.affinity)}} if case.affinity else {"spec": {}}
     for pod in (admitted, expected):

@@ -88,7 +88,7 @@ def demand(running: ExtenderProcess) -> Any:
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_what_pods_ask_for_outlives_the_process(
+def test_requests_of_pods_are_known_after_a_restart(
     plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     sandbox.nodes(*kubernetes_objects.nodes(NODES, cpu="32"))

@@ -71,7 +71,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     assert {change.key for change in labels.changes} == {"pol"}
 
 
-def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
+def test_labels_of_a_policy_deleted_during_a_stop_are_removed(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
@@ -83,7 +83,7 @@ def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
         until(sandbox, "a", {})
 
 
-def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
+def test_labels_of_a_policy_that_lost_trust_during_a_stop_are_removed(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])

@@ -81,7 +81,7 @@ def test_viewers_write_nothing(tenants: Tenants) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_nobody_of_a_namespace_reaches_cluster_policies(
+def test_roles_of_a_namespace_do_not_reach_cluster_policies(
     plane: ControlPlane, tenants: Tenants, role: str
 ) -> None:
     api: ClusterApi = getattr(tenants, role)
@@ -104,7 +104,7 @@ def test_nobody_of_a_namespace_reaches_cluster_policies(
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_nobody_of_a_namespace_writes_a_status(plane: ControlPlane, tenants: Tenants, role: str) -> None:
+def test_roles_of_a_namespace_do_not_write_a_status(plane: ControlPlane, tenants: Tenants, role: str) -> None:
     """Admission policies read it: a forged mode would release the pods of a policy, or its label select other nodes."""
     api: ClusterApi = getattr(tenants, role)
     forged = {"status": {"mode": "NotEnforced", "nodeLabel": "kubernetes.io/os", "active": True}}

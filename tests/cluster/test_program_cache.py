@@ -102,7 +102,9 @@ def test_two_runs_do_not_build_twice(machine: EmptyBuildMachine) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.21.1", None], ids=["an old go", "no go"])
-def test_without_a_go_the_error_says_what_to_install(machine: EmptyBuildMachine, version: str | None) -> None:
+def test_without_go_the_error_names_the_package_to_install(
+    machine: EmptyBuildMachine, version: str | None
+) -> None:
     if version:
         machine.install_go(version)
     with pytest.raises(MissingError, match=r"install Go 1\.26\.0 or later .* put it on the PATH"):
@@ -120,13 +122,13 @@ def test_every_kubernetes_program_is_of_one_version() -> None:
         assert f"k8s.io/kubernetes {module.version}\n" in (module.folder / "go.mod").read_text()
 
 
-def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_test_says_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TESTS_REQUIRE", raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):
         skip_conditions.not_run("no Go; `make controlplane`")
 
 
-def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_cannot_run_fails_if_all_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_REQUIRE", "all")
     with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
         skip_conditions.not_run("no Go; `make controlplane`")

@@ -75,7 +75,7 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
     return decision
 
 
-def test_a_misspelt_metric_of_a_new_policy_is_told_with_similar_ones(
+def test_a_misspelt_metric_is_reported_with_similar_names(
     prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
 ) -> None:
     file = tmp_path / "node.yaml"
@@ -204,7 +204,7 @@ def test_certificate_and_password_are_shown(guarded: ProtectedPrometheus) -> Non
     ],
     ids=["no password", "no client certificate", "a CA that is not trusted"],
 )
-def test_who_lacks_one_of_them_is_told_what_is_wrong(
+def test_a_missing_precondition_is_reported(
     guarded: ProtectedPrometheus, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(NodewiseError, match=message):

@@ -457,7 +457,7 @@ def scene(
             made.close()
 
 
-def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(
+def test_during_an_outage_of_the_api_server_responses_use_the_last_state_and_say_so(
     scene: AvailabilityCluster,
 ) -> None:
     """The API server is first stopped (SIGSTOP) and then dead. Prometheus continues."""

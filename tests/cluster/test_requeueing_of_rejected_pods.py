@@ -79,7 +79,7 @@ def _settled_writes(running: ExtenderProcess) -> float:
     return seen[-1]
 
 
-def test_nothing_is_written_while_nobody_waits(
+def test_nothing_is_written_while_no_pod_waits(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
     heated(sandbox, metrics, {"a": 90, "b": 10})

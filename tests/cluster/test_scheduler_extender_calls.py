@@ -89,7 +89,7 @@ def test_a_pod_without_a_managed_resource_passes_by(
     assert {call.pod for call in fake_extender.calls} == {"web"}
 
 
-def test_a_later_extender_sees_what_an_earlier_one_left(
+def test_an_extender_receives_the_nodes_that_the_extender_before_it_passed(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.reject = {"a": "hot"}
@@ -150,7 +150,7 @@ def test_an_ignorable_extender_that_fails_is_as_good_as_none(
     assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
 
 
-def test_an_ignorable_extender_that_nobody_serves_is_as_good_as_none(
+def test_an_ignorable_extender_without_a_server_changes_nothing(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     with plain(scheduler, fake_extender, urlPrefix="http://127.0.0.1:9", ignorable=True) as cluster:

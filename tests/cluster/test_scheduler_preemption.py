@@ -30,7 +30,7 @@ def full(
 
 
 @FORMS
-def test_a_node_taken_out_of_the_victims_evicts_nobody(
+def test_no_pod_is_evicted_from_a_node_removed_from_the_victims(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
 ) -> None:
     fake_extender.spare = {"a"}
@@ -61,7 +61,7 @@ def test_a_node_that_filter_would_reject_is_a_candidate_all_the_same(
         assert cluster.is_gone("small")
 
 
-def test_without_a_preempt_verb_nobody_is_asked(
+def test_without_a_preempt_verb_the_extender_is_not_called(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.reject, fake_extender.spare = {"a": "too hot"}, {"a"}
@@ -81,7 +81,7 @@ def test_an_ignorable_preempt_that_fails_evicts(
         assert cluster.is_gone("small")
 
 
-def test_a_preempt_that_fails_evicts_nobody(
+def test_a_failed_preempt_call_evicts_no_pod(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     fake_extender.fail(500, "preempt")
@@ -92,7 +92,7 @@ def test_a_preempt_that_fails_evicts_nobody(
     assert outcome == SchedulingOutcome(None, "Unschedulable", f"{ONE_FULL} preemption: {failed}")
 
 
-def test_a_pod_of_no_greater_priority_evicts_nobody(
+def test_a_pod_without_a_higher_priority_evicts_no_pod(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
     with full(scheduler, fake_extender) as cluster:

@@ -96,7 +96,7 @@ def test_the_older_definition_answers_as_the_row_says(api: ClusterApi, row: Defi
         assert bool(offered(api, OLDER, row.object_name, spec).refusal) == bool(row.refused), spec
 
 
-def test_what_the_older_definition_stores_is_taken_and_stored_alike(api: ClusterApi) -> None:
+def test_objects_stored_with_the_older_definition_are_accepted_unchanged(api: ClusterApi) -> None:
     stored = 0
     for row in [row for row in TABLE.rows if not row.differs]:
         for spec in specs(row):

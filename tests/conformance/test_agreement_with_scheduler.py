@@ -209,7 +209,7 @@ def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> 
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a failing case takes minutes
 )
-def test_what_is_told_is_what_the_scheduler_did(
+def test_reported_placements_equal_those_of_the_scheduler(
     folder: Path, extender: ExtenderProcess, draws: list[DrawnCluster]
 ) -> None:
     clusters = [PrefixedCluster(draw, folder) for draw in draws]

@@ -89,7 +89,7 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path) -> None:
             reader.follows(docs_page_code_blocks.blocks(page))
 
 
-def test_what_may_differ_from_what_a_page_shows(tmp_path: Path) -> None:
+def test_allowed_differences_from_the_output_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```console\n$ echo NAME   AGE; echo pod-x 12m3s 2026-11-21T10:00:01Z 7\n"

@@ -104,7 +104,7 @@ def ask(extender: ExtenderProcess, verb: str = "filter", **of_pod: Any) -> Any:
     return httpx2.post(f"{extender.url}/scheduler/{verb}", content=body(**of_pod), headers=headers).json()
 
 
-def test_decide_names_every_policy_and_what_it_rejects(folder: Path) -> None:
+def test_decide_names_every_policy_and_the_nodes_it_rejects(folder: Path) -> None:
     done = run("decide", folder, "-o", "json")
     shop, free = (
         next(

@@ -90,7 +90,7 @@ def replay(file: Path, *more: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path: Path) -> None:
+def test_recorded_responses_of_a_real_extender_are_repeated(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
     with demo.extender(arguments(objects, file)) as extender:
         extender.wait_ready()

@@ -76,7 +76,7 @@ def test_broken_ones_are_listed_with_the_reason(site: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["extender", "--help"], ["decide", "--help"], ["agents", "show", "good"]]
 )
-def test_broken_ones_stand_in_nobodys_way(site: Path, arguments: list[str]) -> None:
+def test_broken_agents_do_not_affect_other_agents(site: Path, arguments: list[str]) -> None:
     assert run(site, *arguments).returncode == 0
 
 
@@ -182,7 +182,7 @@ def test_scores_that_are_none_are_left_out(target: AttackedExtender) -> None:
     assert (event["package"], event["version"]) == ("nodewise_odd", "1.0")
 
 
-def test_decisions_tell_what_failed(target: AttackedExtender) -> None:
+def test_decisions_name_the_failed_agent(target: AttackedExtender) -> None:
     rejected_nodes(target, "crashing")
     ask_agents(target, "prioritize", "odd")
     with target.line() as line:

@@ -352,7 +352,7 @@ def test_ledgers_of_every_wrong_shape(cluster: GpuCluster) -> None:
     cluster.check_others()
 
 
-def test_who_writes_annotations_does_not_change_who_holds_what(cluster: GpuCluster) -> None:
+def test_written_annotations_do_not_change_allocations(cluster: GpuCluster) -> None:
     """Annotations have no effect before the pod is bound and while it runs; the allocation record decides."""
     forged = one_gpu_pod("forged", gas_container_cards="card1", gas_container_tiles="card1:gt0", gas_ts="1")
     made = cluster.put(PODS, forged)

@@ -176,7 +176,7 @@ def test_a_file_that_never_ends_is_no_certificate(tmp_path: Path, kind: str, nam
 
 
 @pytest.mark.parametrize("link", ["hard", "symbolic"])
-def test_certificates_replace_a_link_and_not_what_it_leads_to(tmp_path: Path, link: str) -> None:
+def test_certificates_replace_a_link_and_not_its_target(tmp_path: Path, link: str) -> None:
     folder, other = tmp_path / "pki", tmp_path / "other"
     folder.mkdir()
     other.write_text("precious")

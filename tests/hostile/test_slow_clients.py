@@ -54,7 +54,7 @@ HELLO = bytes.fromhex("16030102000100")
 
 
 @pytest.mark.parametrize("where", ["handshake", "header", "body"])
-def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(
+def test_a_slow_client_is_disconnected_at_the_deadline_and_delays_no_client(
     short: AttackedExtender, where: str
 ) -> None:
     descriptors = short.descriptors()
@@ -80,7 +80,7 @@ def _metrics(target: AttackedExtender) -> str:
         return line.ask("/metrics", b"", "GET", {}).body.decode()
 
 
-def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: AttackedExtender) -> None:
+def test_connections_without_a_handshake_do_not_exclude_clients(target: AttackedExtender) -> None:
     """More connections than the limit of unfinished handshakes, with new ones all the time.
 
     They come in groups, so that they do not exceed the limit during a single valid handshake on a slow machine.

@@ -108,7 +108,7 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
 
 
 @given(RULE_INPUTS)
-def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
+def test_every_node_is_listed_once_and_passing_nodes_first(of: RuleInputs) -> None:
     decision = of.filter()
     findings = scheduling_attempt_explanation.explain(Attempt(decision)).findings
     assert sorted(finding.node for finding in findings) == sorted(NODES)
@@ -118,7 +118,7 @@ def test_every_node_is_told_once_those_that_pass_first(of: RuleInputs) -> None:
 
 
 @given(RULE_INPUTS)
-def test_another_process_reads_what_was_decided(of: RuleInputs) -> None:
+def test_another_process_reads_the_decision(of: RuleInputs) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (decoded,) = decision_json.decode_page(

@@ -121,7 +121,7 @@ def passing_with(rules: Sequence[Rule], number: int, rule: Rule) -> set[int]:
 
 
 @given(RULES)
-def test_the_rules_of_each_policy_reject_what_the_policy_rejects(rules: list[Rule]) -> None:
+def test_rules_of_each_policy_reject_the_same_nodes_as_the_policy(rules: list[Rule]) -> None:
     ((_, verdict),) = decide(rules).verdicts
     assert all(rule_set.joined is not None for rule_set in counterfactuals.rule_sets(verdict))
     assert not counterfactuals.is_held(verdict)

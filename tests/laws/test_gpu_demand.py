@@ -107,9 +107,7 @@ def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
 
 
 @given(CONTAINERS, PROFILES)
-def test_shares_times_cards_are_no_more_than_what_was_asked_for(
-    containers: Any, profile: ResourceProfile
-) -> None:
+def test_shares_of_all_cards_do_not_exceed_the_request(containers: Any, profile: ResourceProfile) -> None:
     given_pod = pod(containers)
     parsed, whole = (
         pod_gpu_requests.parse_demand(given_pod, profile, GpuOptions()),

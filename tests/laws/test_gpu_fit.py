@@ -148,7 +148,9 @@ def subdevice_requests(demand: Demand, placement: Any) -> list[list[SubdeviceReq
 
 
 @given(CLUSTERS, demands(), ORDERS)
-def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Demand, balanced: str) -> None:
+def test_all_nodes_together_get_the_results_of_each_alone(
+    cluster: list[Given], demand: Demand, balanced: str
+) -> None:
     fitted = fit(layout_of(cluster, SUBDEVICES), np.arange(len(cluster)), demand, order_of(balanced))
     for at, node in enumerate(cluster):
         assert placement_on(fitted, at, node[0]) == reference_placement(node, demand, balanced)
@@ -160,9 +162,7 @@ def test_all_at_once_say_what_each_says_alone(cluster: list[Given], demand: Dema
 
 
 @given(CLUSTERS, demands(), ORDERS)
-def test_a_rejected_node_has_a_reason_and_what_it_lacks_is_true(
-    cluster: list[Given], demand: Demand, balanced: str
-) -> None:
+def test_a_rejected_node_has_a_true_reason(cluster: list[Given], demand: Demand, balanced: str) -> None:
     fitted = fit(layout_of(cluster, SUBDEVICES), np.arange(len(cluster)), demand, order_of(balanced))
     for at, (gpus, _) in enumerate(cluster):
         record_shortfall = fitted.shortfalls.at(at)

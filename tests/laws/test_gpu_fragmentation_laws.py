@@ -36,7 +36,7 @@ def _measured(known, candidate_gpus, cpu):
 
 
 @given(NODES, CLASSES)
-def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classes) -> None:
+def test_fragmentation_equals_the_plain_formula_and_is_at_most_the_free_capacity(nodes, classes) -> None:
     laid_out, cpu = _laid_out(nodes)
     known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
 
@@ -49,7 +49,7 @@ def test_the_measure_is_the_plain_one_and_never_above_what_is_free(nodes, classe
 
 
 @given(NODES, CLASSES, st.integers(1, WHOLE))
-def test_what_one_card_spoils_is_the_difference_of_two_measures(nodes, classes, milli) -> None:
+def test_fragmentation_by_an_allocation_is_the_difference_of_before_and_after(nodes, classes, milli) -> None:
     laid_out, cpu = _laid_out(nodes)
     known = fragmentation.build_fragmentation_tables(classes, (COUNT,))
     before, after = (

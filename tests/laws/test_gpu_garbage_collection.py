@@ -68,9 +68,7 @@ def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, 
 
 
 @given(PODS, ALLOCATION_RECORDS, VERSIONS)
-def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
-    pods: Any, leases: Any, version: str
-) -> None:
+def test_removed_allocations_are_not_those_of_pods_on_a_node(pods: Any, leases: Any, version: str) -> None:
     nodes = {name: node() for name in NODES}
     state_inputs = cluster_state(nodes, pods, leases, version)
     state = agent_state(state_inputs)

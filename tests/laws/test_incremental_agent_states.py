@@ -250,7 +250,7 @@ HISTORIES = st.lists(
 
 @settings(deadline=None)
 @given(HISTORIES, st.sampled_from(["pods", "annotations"]), st.sampled_from(["LOAD_BALANCE", "A_BINPACK"]))
-def test_what_pigeon_knows_of_nodes_is_what_a_fresh_list_says(
+def test_pigeon_nodes_equal_a_fresh_list(
     history: list[tuple[list[str], dict[str, Any], dict[str, tuple[str, str]]]], usage: Any, objective: Any
 ) -> None:
     options = PigeonOptions(pigeon_usage=usage, policy_objective=objective)

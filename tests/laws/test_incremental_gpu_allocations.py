@@ -204,7 +204,7 @@ def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[
 
 
 @given(HISTORIES)
-def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
+def test_free_cpu_excludes_requests_of_pods_and_claims(
     history: list[list[tuple[Any, ...]]],
 ) -> None:
     scene = IncrementalGpuState()
@@ -224,7 +224,7 @@ def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
 
 
 @given(SOME_PODS)
-def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
+def test_a_stored_pod_requests_the_same_cpu(given_pod: Any) -> None:
     kept = free_cpu.reduce_non_gpu_pod_to_cpu(given_pod)
     assert free_cpu.cpu_milli_on_node(given_pod) == (
         free_cpu.cpu_milli_on_node(kept) if kept is not None else 0

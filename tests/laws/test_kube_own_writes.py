@@ -91,7 +91,7 @@ class WatchReader:
 
 
 @given(HISTORIES, STEPS)
-def test_every_object_is_as_new_as_the_newest_that_was_told_of_it(
+def test_every_object_has_the_newest_received_version(
     history: list[WatchedChange], steps: list[tuple[Any, ...]]
 ) -> None:
     reader = WatchReader(history)

@@ -31,7 +31,7 @@ def test_more_failures_never_mean_less_patience(backoff: Backoff, failures: int,
 
 @settings(deadline=None)
 @given(BACKOFFS, st.integers(1, 100), CHANCES, st.floats(0, 30))
-def test_who_is_asked_to_wait_waits(backoff: Backoff, failures: int, chance: float, asked_s: float) -> None:
+def test_a_requested_delay_is_kept(backoff: Backoff, failures: int, chance: float, asked_s: float) -> None:
     assert backoff.delay_s(failures, lambda: chance, asked_s) >= min(asked_s, backoff.most_s)
 
 

@@ -166,7 +166,7 @@ def test_a_history_with_relists_and_missed_deletions_ends_in_the_servers_state(
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 12)), max_size=30))
-def test_who_applies_each_change_has_what_the_store_has(history: list[tuple[Step, int]]) -> None:
+def test_applying_every_event_gives_the_content_of_the_store(history: list[tuple[Step, int]]) -> None:
     """A subscriber that applies the changes of watches and of lists always has the same objects, in the same order."""
     mine: dict[Key, Any] = {}
 

@@ -105,7 +105,7 @@ RULES: Final = st.fixed_dictionaries(
 
 
 @given(sample_values(), RULES)
-def test_the_running_program_rejects_what_policy_test_says(values: Values, rule: dict[str, Any]) -> None:
+def test_the_program_rejects_the_same_nodes_as_policy_test(values: Values, rule: dict[str, Any]) -> None:
     steps = len(values["a"])
     assert rejected_by_program(values, rule, steps) == rejected_by_policy_test(values, rule, steps)
 

@@ -73,7 +73,7 @@ def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(
 
 
 @given(st.lists(series, max_size=8))
-def test_without_an_aggregation_a_value_is_what_every_series_of_the_node_says(
+def test_without_an_aggregation_a_value_is_the_same_in_every_series_of_the_node(
     series_list: list[SeriesValue],
 ) -> None:
     matched = match(series_list)

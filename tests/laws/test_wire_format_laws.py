@@ -93,7 +93,9 @@ ALIKE = st.text('ab-.é\\"', max_size=20)
 
 
 @given(st.lists(ALIKE, min_size=1, unique=True), st.lists(ALIKE), st.data())
-def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], data: st.DataObject) -> None:
+def test_a_name_table_finds_the_same_entries_as_a_dict(
+    known: list[str], others: list[str], data: st.DataObject
+) -> None:
     index = NodeIndex(known)
     names = data.draw(st.lists(st.sampled_from(known + others)))
     listed = msgspec.json.encode(names)
@@ -110,7 +112,7 @@ def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], da
 
 
 @given(st.lists(ALIKE, unique=True, min_size=1), st.data())
-def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.DataObject) -> None:
+def test_responses_have_the_decision_of_each_name(names: list[str], data: st.DataObject) -> None:
     whys = data.draw(st.lists(st.text(), min_size=1, max_size=3))
     some = st.lists(st.integers(0, len(whys)), min_size=len(names), max_size=len(names))
     codes, points = data.draw(some), [number % 11 for number in range(len(names))]

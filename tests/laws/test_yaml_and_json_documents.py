@@ -96,7 +96,7 @@ PODS = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(PODS, st.permutations([One, Two]))
-def test_a_merged_type_reads_what_each_declared_type_reads(pod: dict[str, Any], order: list[Any]) -> None:
+def test_a_merged_type_decodes_the_same_as_each_declared_type(pod: dict[str, Any], order: list[Any]) -> None:
     data = msgspec.json.encode(pod)
     merged = msgspec.json.decode(data, type=struct_type_merge.merge("Pod", *order))
     first, two = msgspec.json.decode(data, type=One), msgspec.json.decode(data, type=Two)

@@ -192,7 +192,7 @@ def test_its_modules_are_compiled_without_times(archive: Path) -> None:
     assert heads == {UNCHECKED_HASH}
 
 
-def test_the_list_of_what_is_in_it_is_inside_and_beside(image: ImageUnderTest, archive: Path) -> None:
+def test_the_sbom_is_in_the_image_and_beside_it(image: ImageUnderTest, archive: Path) -> None:
     inside = output(image.run("python3", "-c", f"print(open({image_constants.SBOM!r}).read(), end='')"))
     assert inside == image_assembly.sbom_path(archive).read_text()
     components = {component["name"]: component for component in json.loads(inside)["components"]}
@@ -240,7 +240,7 @@ def test_its_commands_run(image: ImageUnderTest, command: tuple[str, ...]) -> No
     assert done.stdout
 
 
-def test_its_user_is_none_of_the_hosts_and_can_write_nowhere(image: ImageUnderTest) -> None:
+def test_its_user_does_not_exist_on_the_host_and_cannot_write(image: ImageUnderTest) -> None:
     script = "import os; print(os.getuid(), os.getgid(), os.path.expanduser('~')); open('/tmp/a', 'w')"
     done = image.run("python3", "-c", script)
     assert done.stdout.split() == ["10001", "10001", "/home/nodewise"]

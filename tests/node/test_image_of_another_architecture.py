@@ -111,7 +111,7 @@ def test_all_programs_and_libraries_have_the_architecture(root: Path) -> None:
     assert [path.name for path in root.rglob(f"*{own}*")] == []
 
 
-def test_the_list_of_what_is_in_it_names_the_versions_of_the_architecture(archive: Path) -> None:
+def test_the_sbom_names_the_versions_of_the_architecture(archive: Path) -> None:
     components = json.loads(image_assembly.sbom_path(archive).read_text())["components"]
     packages = {component["name"]: component["version"] for component in components}
     assert {

@@ -70,7 +70,7 @@ def empty(tmp_path: Path, program: Path) -> ReadOnlyRoot:
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: ReadOnlyRoot, option: str) -> None:
+def test_225_in_an_empty_image_the_program_prints_the_same(empty: ReadOnlyRoot, option: str) -> None:
     completed = empty.run("/opt/bin/cmk", option)
     assert (completed.returncode, completed.stderr) == (0, "")
     source = subprocess.run([BIN / "cmk", option], capture_output=True, text=True, check=True)

@@ -101,7 +101,7 @@ def test_the_policy_about_everybodys_pods_only_warns_and_its_errors_stop_none() 
 
 
 @pytest.mark.parametrize(("file", "name"), DENY, ids=[name for _, name in DENY])
-def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: str, name: str) -> None:
+def test_every_policy_denies_and_fails_closed_only_for_its_matches(file: str, name: str) -> None:
     spec = policy(file, name)
     # An error about parameters precedes match conditions, so that only a policy without parameters fails closed.
     assert spec["failurePolicy"] == ("Ignore" if "paramKind" in spec else "Fail")
@@ -131,7 +131,7 @@ def mutating(kind: str, file: str = "extender-pods.yaml") -> dict[str, Any]:
     return dict(spec)
 
 
-def test_the_policies_that_change_pods_differ_only_in_what_the_cluster_kind_has() -> None:
+def test_mutating_policies_differ_only_in_the_fields_of_the_cluster_kind() -> None:
     """No list of Objects in a `value`: it panics in the API server, which then refuses the pod."""
     own, wide = mutating("PlacementPolicy"), mutating("ClusterPlacementPolicy")
     variables = {variable["name"]: variable["expression"] for variable in wide["variables"]}

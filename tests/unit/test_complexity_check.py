@@ -36,6 +36,6 @@ REASON = "  # complexity: a table of values"
         "a long module",
     ],
 )
-def test_what_is_above_a_bound_is_a_problem(tmp_path: Path, source: str, expected: list[str]) -> None:
+def test_a_value_above_a_bound_is_a_problem(tmp_path: Path, source: str, expected: list[str]) -> None:
     (tmp_path / "module.py").write_text(source)
     assert [problem.split(": ")[1] for problem in complexity_check.problems(tmp_path)] == expected

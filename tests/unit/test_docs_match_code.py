@@ -65,7 +65,7 @@ def test_every_file_that_the_docstring_of_a_module_names_exists() -> None:
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
-def test_reference_pages_are_what_the_program_says(name: str) -> None:
+def test_reference_pages_equal_the_generated_ones(name: str) -> None:
     page = ROOT / "docs/reference" / name
     assert page.exists(), "run `make docs`"
     assert page.read_text() == reference.PAGES[name](), "run `make docs`"

@@ -79,7 +79,7 @@ def test_the_page_of_names_has_every_key_that_the_code_has() -> None:
     assert [key for key in sorted(keys()) if f"`{key}" not in PAGE] == []
 
 
-def test_what_is_none_of_these_is_still_in_the_code() -> None:
+def test_other_names_exist_in_the_code() -> None:
     assert NONE_OF_THESE.keys() - texts() == set()
 
 

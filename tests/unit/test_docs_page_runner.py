@@ -15,7 +15,7 @@ def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path
         assert typing.types("printf c").startswith("c")
 
 
-def test_a_shell_that_ended_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_shell_is_reported(tmp_path: Path) -> None:
     with (
         docs_page_runner.reading(tmp_path, docs_page_runner.plain_environment()) as typing,
         pytest.raises(AssertionError, match="ended"),

@@ -61,7 +61,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     assert [(name, url) for name, url in resources if urlsplit(url).netloc] == []
 
 
-def test_no_page_has_what_makes_the_theme_fetch_from_another_host(site: Path) -> None:
+def test_no_page_makes_the_theme_fetch_from_another_host(site: Path) -> None:
     """The theme loads a script for diagrams and the stars of a repository for pages that have these elements."""
     asks = re.compile(r'class="mermaid|data-md-component="source"')
     assert [name for name, text in pages(site) if asks.search(text)] == []
@@ -69,7 +69,7 @@ def test_no_page_has_what_makes_the_theme_fetch_from_another_host(site: Path) ->
     assert re.findall(r"url\(\s*[\"']?(?:https?:)?//|@import", styles) == []
 
 
-def test_what_a_page_loads_or_links_to_is_there(site: Path) -> None:
+def test_files_and_links_of_pages_exist(site: Path) -> None:
     for name, text in pages(site):
         folder = (site / name).parent if name != "404.html" else site
         urls = [urlsplit(url) for url in [*loaded(text), *re.findall(r'<a [^>]*href="([^"]+)"', text)]]
@@ -124,5 +124,5 @@ def test_the_search_ranks_pages_with_steps_before_the_reference(site: Path) -> N
         "text that goes on at the margin",
     ],
 )
-def test_what_stands_in_items_is_indented_as_mkdocs_wants_it(written: str, made: str) -> None:
+def test_content_of_list_items_is_indented_for_mkdocs(written: str, made: str) -> None:
     assert indented(written) == made

@@ -89,7 +89,7 @@ class TestArtifactHub:
         assert (done.exit_code, done.exception) == (0, None), done.output
 
 
-def test_what_follows_from_something_else_is_as_that_is() -> None:
+def test_derived_values_of_the_chart_equal_their_sources() -> None:
     assert [
         str(path) for path, text in helm_chart_generator.parts().items() if path.read_text() != text
     ] == [], "run `make chart`"
@@ -233,7 +233,7 @@ def test_dashboards_have_names_of_their_own() -> None:
     )
 
 
-def test_the_adapter_asks_for_what_exporters_say_of_their_node() -> None:
+def test_the_adapter_queries_the_node_labels_of_exporters() -> None:
     stack = yaml.safe_load((ROOT / "deploy/metrics/kube-prometheus-stack.yaml").read_text())
     (to,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
     (rule,) = yaml.safe_load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text())["rules"]["custom"]

@@ -79,7 +79,7 @@ def test_a_layer_is_the_same_bytes_whenever_and_by_whomever_it_is_made(folder: P
     assert made(folder, tmp_path / "third", 6).digest != first.digest
 
 
-def test_a_layer_is_named_by_its_bytes_and_by_what_is_in_them(folder: Path, tmp_path: Path) -> None:
+def test_a_layer_has_the_digests_of_its_bytes_and_of_its_content(folder: Path, tmp_path: Path) -> None:
     layer = made(folder, tmp_path / "layer")
     data = layer.file.read_bytes()
     assert layer.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -153,7 +153,7 @@ def test_every_descriptor_of_an_archive_leads_to_its_blob(archive: Path) -> None
     assert older["RepoTags"] == ["nodewise:1.2.3"]
 
 
-def test_an_image_says_what_it_is(archive: Path) -> None:
+def test_an_image_has_its_annotations(archive: Path) -> None:
     (entry,) = json.loads(member(archive, "index.json"))["manifests"]
     config = json.loads(blob(archive, json.loads(blob(archive, entry))["config"]))
     assert (config["architecture"], config["os"], config["created"]) == (
@@ -210,7 +210,7 @@ def test_an_image_that_has_become_too_large_is_none(folder: Path, tmp_path: Path
         )
 
 
-def test_a_library_that_nobody_brings_is_named(tmp_path: Path) -> None:
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
     program = tmp_path / "usr/bin/python3"
     program.parent.mkdir(parents=True)
     shutil.copy(sys.executable, program)
@@ -218,7 +218,7 @@ def test_a_library_that_nobody_brings_is_named(tmp_path: Path) -> None:
         shared_library_check.check([tmp_path])
 
 
-def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
+def test_a_layer_of_the_same_input_is_not_built_again(tmp_path: Path) -> None:
     calls: list[Path] = []
 
     def fill(root: Path) -> None:
@@ -374,7 +374,7 @@ jsfetch==1.0 ; sys_platform == 'emscripten' \\
         ("3.13.5", "numpy==2.5.5 --hash=sha256:cc"),
     ],
 )
-def test_what_the_lock_says_is_asked_for_the_images_python_not_for_this_one(full: str, numpy: str) -> None:
+def test_the_lock_is_evaluated_for_the_python_of_the_image(full: str, numpy: str) -> None:
     target = PythonTarget(Path("/none"), full.rpartition(".")[0], full, "2.36", "x86_64")
     assert python_wheels.requirements(LOCK, target) == [numpy, "uvloop==0.23.0 --hash=sha256:dd"]
 
@@ -450,13 +450,13 @@ License: Expat
 """
 
 
-def test_licences_are_told_in_the_words_of_spdx() -> None:
+def test_licences_have_spdx_names() -> None:
     assert sbom.licenses(COPYRIGHT) == ["GPL-2.0-or-later", "MIT", "MIT and Expat"]
     assert sbom.licenses("This is prose.\nLicense: GPL-2\n") == []
 
 
 @pytest.mark.parametrize(("path", "agents"), image_constants.TEMPLATES.items())
-def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, tmp_path: Path) -> None:
+def test_a_template_equals_the_output_of_configure(path: str, agents: str, tmp_path: Path) -> None:
     """The comparison is for the release of the manifest."""
     manifest = tmp_path / "manifests/kube-scheduler.yaml"
     manifest.parent.mkdir()

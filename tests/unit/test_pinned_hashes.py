@@ -30,7 +30,7 @@ def test_each_requirement_has_a_version_and_hashes_and_no_address(file: Path) ->
     assert "://" not in file.read_text()
 
 
-def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock() -> None:
+def test_packages_installed_before_the_lock_have_the_versions_of_the_lock() -> None:
     project = tomllib.loads((docs_page_code_blocks.ROOT / "pyproject.toml").read_text())
     packages = tomllib.loads((docs_page_code_blocks.ROOT / "uv.lock").read_text())["package"]
     locked = {package["name"]: package.get("version", "") for package in packages}

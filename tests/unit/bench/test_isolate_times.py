@@ -14,7 +14,7 @@ def test_the_overhead_is_the_difference_of_rounds_that_belong_together() -> None
     assert isolate_startup_and_jitter.overhead(starts) == {"isolate_overhead_ms": 59.5}
 
 
-def test_a_tail_is_what_the_slowest_turn_in_a_thousand_takes_longer() -> None:
+def test_a_tail_is_the_excess_of_the_slowest_turn_in_a_thousand() -> None:
     summary = isolate_startup_and_jitter.iteration_summary([50.0] * 1998 + [80.0, 900.0])
     assert summary == {"p50_us": 50.0, "p999_us": 50.0, "max_us": 900.0, "turns": 2000}
     summary = isolate_startup_and_jitter.iteration_summary([50.0] * 1997 + [80.0, 90.0, 900.0])

@@ -19,13 +19,13 @@ def rows(**last: float) -> list[node_count_scaling.Row]:
         pytest.param(16.0, 2.0, 4.0, id="as their square"),
     ],
 )
-def test_growth_is_told_as_a_power_and_per_node(value, exponent, per_node):
+def test_growth_is_reported_as_a_power_and_per_node(value, exponent, per_node):
     growth = rows(filter_ms=value)
     assert node_count_scaling.exponent(growth, "filter_ms") == pytest.approx(exponent)
     assert node_count_scaling.per_node(growth, "filter_ms") == pytest.approx(per_node)
 
 
-def test_what_grows_faster_than_the_nodes_is_named():
+def test_a_figure_that_grows_faster_than_the_nodes_is_named():
     assert node_count_scaling.faster(rows(filter_ms=4.0, rss_mib=5.0, ready_s=16.0)) == ["ready_s", "rss_mib"]
 
 
