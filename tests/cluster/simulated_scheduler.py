@@ -49,10 +49,11 @@ class SimulatedCluster:
         simulated_cluster.pass_time(self._cluster, self._clock, seconds)
 
     def touch(self, node: str) -> None:
-        self._cluster.touch(node)
+        self._cluster.touch()
 
     def is_gone(self, pod: str) -> bool:
-        return self._cluster.is_gone(pod)
+        """Whether a pod was evicted; the simulated scheduler does not model preemption."""
+        raise NotImplementedError(pod)
 
     def log_errors(self) -> list[str]:
         return []

@@ -1,6 +1,6 @@
 """Preemption for a pod that nodewise rejects on all nodes: the candidates of the scheduler, and its message.
 
-Each test runs with both schedulers, with pods of lower priority on all nodes.
+Pods of lower priority are on all nodes.
 """
 
 import contextlib
@@ -15,7 +15,10 @@ from tests.cluster import fake_scheduler_extender, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.scheduler_interface import CLAIMS, SchedulerUnderTest
 
-pytestmark = pytest.mark.kubernetes_versions
+pytestmark = [
+    pytest.mark.kubernetes_versions,
+    pytest.mark.parametrize("scheduler", ["kube-scheduler"], indirect=True),
+]
 
 PRIORITY = 1000
 MARK = {"telemetry/scheduling": "1"}

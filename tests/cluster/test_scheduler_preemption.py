@@ -11,7 +11,10 @@ from tests.cluster import fake_scheduler_extender, kubernetes_objects, program_c
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer, RecordedCall
 from tests.cluster.scheduler_interface import CLAIMS, ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
-pytestmark = pytest.mark.kubernetes_versions
+pytestmark = [
+    pytest.mark.kubernetes_versions,
+    pytest.mark.parametrize("scheduler", ["kube-scheduler"], indirect=True),
+]
 
 LARGE = kubernetes_objects.pod("large", cpu="3", priority=100)
 ONE_FULL = "0/1 nodes are available: 1 Insufficient cpu."

@@ -356,7 +356,7 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
 def _node_after_requeueing(stage: DemoCluster, cluster: Cluster, pod: str) -> str:
     """The node of a waiting pod after nodewise has updated a node, which is an event for the scheduler."""
     wait_until(lambda: stage.node_with_requeue_annotation() is not None)
-    cluster.touch(stage.node_with_requeue_annotation() or "")
+    cluster.touch()
     return _node_of_bound_pod(cluster, pod)
 
 
@@ -386,7 +386,7 @@ def show_extender_crash(stage: DemoCluster, served: ExtenderProcess) -> None:
         print_demo_text(f"  ignorable: true   {unfiltered_node}: placed without nodewise - not recommended")
         began = time.monotonic()
         with run_demo_extender(stage, port):
-            strict.touch(stage.names[0])
+            strict.touch()
             node = _node_of_bound_pod(strict, f"{NAMESPACE}/demo-app-6")
     took_ms = (time.monotonic() - began) * 1000
     print_demo_text(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")

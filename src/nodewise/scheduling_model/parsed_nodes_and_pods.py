@@ -4,7 +4,6 @@ They are immutable: a change creates a new one. `obj` is the whole object for ex
 kube-scheduler, without kind, version and managed fields.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -177,10 +176,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `node` is its node, `nominated` its nominated node; both are empty for none.
+    """A pod. `node` is empty for a pod without a node.
 
-    `requests` must fit; `scored` are the milli-cores and bytes for scores. `started_s` is Unix time, infinite for a pod
-    that has not started; `grace_s` is its termination grace period.
+    `requests` must fit; `scored` are the milli-cores and bytes for scores.
     """
 
     namespace: str
@@ -190,10 +188,6 @@ class Pod:
     requests: Amounts
     scored: tuple[int, int]
     node: str
-    nominated: str
-    started_s: float
-    grace_s: float
-    is_leaving: bool
     obj: Object
 
     @property
@@ -227,7 +221,7 @@ def node(obj: Object) -> Node:
 
 def pod(obj: Object) -> Pod:
     """Decode a Pod; BadInput if it is invalid."""
-    metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec") or {}
     return Pod(
         namespace=metadata.get("namespace") or "default",
         name=_object_name(obj, "Pod"),
@@ -236,10 +230,6 @@ def pod(obj: Object) -> Pod:
         requests=requests_that_must_fit(obj),
         scored=scored(obj),
         node=spec.get("nodeName") or "",
-        nominated=status.get("nominatedNodeName") or "",
-        started_s=_parse_start_time_s(status.get("startTime")),
-        grace_s=float(spec.get("terminationGracePeriodSeconds", 30)),
-        is_leaving="deletionTimestamp" in metadata,
         obj=obj,
     )
 
@@ -256,22 +246,13 @@ def bound(pod: Pod, node_name: str, now_s: float) -> Pod:
     condition = {"type": "PodScheduled", "status": "True"}
     status = {"phase": "Running", "conditions": [condition], "startTime": clock.format_rfc3339(now_s)}
     obj = {**pod.obj, "spec": {**pod.spec, "nodeName": node_name}, "status": status}
-    return replace(pod, node=node_name, nominated="", started_s=now_s, obj=obj)
+    return replace(pod, node=node_name, obj=obj)
 
 
-def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
+def rejected(pod: Pod, reason: str, message: str) -> Pod:
     """The pod with the condition PodScheduled=False in its status."""
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
-    status: Object = {"phase": "Pending", "conditions": [condition]}
-    if nominated:
-        status["nominatedNodeName"] = nominated
-    return replace(pod, nominated=nominated, obj={**pod.obj, "status": status})
-
-
-def pod_with_deletion_timestamp(pod: Pod, end_s: float) -> Pod:
-    """The pod with a deletion timestamp (Unix time)."""
-    metadata = {**pod.obj["metadata"], "deletionTimestamp": clock.format_rfc3339(end_s)}
-    return replace(pod, is_leaving=True, obj={**pod.obj, "metadata": metadata})
+    return replace(pod, obj={**pod.obj, "status": {"phase": "Pending", "conditions": [condition]}})
 
 
 def has_ended(obj: Object) -> bool:
@@ -290,14 +271,6 @@ def _object_name(obj: Object, kind: str) -> str:
     if isinstance(name, str) and name:
         return name
     raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(name), "a name")])
-
-
-def _parse_start_time_s(timestamp: object) -> float:
-    try:
-        return clock.parse_rfc3339(str(timestamp)) if timestamp else math.inf
-    except ValueError:
-        problem = Problem("status.startTime", shown(timestamp), "a time such as 2026-11-21T00:43:47Z")
-        raise BadInput("a Pod cannot be read", [problem]) from None
 
 
 def _parse_taints(taints: object) -> tuple[Taint, ...]:
@@ -344,10 +317,6 @@ class NodeInfo(NamedTuple):
         """Return a copy without these pods."""
         gone = {pod.key for pod in pods}
         return node_info_with_pods(self.node, [pod for pod in self.pods if pod.key not in gone])
-
-    def with_node(self, node: Node) -> "NodeInfo":
-        """Return a copy with a changed node and the same pods."""
-        return self._replace(node=node)
 
 
 def node_info_with_pods(node: Node, pods: Sequence[Pod]) -> NodeInfo:

@@ -1,19 +1,17 @@
-"""Filter and score plugins of the simulated scheduler, with queueing hints and the message for an unschedulable pod.
+"""Filter and score plugins of the simulated scheduler, and the message for an unschedulable pod.
 
-A filter plugin decides whether a pod fits a node, and which events make a retry worthwhile. Filter plugins run in
-kube-scheduler's order; the first that rejects a node gives the reason. Sources: kubernetes v1.36.3
-pkg/scheduler/framework/plugins/{nodeunschedulable,tainttoleration,nodeaffinity,noderesources}, and
+Filter plugins run in kube-scheduler's order; the first that rejects a node gives the reason. Sources: kubernetes
+v1.36.3 pkg/scheduler/framework/plugins/{nodeunschedulable,tainttoleration,nodeaffinity,noderesources}, and
 pkg/scheduler/apis/config/v1/default_plugins.go for the order.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from nodewise.scheduling_model import parsed_nodes_and_pods
 from nodewise.scheduling_model.parsed_nodes_and_pods import CPU, MEMORY, PODS, Node, NodeInfo, Pod, Taint
 
-Values = Sequence[str]
 Term = Mapping[str, Any]
 
 NOT_SCHEDULED: Final = ("NoSchedule", "NoExecute")
@@ -58,8 +56,7 @@ def tolerates(toleration: Term, taint: Taint) -> bool:
 
 
 def _node_affinity(pod: Pod) -> Term:
-    affinity: Term = (pod.spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return affinity
+    return (pod.spec.get("affinity") or {}).get("nodeAffinity") or {}
 
 
 def _term_matches(term: Term, node: Node) -> bool:
@@ -67,47 +64,37 @@ def _term_matches(term: Term, node: Node) -> bool:
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False
-    return all(
-        _label_meets_requirement(requirement, node.labels.get(requirement["key"])) for requirement in labels
-    ) and all(_field_meets_requirement(requirement, node.name) for requirement in fields)
+    names_the_node = all(
+        field["key"] == "metadata.name"
+        and field["operator"] in ("In", "NotIn")
+        and len(field.get("values") or ()) == 1
+        and _meets_requirement(field, node.name)
+        for field in fields
+    )
+    return names_the_node and all(
+        _meets_requirement(label, node.labels.get(label["key"])) for label in labels
+    )
 
 
-def _label_meets_requirement(requirement: Term, label: str | None) -> bool:
-    judge = _OPERATORS.get(requirement["operator"])
-    return judge is not None and judge(label, requirement.get("values") or ())
-
-
-def _field_meets_requirement(requirement: Term, name: str) -> bool:
-    values = requirement.get("values") or ()
-    known = requirement["key"] == "metadata.name" and requirement["operator"] in ("In", "NotIn")
-    return known and len(values) == 1 and _label_meets_requirement(requirement, name)
-
-
-def _parse_integer(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
-def _make_integer_comparison(holds: Callable[[int, int], bool]) -> Callable[[str | None, Values], bool]:
-    def judge(label: str | None, values: Values) -> bool:
-        has = None if label is None else _parse_integer(label)
-        bound = _parse_integer(values[0]) if len(values) == 1 else None
-        return has is not None and bound is not None and holds(has, bound)
-
-    return judge
-
-
-_OPERATORS: Final[Mapping[str, Callable[[str | None, Values], bool]]] = {
-    "In": lambda label, values: label in values,
-    "NotIn": lambda label, values: label not in values,
-    "Exists": lambda label, _: label is not None,
-    "DoesNotExist": lambda label, _: label is None,
-    "Gt": _make_integer_comparison(int.__gt__),
-    "Lt": _make_integer_comparison(int.__lt__),
-}
-"""Predicates by operator; the label is None if the node does not have it."""
+def _meets_requirement(requirement: Term, label: str | None) -> bool:
+    """Whether a label meets a requirement; it is None if the node does not have it."""
+    values: Sequence[str] = requirement.get("values") or ()
+    match requirement["operator"]:
+        case "In":
+            return label in values
+        case "NotIn":
+            return label not in values
+        case "Exists":
+            return label is not None
+        case "DoesNotExist":
+            return label is None
+        case "Gt" | "Lt" as operator if label is not None and len(values) == 1:
+            try:
+                difference = int(label) - int(values[0])
+            except ValueError:
+                return False
+            return difference > 0 if operator == "Gt" else difference < 0
+    return False
 
 
 NO_NODES: Final = "no nodes available to schedule pods"
@@ -149,169 +136,33 @@ def event(message: str) -> str:
 
 
 EXTENDER: Final = "Extender"
-"""Rejector name of extenders; every event makes a retry worthwhile."""
+"""Rejector name of extenders."""
+RESOURCES_FIT: Final = "NodeResourcesFit"
 
 _CORDON: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
-class ClusterEvent(NamedTuple):
-    """A cluster event; for a node event, the node before and after."""
+def judge(pod: Pod, info: NodeInfo, ignored: Collection[str] = ()) -> Rejection | None:
+    """The rejection by the first plugin that objects; None if the pod fits the node.
 
-    kind: Literal["node added", "node changed", "node gone", "pod bound", "pod changed", "pod gone"]
-    old: Node | None = None
-    new: Node | None = None
-
-
-def node_event(old: Node, new: Node) -> ClusterEvent | None:
-    """The event of a node update; None if no field that the scheduler reads has changed."""
-    uncordoned = old.is_cordoned and not new.is_cordoned
-    return (
-        ClusterEvent("node changed", old, new)
-        if uncordoned or _scheduling_fields(old) != _scheduling_fields(new)
-        else None
-    )
-
-
-def _scheduling_fields(node: Node) -> tuple[object, ...]:
-    annotations = (node.obj.get("metadata") or {}).get("annotations") or {}
-    conditions = (node.obj.get("status") or {}).get("conditions") or ()
-    states = {condition.get("type"): condition.get("status") for condition in conditions}
-    return node.allocatable, node.labels, node.taints, states, annotations
-
-
-class SimulatedFilterPlugin(NamedTuple):
-    """A filter plugin.
-
-    `reject` returns the reasons against a node, empty if the pod fits. A rejection is `for_good` (preemption does not
-    help) unless `is_for_good` returns False. `helps` is the queueing hint: whether an event may have made a rejected
-    pod schedulable.
+    `ignored` are resources that extenders manage.
     """
-
-    name: str
-    reject: Callable[[Pod, NodeInfo], tuple[str, ...]]
-    helps: Callable[[Pod, ClusterEvent], bool]
-    is_for_good: Callable[[Pod, NodeInfo], bool] = lambda _pod, _info: True
-
-
-SimulatedFilterPlugins = tuple[SimulatedFilterPlugin, ...]
-
-
-def standard(ignored: Collection[str] = ()) -> SimulatedFilterPlugins:
-    """The default plugins; `ignored` are resources that extenders manage."""
-    return (*_BY_NODE, _make_resources_fit_plugin(frozenset(ignored)))
-
-
-def judge(plugins: SimulatedFilterPlugins, pod: Pod, info: NodeInfo) -> Rejection | None:
-    """The rejection by the first plugin that objects; None if the pod fits the node."""
-    for plugin in plugins:
-        if reasons := plugin.reject(pod, info):
-            return Rejection(reasons, plugin.is_for_good(pod, info), plugin.name)
-    return None
-
-
-def may_help(
-    plugins: SimulatedFilterPlugins, rejectors: Collection[str], pod: Pod, event: ClusterEvent
-) -> bool:
-    """Whether an event makes it worthwhile to retry a pod that these plugins, or an extender, rejected."""
-    if EXTENDER in rejectors or not rejectors:
-        return True
-    return any(plugin.helps(pod, event) for plugin in plugins if plugin.name in rejectors)
-
-
-def _reject_cordoned(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-    if not info.node.is_cordoned or _tolerates_cordon(pod):
-        return ()
-    return ("node(s) were unschedulable",)
-
-
-def _tolerates_cordon(pod: Pod) -> bool:
-    return any(tolerates(toleration, _CORDON) for toleration in pod.spec.get("tolerations") or ())
-
-
-def _reject_untolerated_taint(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-    tainted = _has_untolerated_taint(pod, info.node)
-    return ("node(s) had untolerated taint(s)",) if tainted else ()
-
-
-def _has_untolerated_taint(pod: Pod, node: Node) -> bool:
-    return bool(untolerated(pod, node, NOT_SCHEDULED))
-
-
-def _reject_unmatched_affinity(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-    return () if matches(pod, info.node) else ("node(s) didn't match Pod's node affinity/selector",)
-
-
-def _was_uncordoned(_pod: Pod, event: ClusterEvent) -> bool:
-    before, after = event.old, event.new
-    return after is not None and not after.is_cordoned and (before is None or before.is_cordoned)
-
-
-def _make_newly_satisfied_hint(is_right: Callable[[Pod, Node], bool]) -> Callable[[Pod, ClusterEvent], bool]:
-    """A queueing hint: whether the node satisfies the predicate now and did not before, or is new."""
-
-    def helps(pod: Pod, event: ClusterEvent) -> bool:
-        before, after = event.old, event.new
-        return after is not None and is_right(pod, after) and not (before and is_right(pod, before))
-
-    return helps
-
-
-def _has_other_taints(event: ClusterEvent) -> bool:
-    """kube-scheduler treats a change of taints like a new node for plugins that do not read taints."""
-    before, after = event.old, event.new
-    if before is None or after is None:
-        return False
-    return before.taints != after.taints or (before.is_cordoned and not after.is_cordoned)
-
-
-def _may_affinity_match_now(pod: Pod, event: ClusterEvent) -> bool:
-    return _has_other_taints(event) or _make_newly_satisfied_hint(matches)(pod, event)
-
-
-_BY_NODE: Final[SimulatedFilterPlugins] = (
-    SimulatedFilterPlugin("NodeUnschedulable", _reject_cordoned, _was_uncordoned),
-    SimulatedFilterPlugin(
-        "TaintToleration",
-        _reject_untolerated_taint,
-        _make_newly_satisfied_hint(lambda pod, node: not _has_untolerated_taint(pod, node)),
-    ),
-    SimulatedFilterPlugin("NodeAffinity", _reject_unmatched_affinity, _may_affinity_match_now),
-)
-
-
-def _make_resources_fit_plugin(ignored: frozenset[str]) -> SimulatedFilterPlugin:
-    """NodeResourcesFit. A pod that exceeds the whole node is rejected for good."""
-
-    def short(pod: Pod, info: NodeInfo) -> list[str]:
-        has, taken = info.node.allocatable, info.requested
-        return [
-            name
-            for name, amount in pod.requests.items()
-            if amount and amount > has.get(name, 0) - taken.get(name, 0) and name not in ignored
-        ]
-
-    def reject(pod: Pod, info: NodeInfo) -> tuple[str, ...]:
-        crowded = len(info.pods) + 1 > info.node.allocatable.get(PODS, 0)
-        reasons = [f"Insufficient {name}" for name in short(pod, info)]
-        return (*(["Too many pods"] if crowded else []), *reasons)
-
-    def is_for_good(pod: Pod, info: NodeInfo) -> bool:
-        return bool(short(pod, NodeInfo(info.node)))
-
-    def helps(pod: Pod, event: ClusterEvent) -> bool:
-        if event.kind == "pod gone" or _has_other_taints(event):
-            return True
-        after = event.new
-        if after is None or reject(pod, NodeInfo(after)):
-            return False
-        return event.old is None or _has_allocatable_grown(pod, event.old, after)
-
-    return SimulatedFilterPlugin("NodeResourcesFit", reject, helps, is_for_good)
-
-
-def _has_allocatable_grown(pod: Pod, before: Node, after: Node) -> bool:
-    requested = (PODS, *(name for name, amount in pod.requests.items() if amount))
-    return any(after.allocatable.get(name, 0) > before.allocatable.get(name, 0) for name in requested)
+    node = info.node
+    if node.is_cordoned and not any(tolerates(each, _CORDON) for each in pod.spec.get("tolerations") or ()):
+        return Rejection(("node(s) were unschedulable",), for_good=True, plugin="NodeUnschedulable")
+    if untolerated(pod, node, NOT_SCHEDULED):
+        return Rejection(("node(s) had untolerated taint(s)",), for_good=True, plugin="TaintToleration")
+    if not matches(pod, node):
+        reason = "node(s) didn't match Pod's node affinity/selector"
+        return Rejection((reason,), for_good=True, plugin="NodeAffinity")
+    reasons = ["Too many pods"] if len(info.pods) + 1 > node.allocatable.get(PODS, 0) else []
+    for_good = False
+    for name, amount in pod.requests.items():
+        has = node.allocatable.get(name, 0)
+        if amount and name not in ignored and amount > has - info.requested.get(name, 0):
+            reasons.append(f"Insufficient {name}")
+            for_good |= amount > has
+    return Rejection(tuple(reasons), for_good, RESOURCES_FIT) if reasons else None
 
 
 MAX_SCORE: Final = 100
@@ -342,7 +193,7 @@ def least_allocated(requested: tuple[int, int], info: NodeInfo) -> int:
     """
     has = info.node.allocatable
     shares = [
-        _free_share(taken + more, has[name])
+        max(has[name] - taken - more, 0) * MAX_SCORE // has[name]
         for name, taken, more in zip(_RESOURCES, info.scored, requested, strict=True)
         if has.get(name)
     ]
@@ -355,10 +206,6 @@ def balanced(pod: Pod, info: NodeInfo) -> int:
         return 0
     before, after = _balance_of_used_shares(info), _balance_of_used_shares(info, pod)
     return MAX_SCORE // 2 + (MAX_SCORE // 2 + after - before) // 2
-
-
-def _free_share(taken: int, has: int) -> int:
-    return (has - taken) * MAX_SCORE // has if taken <= has else 0
 
 
 def _balance_of_used_shares(info: NodeInfo, pod: Pod | None = None) -> int:

@@ -12,7 +12,6 @@ ENTRY: Mapping[str, Any] = {
     "urlPrefix": "http://extender/scheduler/",
     "filterVerb": "filter",
     "prioritizeVerb": "prioritize",
-    "preemptVerb": "preempt",
     "weight": 1,
     "nodeCacheCapable": True,
 }
@@ -42,7 +41,6 @@ class FakeExtender:
             "prioritize": lambda arguments: [
                 {"Host": name, "Score": self.scores.get(name, 0)} for name in arguments["NodeNames"]
             ],
-            "preempt": lambda arguments: {"NodeNameToMetaVictims": arguments["NodeNameToMetaVictims"]},
         }
         return httpx2.Response(200, json=verbs[verb](arguments))
 

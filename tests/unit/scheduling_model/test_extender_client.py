@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.base.errors import BadSettings, Unavailable
 from nodewise.scheduling_model import extender_client, parsed_nodes_and_pods
-from nodewise.scheduling_model.extender_client import ExtenderClient, Victims
+from nodewise.scheduling_model.extender_client import ExtenderClient
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 
@@ -43,7 +43,7 @@ def asked(**fields: Any) -> tuple[Any, httpx2.Request]:
     return json.loads(requests[0].content), requests[0]
 
 
-def test_names_are_asked_about() -> None:
+def test_request_with_node_names() -> None:
     body, request = asked()
     assert str(request.url) == "http://extender/scheduler/filter"
     assert request.headers["content-type"] == "application/json"
@@ -51,30 +51,30 @@ def test_names_are_asked_about() -> None:
     assert body["Pod"]["metadata"]["uid"] == "u1"
 
 
-def test_whole_nodes_are_asked_about() -> None:
+def test_request_with_whole_nodes() -> None:
     body, _ = asked(nodeCacheCapable=False)
     assert body["NodeNames"] is None
     assert [item["metadata"]["name"] for item in body["Nodes"]["items"]] == ["a", "b"]
 
 
-def test_a_filter_s_answer() -> None:
+def test_filter_response() -> None:
     answer = {"NodeNames": ["b"], "FailedNodes": {"a": "hot"}, "FailedAndUnresolvableNodes": {"c": "gone"}}
     with extender(fake_extender.answering(body=answer)) as client:
         assert client.filter(POD, NODES) == ([B], {"a": "hot"}, {"c": "gone"})
 
 
-def test_nodes_that_come_back_whole_are_taken_for_empty() -> None:
+def test_whole_nodes_of_a_response_hold_no_pods() -> None:
     answer = {"Nodes": {"items": [A.node.obj]}}
     with extender(fake_extender.answering(body=answer), nodeCacheCapable=False) as client:
         assert client.filter(POD, NODES).nodes == [parsed_nodes_and_pods.NodeInfo(A.node)]
 
 
-def test_names_mean_nothing_to_who_sends_whole_nodes() -> None:
+def test_names_are_ignored_after_a_request_with_whole_nodes() -> None:
     with extender(fake_extender.answering(body={"NodeNames": ["a"]}), nodeCacheCapable=False) as client:
         assert client.filter(POD, NODES).nodes == []
 
 
-def test_a_verb_that_is_not_configured_is_not_asked() -> None:
+def test_verb_that_is_not_configured_is_not_called() -> None:
     fields = {"filterVerb": "", "prioritizeVerb": ""}
     with extender(fake_extender.failing(AssertionError()), **fields) as client:
         assert client.filter(POD, NODES).nodes == NODES
@@ -89,31 +89,9 @@ INTEREST = {
 
 
 @pytest.mark.parametrize(("managed", "interested"), INTEREST.values(), ids=INTEREST)
-def test_whom_it_concerns(managed: list[dict[str, str]], *, interested: bool) -> None:
+def test_pods_with_a_managed_resource_are_sent(managed: list[dict[str, str]], *, interested: bool) -> None:
     with extender(fake_extender.answering(), managedResources=managed) as client:
         assert client.is_interested(POD) is interested
-
-
-@pytest.mark.parametrize(
-    ("cached", "key", "victims"),
-    [
-        (True, "NodeNameToMetaVictims", [{"UID": "u2"}]),
-        (False, "NodeNameToVictims", [json.loads(bytes(SMALL.raw))]),
-    ],
-    ids=["by uid", "whole"],
-)
-def test_victims_are_sent_and_always_come_back_by_uid(cached: bool, key: str, victims: object) -> None:
-    sent = {}
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        sent.update(json.loads(request.content))
-        left = {"a": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 2}}
-        return httpx2.Response(200, json={"NodeNameToMetaVictims": left})
-
-    with extender(httpx2.MockTransport(answer), nodeCacheCapable=cached) as client:
-        left = client.preempt(POD, {"a": Victims((SMALL,))}, {"a": A})
-    assert left == {"a": Victims((SMALL,), 2)}
-    assert sent[key] == {"a": {"Pods": victims, "NumPDBViolations": 0}}
 
 
 UNUSABLE = {
@@ -141,7 +119,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize(("transport", "message"), UNUSABLE.values(), ids=UNUSABLE)
-def test_what_is_no_answer(transport: httpx2.BaseTransport, message: str) -> None:
+def test_invalid_response_is_an_error(transport: httpx2.BaseTransport, message: str) -> None:
     with extender(transport) as client, pytest.raises(Unavailable) as raised:
         client.filter(POD, NODES)
     assert str(raised.value).startswith(message)
@@ -156,24 +134,75 @@ READABLE = {
 
 
 @pytest.mark.parametrize("text", READABLE.values(), ids=READABLE)
-def test_what_go_reads_is_read(text: str) -> None:
+def test_responses_that_go_accepts_are_accepted(text: str) -> None:
     with extender(fake_extender.answering(text=text)) as client:
         assert client.filter(POD, NODES).nodes == []
 
 
-def test_victims_that_are_not_there_are_refused() -> None:
-    ghost = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u9"}]}}}
-    with extender(fake_extender.answering(body=ghost)) as client:
-        with pytest.raises(Unavailable, match=r"claims to preempt pod \(UID: &{u9}\) on node: a, but"):
-            client.preempt(POD, {"a": Victims((SMALL,))}, {"a": A})
-        with pytest.raises(Unavailable, match='nodeinfo not found for node name "a"'):
-            client.preempt(POD, {"a": Victims((SMALL,))}, {})
-
-
-def test_certificates_that_cannot_be_read_are_settings_to_mend() -> None:
+def test_unreadable_certificates_are_invalid_settings() -> None:
     tls = {"tlsConfig": {"caFile": "no-such-ca"}}
     with (
         pytest.raises(BadSettings, match=r"no-such-ca.*expected PEM files"),
         extender(fake_extender.answering(), **tls),
     ):
         pass
+
+
+URL = {"urlPrefix": "http://extender"}
+
+
+def test_defaults_are_those_of_kube_scheduler() -> None:
+    (entry,) = extender_client.entries([URL])
+    assert (entry.timeout_s, entry.ignorable, entry.node_cache_capable) == (5.0, False, False)
+
+
+def test_complete_entry() -> None:
+    tls = {"caFile": "ca", "certFile": "cert", "keyFile": "key", "serverName": "nodewise"}
+    managed = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}, {"name": "gpu.intel.com/i915"}]
+    document = URL | {
+        "enableHTTPS": True,
+        "tlsConfig": tls,
+        "httpTimeout": "300ms",
+        "managedResources": managed,
+    }
+    (entry,) = extender_client.entries([document])
+    assert entry.enable_https
+    assert entry.tls_config
+    assert entry.tls_config.server_name == "nodewise"
+    assert entry.timeout_s == 0.3
+    assert entry.ignored == {"telemetry/scheduling"}
+
+
+def test_ignorable_extenders_are_last() -> None:
+    documents = [
+        {"urlPrefix": name, "ignorable": ignorable} for name, ignorable in (("a", True), ("b", False))
+    ]
+    assert [entry.url_prefix for entry in extender_client.entries(documents)] == ["b", "a"]
+
+
+INVALID = {
+    "no weight": ({"prioritizeVerb": "prioritize"}, r"extenders\[0\].weight: 0; expected a positive weight"),
+    "a key that is none": ({"filterverb": "filter"}, "unknown field `filterverb`"),
+    "a verb that is not modelled": ({"bindVerb": "bind"}, r"extenders\[0\].bindVerb: 'bind'; expected none"),
+    "a time that is none": ({"httpTimeout": "soon"}, r"extenders\[0\].httpTimeout: invalid duration 'soon'"),
+    "a CA that nobody looks at": (
+        {"tlsConfig": {"insecure": True, "caFile": "ca"}},
+        r"extenders\[0\].tlsConfig: both insecure and caFile",
+    ),
+    "a resource twice": (
+        {"managedResources": [{"name": "a/b"}, {"name": "a/b"}]},
+        "a/b in 2 managedResources",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), INVALID.values(), ids=INVALID)
+def test_entries_that_kube_scheduler_rejects_are_rejected(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
+        extender_client.entries([URL | fields])
+
+
+def test_all_problems_are_reported_together() -> None:
+    with pytest.raises(BadSettings) as raised:
+        extender_client.entries([URL | {"bindVerb": "bind", "prioritizeVerb": "p"}, {"filterVerb": "f"}])
+    assert len(raised.value.problems) == 3

@@ -4,10 +4,8 @@ import pytest
 
 from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
 from nodewise.scheduling_model.parsed_nodes_and_pods import Node, NodeInfo, Pod
-from nodewise.scheduling_model.scheduler_plugins import ClusterEvent, Rejection
+from nodewise.scheduling_model.scheduler_plugins import Rejection
 from tests.cluster import kubernetes_objects as made
-
-PLUGINS = scheduler_plugins.standard()
 
 
 def node(**fields: Any) -> Node:
@@ -57,13 +55,13 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
         NodeInfo(node(spec=TAINTED)),
         Rejection(("node(s) had untolerated taint(s)",), True, "TaintToleration"),
     ),
-    "who tolerates all": (pod(spec=TOLERANT), NodeInfo(node(spec=TAINTED | CORDONED)), None),
+    "tolerates all taints": (pod(spec=TOLERANT), NodeInfo(node(spec=TAINTED | CORDONED)), None),
     "another node is wanted": (
         pod(spec=SSD),
         NodeInfo(node()),
         Rejection(("node(s) didn't match Pod's node affinity/selector",), True, "NodeAffinity"),
     ),
-    "only the first objection is heard": (
+    "only the first plugin that rejects counts": (
         pod(spec=SSD, cpu="99"),
         NodeInfo(node(spec=TAINTED)),
         Rejection(("node(s) had untolerated taint(s)",), True, "TaintToleration"),
@@ -71,74 +69,35 @@ JUDGEMENTS: dict[str, tuple[Pod, NodeInfo, Rejection | None]] = {
 }
 
 
-@pytest.mark.parametrize(("asking", "info", "rejection"), JUDGEMENTS.values(), ids=JUDGEMENTS)
-def test_judgements(asking: Pod, info: NodeInfo, rejection: Rejection | None) -> None:
-    assert scheduler_plugins.judge(PLUGINS, asking, info) == rejection
+@pytest.mark.parametrize(("pod", "info", "rejection"), JUDGEMENTS.values(), ids=JUDGEMENTS)
+def test_rejections_by_filter_plugins(pod: Pod, info: NodeInfo, rejection: Rejection | None) -> None:
+    assert scheduler_plugins.judge(pod, info) == rejection
 
 
-def test_a_resource_that_an_extender_manages_may_be_ignored() -> None:
-    lax = scheduler_plugins.standard({"telemetry/scheduling"})
-    assert scheduler_plugins.judge(lax, pod(limits={"telemetry/scheduling": "1"}), NodeInfo(node())) is None
+def test_ignored_resource_is_not_counted() -> None:
+    marked = pod(limits={"telemetry/scheduling": "1"})
+    assert scheduler_plugins.judge(marked, NodeInfo(node()), {"telemetry/scheduling"}) is None
 
 
-def changed(old: Node, new: Node) -> ClusterEvent:
-    return ClusterEvent("node changed", old, new)
+HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
 
 
-SMALL, LARGE = node(cpu="1"), node(cpu="8")
-HELP: dict[str, tuple[str, Pod, ClusterEvent, bool]] = {
-    "an extender may have changed its mind at any event": (
-        scheduler_plugins.EXTENDER, pod(), ClusterEvent("pod bound"), True,
-    ),
-    "a pod that is gone makes room": ("NodeResourcesFit", pod(), ClusterEvent("pod gone"), True),
-    "a pod that came makes none": ("NodeResourcesFit", pod(), ClusterEvent("pod bound"), False),
-    "a node that grew": ("NodeResourcesFit", pod(cpu="2"), changed(SMALL, LARGE), True),
-    "a node that grew, not enough": ("NodeResourcesFit", pod(cpu="9"), changed(SMALL, LARGE), False),
-    "a node that shrank": ("NodeResourcesFit", pod(cpu="1"), changed(LARGE, SMALL), False),
-    "a new node": ("NodeResourcesFit", pod(), ClusterEvent("node added", new=SMALL), True),
-    "a node that was touched": ("NodeResourcesFit", pod(), changed(SMALL, SMALL), False),
-    "other taints, upstream's stand-in for a new node": (
-        "NodeResourcesFit", pod(), changed(node(spec=TAINTED), node()), True,
-    ),
-    "a node that is gone": ("NodeResourcesFit", pod(), ClusterEvent("node gone", old=SMALL), False),
-    "a label that was wanted": (
-        "NodeAffinity", pod(spec=SSD), changed(node(), node(labels={"disk": "ssd"})), True,
-    ),
-    "a label that was there before": (
-        "NodeAffinity", pod(spec=SSD), changed(*[node(labels={"disk": "ssd"})] * 2), False,
-    ),
-    "a taint that is gone": ("TaintToleration", pod(), changed(node(spec=TAINTED), node()), True),
-    "a label is nothing to taints": (
-        "TaintToleration", pod(), changed(node(), node(labels={"disk": "ssd"})), False,
-    ),
-    "an end of the cordon": ("NodeUnschedulable", pod(), changed(node(spec=CORDONED), node()), True),
-    "a cordon": ("NodeUnschedulable", pod(), changed(node(), node(spec=CORDONED)), False),
-}  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "rejected", "absent", "reasons"),
+    [
+        pytest.param(3, [HOT, BROKEN, HOT], "", " 1 broken, 2 hot.", id="counted by their text"),
+        pytest.param(12, [HOT] * 10 + [BROKEN] * 2, "", " 10 hot, 2 broken.", id="sorted as text"),
+        pytest.param(1, [Rejection(("a", "b"))], "", " 1 a, 1 b.", id="one node may have several"),
+        pytest.param(2, [], "", "", id="nodes without a reason"),
+        pytest.param(3, [HOT], "no help", " 1 hot, 2 no help.", id="common reason of all other nodes"),
+        pytest.param(1, [HOT], "no help", " 1 hot.", id="no other nodes"),
+    ],
+)
+def test_message_counts_reasons(nodes: int, rejected: list[Rejection], absent: str, reasons: str) -> None:
+    assert scheduler_plugins.text(nodes, rejected, absent) == f"0/{nodes} nodes are available:{reasons}"
 
 
-@pytest.mark.parametrize(("rejector", "waiting", "event", "helps"), HELP.values(), ids=HELP)
-def test_what_may_help(rejector: str, waiting: Pod, event: ClusterEvent, *, helps: bool) -> None:
-    assert scheduler_plugins.may_help(PLUGINS, {rejector}, waiting, event) is helps
-
-
-def annotated(value: str) -> Node:
-    obj = made.node("a")
-    obj["metadata"] |= {"annotations": {"k": value}}
-    return parsed_nodes_and_pods.node(obj)
-
-
-CHANGES: dict[str, tuple[Node, Node, bool]] = {
-    "an annotation": (annotated("1"), annotated("2"), True),
-    "a label": (node(), node(labels={"a": "b"}), True),
-    "a cordon": (node(), node(spec=CORDONED), False),
-    "the end of a cordon": (node(spec=CORDONED), node(), True),
-    "nothing": (node(), node(), False),
-    "something that no scheduler looks at": (
-        node(), parsed_nodes_and_pods.node(made.node("a") | {"spec": {"podCIDR": "10.0.0.0/8"}}), False,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new", "is_event"), CHANGES.values(), ids=CHANGES)
-def test_which_change_of_a_node_is_an_event(old: Node, new: Node, *, is_event: bool) -> None:
-    assert (scheduler_plugins.node_event(old, new) is not None) is is_event
+def test_event_is_cut_by_bytes() -> None:
+    assert scheduler_plugins.event("x" * 1024) == "x" * 1024
+    assert scheduler_plugins.event("x" * 1025) == "x" * 1020 + " ..."
+    assert len(scheduler_plugins.event("é" * 600).encode()) <= 1024

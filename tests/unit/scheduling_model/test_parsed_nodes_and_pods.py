@@ -1,4 +1,3 @@
-import math
 from typing import Any
 
 import msgspec
@@ -9,10 +8,9 @@ from nodewise.scheduling_model import parsed_nodes_and_pods
 from tests.cluster import kubernetes_objects as made
 
 
-def test_a_pod_is_read() -> None:
+def test_pod_is_parsed() -> None:
     pod = parsed_nodes_and_pods.pod(made.running_on("a", made.pod("web", cpu="1", priority=7)))
-    assert (pod.key, pod.priority, pod.node, pod.nominated) == ("default/web", 7, "a", "")
-    assert (pod.started_s, pod.grace_s, pod.is_leaving) == (math.inf, 0.0, False)
+    assert (pod.key, pod.priority, pod.node) == ("default/web", 7, "a")
 
 
 def test_an_extender_sees_no_kind_and_no_managed_fields() -> None:
@@ -28,21 +26,14 @@ def test_the_api_server_names_a_pod_once() -> None:
     assert pod.obj["metadata"]["namespace"] == "default"
 
 
-def test_a_rejected_pod_carries_the_scheduler_s_word() -> None:
-    pod = parsed_nodes_and_pods.rejected(
-        parsed_nodes_and_pods.pod(made.pod("web")), "Unschedulable", "no room", "a"
-    )
-    assert parsed_nodes_and_pods.pod(pod.obj).nominated == "a"
-    assert pod.obj["status"]["conditions"][0]["message"] == "no room"
-
-
-def test_a_pod_on_a_node_waits_no_longer() -> None:
-    waiting = parsed_nodes_and_pods.rejected(
-        parsed_nodes_and_pods.pod(made.pod("web")), "Unschedulable", "no room", "a"
-    )
-    bound = parsed_nodes_and_pods.bound(waiting, "b", now_s=60)
+def test_rejected_pod_has_the_message_of_the_scheduler_until_it_is_bound() -> None:
+    pod = parsed_nodes_and_pods.pod(made.pod("web"))
+    rejected = parsed_nodes_and_pods.rejected(pod, "Unschedulable", "no room")
+    assert rejected.obj["status"]["conditions"][0]["message"] == "no room"
+    bound = parsed_nodes_and_pods.bound(rejected, "b", now_s=60)
     assert parsed_nodes_and_pods.pod(bound.obj) == bound
-    assert (bound.node, bound.nominated, bound.started_s) == ("b", "", 60)
+    assert bound.node == "b"
+    assert bound.obj["status"]["startTime"] == "1970-01-01T00:01:00Z"
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
@@ -50,10 +41,6 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a class without its number": (
         {"metadata": {"name": "web"}, "spec": {"priorityClassName": "vip"}},
         "spec.priority: None; expected the number of the class 'vip' as well",
-    ),
-    "a start that is no time": (
-        {"metadata": {"name": "web"}, "status": {"startTime": "noon"}},
-        "status.startTime: 'noon'",
     ),
 }
 

@@ -7,12 +7,13 @@ import pytest
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadSettings
 from nodewise.scheduling_model import simulated_cluster
-from nodewise.scheduling_model.simulated_cluster import Cluster, SimulatedSchedulerOptions
+from nodewise.scheduling_model.simulated_cluster import Cluster, Queue, SimulatedSchedulerOptions
 from tests.cluster import kubernetes_objects as made
 from tests.unit.scheduling_model import fake_extender
 from tests.unit.scheduling_model.fake_extender import FakeExtender
 
 Object = dict[str, Any]
+NO_VICTIMS = "No preemption victims found for incoming pod"
 
 
 @pytest.fixture
@@ -25,73 +26,61 @@ def fake() -> FakeExtender:
     return FakeExtender()
 
 
-def small(
-    clock: ManualClock, fake: FakeExtender, names: str = "a b", running: Iterable[Object] = (), **fields: Any
+def with_extender(clock: ManualClock, fake: FakeExtender, seed: int = 0) -> Cluster:
+    """A cluster of two nodes with four cores, with the fake as its only extender."""
+    options = SimulatedSchedulerOptions(seed=seed, transport=fake.transport)
+    return Cluster(made.nodes("a b"), [fake_extender.ENTRY], clock=clock, options=options)
+
+
+def without_extender(
+    clock: ManualClock, nodes: Iterable[Object], running: Iterable[Object] = (), **options: Any
 ) -> Cluster:
-    """A cluster of nodes with four cores, with the fake as its only extender."""
-    entry = {**fake_extender.ENTRY, **fields}
-    return Cluster(
-        made.nodes(names), [entry], running, clock, SimulatedSchedulerOptions(transport=fake.transport)
-    )
+    return Cluster(nodes, running=running, clock=clock, options=SimulatedSchedulerOptions(**options))
 
 
-def alone(clock: ManualClock, nodes: Iterable[Object], running: Iterable[Object] = ()) -> Cluster:
-    """A cluster without extenders."""
-    return Cluster(nodes, running=running, clock=clock)
-
-
-def patient(obj: Object, grace_s: int) -> Object:
-    return obj | {"spec": obj["spec"] | {"terminationGracePeriodSeconds": grace_s}}
-
-
-class TestPlacing:
-    def test_without_extenders_requests_alone_decide(self, clock: ManualClock) -> None:
+class TestPlacement:
+    def test_without_extenders_requests_decide(self, clock: ManualClock) -> None:
         load = made.running_on("a", made.pod("load", cpu="3"))
-        with alone(clock, made.nodes("a b"), [load]) as placed:
-            assert placed.submit(made.pod("web")) == ("b", "", "")
+        with without_extender(clock, made.nodes("a b"), [load]) as cluster:
+            assert cluster.submit(made.pod("web")) == ("b", "", "")
 
-    def test_a_resource_that_only_marks_pods_can_be_left_uncounted(self, clock: ManualClock) -> None:
-        marked = made.pod("web", limits={"telemetry/scheduling": "1"})
-        with alone(clock, made.nodes("a")) as placed:
-            assert placed.submit(marked).node is None
-        options = SimulatedSchedulerOptions(ignored=frozenset({"telemetry/scheduling"}))
-        with Cluster(made.nodes("a"), clock=clock, options=options) as placed:
-            assert placed.submit(marked).node == "a"
-
-    def test_among_equals_the_first_is_taken(self, clock: ManualClock) -> None:
-        with alone(clock, made.nodes("a b c")) as placed:
-            assert placed.submit(made.pod("web")).node == "a"
-
-    def test_among_equals_of_an_extender_chance_decides_the_same_way_each_time(
-        self, fake: FakeExtender
+    @pytest.mark.parametrize(("ignored", "node"), [(frozenset(), None), ({"telemetry/scheduling"}, "a")])
+    def test_ignored_resource_is_not_counted(
+        self, clock: ManualClock, ignored: frozenset[str], node: str | None
     ) -> None:
+        marked = made.pod("web", limits={"telemetry/scheduling": "1"})
+        with without_extender(clock, made.nodes("a"), ignored=frozenset(ignored)) as cluster:
+            assert cluster.submit(marked).node == node
+
+    def test_first_of_equal_nodes_is_chosen(self, clock: ManualClock) -> None:
+        with without_extender(clock, made.nodes("a b c")) as cluster:
+            assert cluster.submit(made.pod("web")).node == "a"
+
+    def test_seed_decides_among_nodes_with_equal_extender_scores(self, fake: FakeExtender) -> None:
         def run(seed: int) -> list[str | None]:
-            options = SimulatedSchedulerOptions(seed=seed, transport=fake.transport)
-            with Cluster(
-                made.nodes("a b c"), [fake_extender.ENTRY], clock=ManualClock(), options=options
-            ) as cluster:
+            with with_extender(ManualClock(), fake, seed) as cluster:
                 return [cluster.submit(made.pod(f"p{i}", cpu="0", memory="0")).node for i in range(6)]
 
         assert run(1) == run(1)
         assert len({*run(1), *run(2)}) > 1
 
-    def test_pods_of_other_namespaces_are_named_in_full(self, clock: ManualClock) -> None:
+    def test_pods_of_other_namespaces_have_full_names(self, clock: ManualClock) -> None:
         web = made.pod("web")
         web["metadata"]["namespace"] = "shop"
-        with alone(clock, made.nodes("a")) as placed:
-            placed.submit(web)
-            assert placed.outcome("shop/web").node == "a"
+        with without_extender(clock, made.nodes("a")) as cluster:
+            cluster.submit(web)
+            assert cluster.outcome("shop/web").node == "a"
 
-    def test_a_pod_that_names_its_node_runs_there(self, clock: ManualClock) -> None:
-        with alone(clock, made.nodes("a b")) as placed:
-            assert placed.submit(made.running_on("b", made.pod("web", cpu="99"))).node == "b"
+    def test_pod_that_names_its_node_runs_there(self, clock: ManualClock) -> None:
+        with without_extender(clock, made.nodes("a b")) as cluster:
+            assert cluster.submit(made.running_on("b", made.pod("web", cpu="99"))).node == "b"
 
-    def test_a_pod_that_has_ended_takes_no_room(self, clock: ManualClock) -> None:
+    def test_ended_pod_takes_no_room(self, clock: ManualClock) -> None:
         over = made.running_on("a", made.pod("job", cpu="4")) | {"status": {"phase": "Succeeded"}}
-        with alone(clock, made.nodes("a"), [over]) as placed:
-            assert placed.submit(made.pod("web", cpu="4")).node == "a"
+        with without_extender(clock, made.nodes("a"), [over]) as cluster:
+            assert cluster.submit(made.pod("web", cpu="4")).node == "a"
 
-    def test_the_affinity_of_the_examples_keeps_off_violating_nodes(self, clock: ManualClock) -> None:
+    def test_affinity_of_the_examples_avoids_violating_nodes(self, clock: ManualClock) -> None:
         term = {"key": "web", "operator": "NotIn", "values": ["violating"]}
         required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
         web = made.pod("web")
@@ -99,139 +88,203 @@ class TestPlacing:
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
         }
         marked = made.node("a", cpu="99", labels={"web": "violating"})
-        with alone(clock, [marked, *made.nodes("b")]) as placed:
-            assert placed.submit(web).node == "b"
+        with without_extender(clock, [marked, *made.nodes("b")]) as cluster:
+            assert cluster.submit(web).node == "b"
 
-    def test_bad_extenders_are_refused(self, clock: ManualClock) -> None:
+    def test_invalid_extenders_are_rejected(self, clock: ManualClock) -> None:
         with pytest.raises(BadSettings, match="extenders"):
             Cluster([], [{"urlPrefix": "http://x", "bindVerb": "bind"}], clock=clock)
 
 
-class TestTryingAgain:
-    def test_its_own_condition_is_an_event_to_what_an_extender_rejected(
+class TestMessage:
+    @pytest.mark.parametrize(
+        ("cpu", "spec", "preemption"),
+        [
+            ("9", {}, "0/2 nodes are available: 2 Preemption is not helpful for scheduling."),
+            (
+                "3",
+                {},
+                f"0/2 nodes are available: 1 {NO_VICTIMS}, 1 Preemption is not helpful for scheduling.",
+            ),
+            ("3", {"preemptionPolicy": "Never"}, "not eligible due to preemptionPolicy=Never."),
+        ],
+    )
+    def test_message_of_an_unschedulable_pod(
+        self, clock: ManualClock, cpu: str, spec: Object, preemption: str
+    ) -> None:
+        """Node a has less room than the pod requests, node b has too little even if it is empty."""
+        web = made.pod("web", cpu=cpu)
+        web["spec"] |= spec
+        load = made.running_on("a", made.pod("load", cpu="2"))
+        message = f"0/2 nodes are available: 2 Insufficient cpu. preemption: {preemption}"
+        with without_extender(clock, [made.node("a", cpu="4"), made.node("b", cpu="2")], [load]) as cluster:
+            assert cluster.submit(web) == (None, "Unschedulable", message)
+            assert cluster.event("web") == message
+
+    def test_message_of_a_cluster_without_nodes(self, clock: ManualClock) -> None:
+        with without_extender(clock, []) as cluster:
+            assert cluster.submit(made.pod("web")).message == "no nodes available to schedule pods"
+
+    def test_node_that_only_an_extender_rejects_has_no_victims(
+        self, clock: ManualClock, fake: FakeExtender
+    ) -> None:
+        fake.reject = {"a": "hot", "b": "hot"}
+        with with_extender(clock, fake) as cluster:
+            assert cluster.submit(made.pod("web")).message == (
+                f"0/2 nodes are available: 2 hot. preemption: 0/2 nodes are available: 2 {NO_VICTIMS}."
+            )
+
+
+class TestRetries:
+    def test_condition_of_a_pod_is_an_event_after_rejection_by_an_extender(
         self, clock: ManualClock, fake: FakeExtender
     ) -> None:
         """Observed with kube-scheduler 1.36.3: it calls filter twice, and not again."""
         fake.reject = {"a": "hot", "b": "hot"}
-        with small(clock, fake) as placed:
-            placed.submit(made.pod("web"))
-            simulated_cluster.pass_time(placed, clock, 60)
+        with with_extender(clock, fake) as cluster:
+            cluster.submit(made.pod("web"))
+            simulated_cluster.pass_time(cluster, clock, 60)
         assert fake.calls == [("filter", "web")] * 2
 
-    def test_a_pod_that_is_bound_is_an_event_to_them_too(
+    def test_bound_pod_is_an_event_after_rejection_by_an_extender(
         self, clock: ManualClock, fake: FakeExtender
     ) -> None:
         fake.reject = {"a": "hot", "b": "hot"}
-        with small(clock, fake) as placed:
-            placed.submit(made.pod("web"))
+        with with_extender(clock, fake) as cluster:
+            cluster.submit(made.pod("web"))
             fake.reject = {}
-            placed.submit(made.pod("other"))
-            assert placed.outcome("web").node
+            cluster.submit(made.pod("other"))
+            assert cluster.outcome("web").node
 
-    def test_nothing_but_time_helps_where_nothing_happens(
+    def test_rejected_pod_is_retried_after_five_minutes_without_an_event(
         self, clock: ManualClock, fake: FakeExtender
     ) -> None:
         fake.reject = {"a": "hot", "b": "hot"}
-        with small(clock, fake) as placed:
-            placed.submit(made.pod("web"))
+        with with_extender(clock, fake) as cluster:
+            cluster.submit(made.pod("web"))
             fake.reject = {}
-            simulated_cluster.pass_time(placed, clock, 299)
-            assert placed.pending_pods() == ["default/web"]
-            simulated_cluster.pass_time(placed, clock, 31)
-            assert placed.pending_pods() == []
+            simulated_cluster.pass_time(cluster, clock, 299)
+            assert cluster.outcome("web").node is None
+            simulated_cluster.pass_time(cluster, clock, 31)
+            assert cluster.outcome("web").node
 
-    def test_what_did_not_fit_waits_for_room(self, clock: ManualClock) -> None:
-        with alone(clock, made.nodes("a")) as placed:
-            placed.submit(made.pod("first", cpu="3"))
-            placed.submit(made.pod("second", cpu="3"))
-            placed.touch("a")
-            assert placed.outcome("second").message.startswith("0/1 nodes are available: 1 Insufficient cpu.")
-            placed.delete("first")
-            assert placed.outcome("second").node == "a"
-            assert placed.is_gone("first")
+    def test_pod_without_room_is_retried_after_a_deletion(self, clock: ManualClock) -> None:
+        with without_extender(clock, made.nodes("a")) as cluster:
+            cluster.submit(made.pod("first", cpu="3"))
+            cluster.submit(made.pod("second", cpu="3"))
+            cluster.touch()
+            assert cluster.outcome("second").message.startswith(
+                "0/1 nodes are available: 1 Insufficient cpu."
+            )
+            cluster.delete("first")
+            assert cluster.outcome("second").node == "a"
 
-    def test_a_new_node_a_larger_node_and_a_label_help(self, clock: ManualClock) -> None:
-        picky = made.pod("picky")
-        picky["spec"]["nodeSelector"] = {"disk": "ssd"}
-        with alone(clock, []) as placed:
-            placed.submit(made.pod("large", cpu="6"))
-            placed.submit(picky)
-            assert placed.outcome("picky").message == "no nodes available to schedule pods"
-            simulated_cluster.pass_time(placed, clock, 20)
-            placed.put_node(made.node("a"))
-            simulated_cluster.pass_time(placed, clock, 20)
-            assert placed.pending_pods() == ["default/large", "default/picky"]
-            placed.put_node(made.node("a", cpu="8"))
-            assert placed.outcome("large").node == "a"
-            placed.put_node(made.node("a", cpu="8", labels={"disk": "ssd"}))
-            assert placed.outcome("picky").node == "a"
-
-    def test_a_failed_attempt_is_repeated_by_itself(self, clock: ManualClock, fake: FakeExtender) -> None:
+    def test_failed_attempt_is_repeated_without_an_event(
+        self, clock: ManualClock, fake: FakeExtender
+    ) -> None:
         fake.broken = {"filter"}
-        with small(clock, fake) as placed:
-            assert placed.submit(made.pod("web")).reason == "SchedulerError"
-            assert placed.event("web") == placed.outcome("web").message
+        with with_extender(clock, fake) as cluster:
+            assert cluster.submit(made.pod("web")).reason == "SchedulerError"
+            assert cluster.event("web") == cluster.outcome("web").message
             fake.broken = set()
-            placed.touch("a")
-            assert placed.outcome("web").node is None
-            simulated_cluster.pass_time(placed, clock, 2)
-            assert placed.outcome("web").node
+            cluster.touch()
+            assert cluster.outcome("web").node is None
+            simulated_cluster.pass_time(cluster, clock, 2)
+            assert cluster.outcome("web").node
 
-    def test_a_node_that_goes_takes_its_pods_along(self, clock: ManualClock) -> None:
-        with alone(clock, made.nodes("a")) as placed:
-            placed.submit(made.pod("web"))
-            placed.remove_node("a")
-            assert placed.is_gone("web")
-            assert placed.submit(made.pod("next")).message == "no nodes available to schedule pods"
-
-
-class TestPreempting:
-    def test_a_victim_holds_its_place_for_its_grace_period(
-        self, clock: ManualClock, fake: FakeExtender
-    ) -> None:
-        victim = patient(made.running_on("a", made.pod("small", cpu="3")), 30)
-        with small(clock, fake, "a", [victim]) as placed:
-            outcome = placed.submit(made.pod("large", cpu="3", priority=9))
-            assert outcome[:2] == (None, "Unschedulable")
-            placement = "preemption: found a potential placement for pod on node a, preempting 1 victims"
-            assert outcome[2] == f"0/1 nodes are available: 1 Insufficient cpu. {placement}"
-            assert placed.is_gone("small")
-            simulated_cluster.pass_time(placed, clock, 29)
-            assert placed.outcome("large").node is None
-            simulated_cluster.pass_time(placed, clock, 1)
-            assert placed.outcome("large").node == "a"
-
-    def test_room_that_is_made_for_one_is_not_taken_by_a_lesser_one(self, clock: ManualClock) -> None:
-        victim = patient(made.running_on("a", made.pod("small", cpu="3")), 30)
-        with alone(clock, made.nodes("a"), [victim]) as placed:
-            placed.submit(made.pod("large", cpu="3", priority=9))
-            assert placed.submit(made.pod("quick", cpu="1")).node is None
-            simulated_cluster.pass_time(placed, clock, 30)
-            assert (placed.outcome("large").node, placed.outcome("quick").node) == ("a", "a")
-
-    def test_a_greater_one_takes_the_room_and_the_lesser_looks_elsewhere(self, clock: ManualClock) -> None:
-        victim = patient(made.running_on("a", made.pod("small", cpu="3")), 30)
-        with alone(clock, made.nodes("a"), [victim]) as placed:
-            placed.submit(made.pod("large", cpu="3", priority=9))
-            placed.submit(made.pod("greatest", cpu="3", priority=99))
-            simulated_cluster.pass_time(placed, clock, 60)
-            assert placed.outcome("greatest").node == "a"
-            assert placed.outcome("large").node is None
-
-    def test_an_extender_may_reject_the_room_that_was_made(
-        self, clock: ManualClock, fake: FakeExtender
-    ) -> None:
-        """The preempt verb prevents this, because the filter is not called before the eviction."""
-        fake.reject = {"a": "hot"}
-        victim = made.running_on("a", made.pod("small", cpu="3"))
-        with small(clock, fake, "a", [victim], preemptVerb="") as placed:
-            assert "1 hot." in placed.submit(made.pod("large", cpu="3", priority=9)).message
-            assert placed.is_gone("small")
+    def test_cluster_without_pending_pods_has_no_due_work(self, clock: ManualClock) -> None:
+        with without_extender(clock, made.nodes("a")) as cluster:
+            cluster.submit(made.pod("web"))
+            assert cluster.next_due_s() == math.inf
+            simulated_cluster.pass_time(cluster, clock, 1000)
+        assert clock.now() == 2000
 
 
-def test_time_has_nothing_to_do_in_a_cluster_at_rest(clock: ManualClock) -> None:
-    with alone(clock, made.nodes("a")) as placed:
-        placed.submit(made.pod("web"))
-        assert placed.next_due_s() == math.inf
-        simulated_cluster.pass_time(placed, clock, 1000)
-    assert clock.now() == 2000
+SAMPLES = {1: 1, 99: 99, 100: 100, 150: 100, 250: 120, 1000: 420, 5000: 500, 5625: 281, 6000: 300}
+
+
+@pytest.mark.parametrize(("nodes", "sample"), SAMPLES.items())
+def test_number_of_feasible_nodes_to_find(nodes: int, sample: int) -> None:
+    assert simulated_cluster.feasible_nodes_to_find(nodes) == sample
+
+
+FIT = frozenset({"NodeResourcesFit"})
+ERROR: frozenset[str] = frozenset()
+
+
+def queue(*pods: tuple[str, int], now_s: float = 0) -> Queue:
+    queue = Queue(began_s=0)
+    for key, priority in pods:
+        queue.add(key, priority, now_s)
+    return queue
+
+
+def drained(waiting: Queue, now_s: float) -> list[str]:
+    """The pods that are due now. Each of them is rejected again."""
+    tried = []
+    while (key := waiting.pop(now_s)) is not None:
+        tried.append(key)
+        waiting.put_back(key, FIT, now_s)
+    return tried
+
+
+class TestQueue:
+    def test_higher_priority_and_then_earlier_arrival_is_first(self) -> None:
+        assert drained(queue(("a", 0), ("b", 5), ("c", 0), ("d", 5)), now_s=0) == ["b", "d", "a", "c"]
+
+    def test_pod_stays_until_it_is_removed(self) -> None:
+        waiting = queue(("a", 0))
+        assert [waiting.pop(0), waiting.pop(0)] == ["a", "a"]
+        waiting.remove("a")
+        assert waiting.pop(0) is None
+        assert waiting.next_due_s() == math.inf
+
+    def test_rejected_pod_waits_for_an_event_of_its_rejector(self) -> None:
+        waiting = queue(("a", 0))
+        drained(waiting, now_s=0)
+        waiting.retry_rejected_by({"Extender"}, now_s=0)
+        assert drained(waiting, now_s=0) == []
+        waiting.retry_rejected_by({"Extender", *FIT}, now_s=0)
+        assert drained(waiting, now_s=0) == ["a"]
+
+    def test_rejected_pod_is_flushed_after_five_minutes_at_the_next_half_minute(self) -> None:
+        waiting = queue(("a", 0), now_s=5)
+        drained(waiting, now_s=5)
+        assert waiting.next_due_s() == 330
+        assert drained(waiting, now_s=329) == []
+        assert drained(waiting, now_s=330) == ["a"]
+
+    def test_back_off_of_failed_attempts_doubles(self) -> None:
+        waiting = queue(("a", 0))
+        due_s = []
+        now_s = 0.0
+        for _ in range(6):
+            assert waiting.pop(now_s) == "a"
+            waiting.put_back("a", ERROR, now_s)
+            assert waiting.pop(now_s) is None
+            due_s.append(waiting.next_due_s() - now_s)
+            now_s = waiting.next_due_s()
+        assert due_s == [2, 3, 5, 9, 11, 11]
+
+    def test_rejection_resets_the_back_off_of_failures(self) -> None:
+        waiting = queue(("a", 0))
+        for rejectors in (ERROR, ERROR, FIT, ERROR):
+            waiting.put_back("a", rejectors, 0)
+        assert waiting.next_due_s() == 2
+
+    def test_pod_in_back_off_is_tried_early_after_all_active_pods(self) -> None:
+        waiting = queue(("a", 9))
+        drained(waiting, now_s=0)
+        waiting.retry_rejected_by({*FIT}, now_s=0)
+        waiting.add("b", 0, 0)
+        assert drained(waiting, now_s=0) == ["b", "a"]
+
+    def test_changes_of_its_own_status_retry_a_pod_a_limited_number_of_times(self) -> None:
+        waiting = queue(("a", 0))
+        tried = 0
+        while (key := waiting.pop(0.5)) is not None:
+            tried += 1
+            waiting.put_back(key, FIT, 0.5)
+            waiting.retry(key, 0.5)
+        assert tried == 11
+        assert 0.5 < waiting.next_due_s() <= 12

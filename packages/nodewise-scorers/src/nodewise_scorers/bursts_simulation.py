@@ -480,7 +480,7 @@ class _Simulation:
         self._pod_changes = {}
         self._minute += 1
         if self._waiting and changed:
-            self.cluster.touch(next(iter(changed)))  # one event stands for the updates of all nodes
+            self.cluster.touch()  # one event stands for the updates of all nodes
 
     def _delete_ended_pods(self) -> None:
         for name in [name for name, placed in self._placed.items() if placed.end_minute <= self._minute]:
