@@ -74,7 +74,9 @@ class ConfiguredExtender(_Struct, frozen=True):
         )
 
 
-def entries(documents: Sequence[Mapping[str, Any]]) -> tuple[ConfiguredExtender, ...]:
+def entries(  # complexity: one branch for each rule
+    documents: Sequence[Mapping[str, Any]],
+) -> tuple[ConfiguredExtender, ...]:
     """Decode the list `extenders`. BadSettings names every field that kube-scheduler or the simulated one rejects.
 
     Ignorable extenders come last, as in kube-scheduler.

@@ -142,7 +142,9 @@ RESOURCES_FIT: Final = "NodeResourcesFit"
 _CORDON: Final = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
-def judge(pod: Pod, info: NodeInfo, ignored: Collection[str] = ()) -> Rejection | None:
+def judge(  # complexity: one branch for each plugin
+    pod: Pod, info: NodeInfo, ignored: Collection[str] = ()
+) -> Rejection | None:
     """The rejection by the first plugin that objects; None if the pod fits the node.
 
     `ignored` are resources that extenders manage.
