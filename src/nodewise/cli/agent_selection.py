@@ -36,17 +36,20 @@ def known_settings() -> KnownSettings:
 
 
 def agents_without_conflicts(*groups: Group) -> list[AgentKind]:
-    """All agents that do not conflict with these settings."""
+    """All agents that do not conflict with these settings, by default those of the extender."""
+    groups = groups or setting_groups()
     return [kind for kind in agents.list_usable_agent_kinds() if not find_settings_conflict(kind, groups)]
 
 
 def load_agents_by_name(names: Iterable[str], *groups: Group) -> list[AgentKind]:
-    """The agents of these names. `BadSettings` if one does not exist or conflicts with these settings."""
+    """The agents of these names. `BadSettings` if one does not exist or conflicts with these settings, by default those
+    of the extender.
+    """
     kinds = [agents.load(name) for name in names]
     problems = [
         Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
         for kind in kinds
-        if (why := find_settings_conflict(kind, groups))
+        if (why := find_settings_conflict(kind, groups or setting_groups()))
     ]
     if problems:
         raise BadSettings("agents", problems)
@@ -75,7 +78,7 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
 
 def parse_agents(text: str) -> list[AgentKind]:
     """The agents in a comma-separated list of names. `BadSettings` if one cannot be used."""
-    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()], *setting_groups())
+    return load_agents_by_name([name.strip() for name in text.split(",") if name.strip()])
 
 
 def agent_role_in_extender_entry(kind: AgentKind, options: Any) -> AgentRole:

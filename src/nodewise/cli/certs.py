@@ -17,7 +17,10 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
 from nodewise.base.option import Option
 from nodewise.cli import terminal_output
-from nodewise.cli.options_from_settings import CommandLine, click_parameters, create_click_command
+from nodewise.cli.options_from_settings import (
+    CommandLine,
+    settings_command,
+)
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import (
     certificate_folder,
@@ -275,7 +278,8 @@ _MAX_ATTEMPTS: Final = 5
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command("certs", CertsOptions, short_help="Make and renew certificates.")
+def command(command_line: CommandLine) -> None:
     """Issue certificates for nodewise and for kube-scheduler as its client, and renew them.
 
     An authority is created in memory, signs one certificate for nodewise's Service and one for kube-scheduler, and its
@@ -562,8 +566,3 @@ def _daily_renewal_command(folder: str) -> list[str]:
 
 
 _ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
-
-
-command = create_click_command(
-    "certs", run, click_parameters(CertsOptions), short_help="Make and renew certificates."
-)

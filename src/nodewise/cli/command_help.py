@@ -1,11 +1,15 @@
 """Help of commands: the common options first, the others by topic."""
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from nodewise.base.errors import did_you_mean
+from nodewise.cli import older_program_flags
 
 _MAX_OPTIONS: Final = 30
 """The most options of a command whose help shows all of them."""
@@ -36,17 +40,41 @@ _COMMON: Final = frozenset(
 _TOPIC: Final = "nodewise.help_topic"
 """The key in the context's `meta`: the topic of the help; `_ALL` for all options."""
 _ALL: Final = ""
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
+"""The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
 
 
 class SettingOption(click.Option):
-    """An option with a heading in the help."""
+    """An option with a heading in the help. If its own variable is not set, that of an older program has effect."""
 
-    section = ""
-    """The heading; empty for an option of the command itself."""
-    is_shared = False
-    """Whether the option is a setting, which several commands have."""
-    owners: Sequence[str] = ()
-    """The agents that have the setting; empty for a setting of nodewise."""
+    def __init__(
+        self,
+        *arguments: Any,
+        section: str = "",
+        is_shared: bool = False,
+        owners: Sequence[str] = (),
+        **attributes: Any,
+    ) -> None:
+        """`section`: the heading, empty for an option of the command itself. `is_shared`: whether the option is a
+        setting, which several commands have. `owners`: the agents that have the setting, empty for one of nodewise.
+        """
+        super().__init__(*arguments, **attributes)
+        self.section, self.is_shared, self.owners = section, is_shared, owners
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is not None:
+            return None if _SERVICE_URL.match(value) else value
+        if self.envvar is None or self.name is None:
+            return None
+        return older_program_flags.translate_variable(self.name, os.environ)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """The variable instead of the flag, if the value comes from it."""
+        is_variable = ctx and self.name and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+        if is_variable and isinstance(self.envvar, str) and self.envvar in os.environ:
+            return f"'{self.envvar}'"
+        return super().get_error_hint(ctx)
 
 
 class SectionedCommand(click.Command):

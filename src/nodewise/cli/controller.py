@@ -6,9 +6,9 @@ import msgspec
 
 from nodewise import agents
 from nodewise.base.clock import SystemClock
-from nodewise.cli import object_and_metric_sources, options_from_settings, server_components
+from nodewise.cli import object_and_metric_sources, server_components
 from nodewise.cli.extender_options import InputAndLogOptions
-from nodewise.cli.options_from_settings import CommandLine, KnownSettings
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
     ClockAndMetrics,
     InputPaths,
@@ -53,7 +53,10 @@ GROUPS: Final = (
 )
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "controller", *GROUPS, kinds=[TELEMETRY], short_help="Label nodes and write the status of policies."
+)
+def command(command_line: CommandLine) -> None:
     """Label nodes and write the status of policies, without serving kube-scheduler.
 
     This is the work of the leader among the replicas of `nodewise extender --agents telemetry`, for clusters whose
@@ -99,22 +102,3 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     admin = admin_server(app, config.settings[AdminOptions], tools.registry)
     tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
     return WiredServer([admin], tasks, [*leader.closing, *snapshots.closing()], readiness)
-
-
-def known_settings() -> KnownSettings:
-    """The settings of the extender and of all agents, which are imported only if there is a settings file."""
-    from nodewise.cli import agent_selection
-
-    return agent_selection.known_settings()
-
-
-command = options_from_settings.create_click_command(
-    "controller",
-    run,
-    options_from_settings.click_parameters(
-        *GROUPS,
-        kinds=[TELEMETRY],
-        known_settings=known_settings,  # a settings file of the extender is accepted
-    ),
-    short_help="Label nodes and write the status of policies.",
-)

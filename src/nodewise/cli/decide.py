@@ -19,7 +19,6 @@ from nodewise.base.option import Argument, Option
 from nodewise.cli import (
     agent_selection,
     decide_inputs,
-    options_from_settings,
     setting_declarations,
     tables,
     terminal_output,
@@ -27,8 +26,8 @@ from nodewise.cli import (
 from nodewise.cli.completion import AgentNames, NamespaceName
 from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics, RunningConfiguration
 from nodewise.cli.explain import pod_state, rendering
-from nodewise.cli.extender_options import ExtenderOptions, setting_groups
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import cluster_state_changes, decision_json
@@ -435,7 +434,18 @@ class DecisionInputs(NamedTuple):
     """Which settings and values of a running nodewise were used; empty for none."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "decide",
+    DecideOptions,
+    ClusterOptions,
+    MetricOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    ChainOptions,
+    kinds=agent_selection.agents_without_conflicts(),
+    short_help="Decide offline, or for a whole cluster.",
+)
+def command(command_line: CommandLine) -> None:
     """Decide which nodes pods may go to, and why, offline or for a cluster in its current state.
 
     FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, Namespaces,
@@ -538,8 +548,8 @@ def _select_inputs(command_line: CommandLine) -> InputSelection:
     """What to read. `BadSettings` if an agent or an option cannot be used."""
     own = command_line.settings(DecideOptions)
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_selection.load_agents_by_name(names or command_line.running_agents, *setting_groups())
-    agents = agents or agent_selection.agents_without_conflicts(*setting_groups())
+    agents = agent_selection.load_agents_by_name(names or command_line.running_agents)
+    agents = agents or agent_selection.agents_without_conflicts()
     return InputSelection(
         own.paths,
         own.policies,
@@ -670,20 +680,3 @@ def _check_nodes_and_pods_exist(
         problems.append(Problem(where, actual, "at least one to decide"))
     if problems:
         raise BadInput("decide", problems)
-
-
-command = options_from_settings.create_click_command(
-    "decide",
-    run,
-    options_from_settings.click_parameters(
-        DecideOptions,
-        ClusterOptions,
-        MetricOptions,
-        RefreshOptions,
-        PrometheusOptions,
-        ChainOptions,
-        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Decide offline, or for a whole cluster.",
-)

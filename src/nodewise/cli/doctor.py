@@ -15,9 +15,9 @@ from rich.text import Text
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, did_you_mean
 from nodewise.base.option import Option
-from nodewise.cli import options_from_settings, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.completion import NamespaceName
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.doctor import check_runner
@@ -74,7 +74,13 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     """No colours. A pipe has none in any case."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "doctor",
+    DoctorOptions,
+    ClusterOptions,
+    short_help="Find problems of an installation, each with its remedy.",
+)
+def command(command_line: CommandLine) -> None:
     """Find problems of nodewise's installation in a cluster, each with its remedy.
 
     It examines kube-scheduler's configuration and certificates, nodewise's replicas and their rights, policies and
@@ -216,10 +222,3 @@ _PRINTERS: Final[dict[str, Callable[..., None]]] = {
     "table": print_findings_table,
     "json": print_findings_json,
 }
-
-command = options_from_settings.create_click_command(
-    "doctor",
-    run,
-    options_from_settings.click_parameters(DoctorOptions, ClusterOptions),
-    "Find problems of an installation, each with its remedy.",
-)

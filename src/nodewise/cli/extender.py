@@ -16,13 +16,12 @@ from nodewise.cli import (
     agent_selection,
     object_and_metric_sources,
     older_program_flags,
-    options_from_settings,
     server_components,
 )
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.extender_options import ExtenderOptions, leader_tasks, setting_groups
 from nodewise.cli.object_and_metric_sources import DataRequirements
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
     ClockAndMetrics,
     InputPaths,
@@ -334,7 +333,14 @@ class _ExtenderCommand(SectionedCommand):
         return rest
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "extender",
+    *setting_groups(),
+    kinds=agent_selection.agents_without_conflicts(),
+    short_help="Serve kube-scheduler.",
+    kind=_ExtenderCommand,
+)
+def command(command_line: CommandLine) -> None:
     """Serve kube-scheduler: filter, prioritize, preempt and bind, over mutual TLS.
 
     The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are accepted,
@@ -360,9 +366,7 @@ def run(command_line: CommandLine) -> None:
         raise BadSettings(
             "settings", [Problem("--agents", shown(own.agents), "the name of at least one agent")]
         )
-    agents = agent_selection.load_agents_by_name(
-        (name.strip() for name in own.agents.split(",") if name.strip()), *setting_groups()
-    )
+    agents = agent_selection.parse_agents(own.agents)
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     server_components.return_freed_blocks()
     config = ServerConfig(settings, agents, agent_options)
@@ -370,16 +374,3 @@ def run(command_line: CommandLine) -> None:
         lambda: wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),
         own.shutdown_delay_s,
     )
-
-
-command = options_from_settings.create_click_command(
-    "extender",
-    run,
-    options_from_settings.click_parameters(
-        *setting_groups(),
-        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Serve kube-scheduler.",
-    kind=_ExtenderCommand,
-)

@@ -11,11 +11,11 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, decide_inputs, options_from_settings, tables, terminal_output
+from nodewise.cli import decide_inputs, tables, terminal_output
 from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.kube import reflector, replicas
@@ -77,7 +77,16 @@ class MetricList(NamedTuple):
     """Names that are similar to the requested one, if that is unknown."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "metrics",
+    MetricsOptions,
+    ClusterOptions,
+    MetricOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    short_help="List the metrics of nodes, and the policies that use them.",
+)
+def command(command_line: CommandLine) -> None:
     """List the metrics of nodes: on how many nodes they have a value, how old it is, and which policies use them.
 
     Metrics that nodewise requests come with the values of a replica of the running nodewise. The other metrics of the
@@ -280,18 +289,3 @@ def _print_table(listed: MetricList, name: str) -> None:
         terminal_output.print_line(f"similar to {name}: {', '.join(listed.similar)}")
     if listed.inputs:
         terminal_output.print_line(f"with the metric values of {listed.inputs}")
-
-
-command = options_from_settings.create_click_command(
-    "metrics",
-    run,
-    options_from_settings.click_parameters(
-        MetricsOptions,
-        ClusterOptions,
-        MetricOptions,
-        RefreshOptions,
-        PrometheusOptions,
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="List the metrics of nodes, and the policies that use them.",
-)

@@ -5,8 +5,8 @@ agent may also be in a section of the file; there they apply to that agent alone
 Variables `NODEWISE_…` that are no settings, such as misspelled ones, cause a warning.
 """
 
+import contextlib
 import difflib
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, Problem, closest_name
 from nodewise.base.option import Argument, Option
-from nodewise.cli import older_program_flags, setting_declarations, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import (
     CommandOptions,
@@ -85,26 +85,30 @@ class AgentSections(NamedTuple):
         }
 
 
-def config_option(
-    groups: Sequence[Group], kinds: "Sequence[AgentKind]", known_settings: Callable[[], KnownSettings]
-) -> click.Option:
-    """The option `--config` of a command with these groups and the options of these agents. The file may also contain
-    `known_settings`, which is called only if there is a file. Where the command has a subclass of a known group, only
-    the subclass counts.
+def _config_option(groups: Sequence[Group], kinds: "Sequence[AgentKind]") -> click.Option:
+    """The option `--config` of a command with these groups and the options of these agents. Where the command has a
+    subclass of a known group, only the subclass counts.
     """
 
     def apply(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
-        if path:
-            known = known_settings()
-            known_groups = [
-                group for group in known.groups if not any(issubclass(own, group) for own in groups)
-            ]
-            known_kinds = {kind.name: kind for kind in [*kinds, *known.kinds]}
-            file = read_config_file(path, [*groups, *known_groups], [*known_kinds.values()], known)
-            for agent in file.ignored:
-                _warn_of_ignored_settings(ctx, path, agent, known.unusable[agent])
-            ctx.default_map = dict(file.values)
-            ctx.params[SECTIONS] = AgentSections(path, file.sections, ctx)
+        if not path:
+            return
+        from nodewise.cli import agent_selection  # start-up time: only a settings file needs all agents
+
+        known = agent_selection.known_settings()
+        more = [group for group in known.groups if not any(issubclass(own, group) for own in groups)]
+        known_kinds = {kind.name: kind for kind in [*kinds, *known.kinds]}
+        file = read_config_file(path, [*groups, *more], [*known_kinds.values()], known)
+        for agent in file.ignored:
+            if _logs(ctx):
+                logs.emit_later("agent_settings_ignored", file=path, agent=agent, why=known.unusable[agent])
+            else:
+                terminal_output.print_message(
+                    f"Warning: {path}: the settings of the agent {agent} are ignored: it cannot be used"
+                    f" ({known.unusable[agent]})"
+                )
+        ctx.default_map = dict(file.values)
+        ctx.params[SECTIONS] = AgentSections(path, file.sections, ctx)
 
     return click.Option(
         ["--config"],
@@ -118,14 +122,9 @@ def config_option(
     )
 
 
-def _warn_of_ignored_settings(ctx: click.Context, path: str, agent: str, why: str) -> None:
-    """Warn in the log of a server, on stderr of other commands."""
-    if any(parameter.name == "log_format" for parameter in ctx.command.params):
-        logs.emit_later("agent_settings_ignored", file=path, agent=agent, why=why)
-    else:
-        terminal_output.print_message(
-            f"Warning: {path}: the settings of the agent {agent} are ignored: it cannot be used ({why})"
-        )
+def _logs(ctx: click.Context) -> bool:
+    """Whether the command is a server, whose warnings are log events."""
+    return any(parameter.name == "log_format" for parameter in ctx.command.params)
 
 
 def read_config_file(
@@ -148,12 +147,12 @@ def read_config_file(
     keys = {setting.key: setting for setting in settings.values()}
     for key, value in _load_yaml_mapping(path).items():
         if key in agents and isinstance(value, dict):
-            place = _SettingsReader(f"{path}: {key}", _section_keys(agents[key], settings), problems)
-            sections[key] = place.values(value)
+            place = f"{path}: {key}"
+            sections[key] = _read_values(place, value, _section_keys(agents[key], settings), (), problems)
         elif key not in keys and (owner := known.unusable_owner(key)):
             ignored[owner] = None
         else:
-            values |= _SettingsReader(path, keys, problems, agents).values({key: value})
+            values |= _read_values(path, {key: value}, keys, agents, problems)
     if problems:
         raise BadSettings("settings", problems)
     return ConfigFile(values, sections, tuple(ignored))
@@ -180,61 +179,46 @@ def _section_keys(kind: "AgentKind", settings: Mapping[str, Setting]) -> dict[st
     }
 
 
-class _SettingsReader(NamedTuple):
-    """Reads a mapping of the file. It appends to `problems`."""
-
-    name: str
-    keys: Mapping[str, Setting]
-    problems: list[Problem]
-    sections: Iterable[str] = ()
-
-    def values(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
-        """The valid values, by field."""
-        values: dict[str, Any] = {}
-        for key, value in mapping.items():
-            setting = self.keys.get(key)
-            if setting is None:
-                self._add_problem(
-                    key, "an unknown setting", _closest_key(str(key), [*self.keys, *self.sections])
-                )
-            elif setting.field in values:
-                self._add_problem(key, "the setting is here already, under its other name", "it once")
-            elif value is not None:
-                values |= self._convert_or_add_problem(key, setting, value)
-        return values
-
-    def _convert_or_add_problem(self, key: str, setting: Setting, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
-            self._add_problem(
-                key, setting.show(value), "a list of values" if setting.is_list else "one value"
-            )
-            return
-        try:
-            yield setting.field, _convert_setting_value(setting, value)
-        except click.BadParameter as error:
-            self._add_problem(key, error.message.rstrip("."), "")
-
-    def _add_problem(self, key: Any, actual: str, expected: str) -> None:
-        self.problems.append(Problem(f"{self.name}: {key}", actual, expected))
+def _read_values(
+    place: str,
+    mapping: Mapping[Any, Any],
+    keys: Mapping[str, Setting],
+    sections: Iterable[str],
+    problems: list[Problem],
+) -> dict[str, Any]:
+    """The valid values of a mapping of the file, by field. Problems of the others are appended."""
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        setting, actual, expected = keys.get(key), "", ""
+        if setting is None:
+            names = sorted([*keys, *sections])
+            closest = difflib.get_close_matches(str(key), names, n=1)
+            actual, expected = "an unknown setting", closest[0] if closest else "one of " + ", ".join(names)
+        elif setting.field in values:
+            actual, expected = "the setting is here already, under its other name", "it once"
+        elif isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
+            actual, expected = setting.show(value), "a list of values" if setting.is_list else "one value"
+        elif value is not None:
+            try:
+                values[setting.field] = _convert_setting_value(setting, value)
+            except click.BadParameter as error:
+                actual = error.message.rstrip(".")
+        if actual:
+            problems.append(Problem(f"{place}: {key}", actual, expected))
+    return values
 
 
 def _convert_setting_value(setting: Setting, value: Any) -> Any:
+    """The value of its type. As text: click would truncate a fraction of an integer. Amounts stay numbers."""
     convert = click_type_of_setting(setting)
-    if setting.is_list:
-        elements = value if isinstance(value, list) else [value]
-        return tuple(convert(_value_as_text(setting, element)) for element in elements)
-    return convert(_value_as_text(setting, value))
-
-
-def _value_as_text(setting: Setting, value: Any) -> Any:
-    """As text: click would truncate a number with a fraction where an integer is expected. Amounts stay numbers."""
-    is_amount = setting.field.endswith(("_s", "_bytes")) and not isinstance(value, bool)
-    return value if is_amount and isinstance(value, int | float) else str(value)
-
-
-def _closest_key(key: str, keys: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(key, keys, n=1)
-    return matches[0] if matches else "one of " + ", ".join(sorted(keys))
+    is_amount = setting.field.endswith(("_s", "_bytes"))
+    listed = [
+        convert(
+            each if is_amount and isinstance(each, int | float) and not isinstance(each, bool) else str(each)
+        )
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    return tuple(listed) if setting.is_list else listed[0]
 
 
 _PREFIX: Final = "NODEWISE_"
@@ -247,9 +231,8 @@ _INTERNAL: Final = frozenset({"NODEWISE_CPU_TASK", "NODEWISE_IMAGE"})
 
 def warn_of_unknown_variables(ctx: click.Context) -> None:
     """Warn of each variable that no command knows: in the log of a server, on stderr of other commands."""
-    unknown = find_unknown_variables(ctx, os.environ)
-    for name, closest in unknown.items():
-        if "log_format" in ctx.params:
+    for name, closest in find_unknown_variables(ctx, os.environ).items():
+        if _logs(ctx):
             logs.emit_later("variable_unknown", variable=name, closest=closest)
         else:
             suggestion = f'; did you mean "{closest}"?' if closest else ""
@@ -266,39 +249,26 @@ def find_unknown_variables(ctx: click.Context, environment: Mapping[str, str]) -
     )
     if not unknown:
         return {}
-    known |= set(_variables_of_all_commands())
+    from nodewise.cli import main
+
+    known |= set(_variables(main.command, of_all=True))
     keys = [name.removeprefix(_PREFIX) for name in sorted(known)]
     closest = {name: closest_name(name.removeprefix(_PREFIX), keys) for name in unknown if name not in known}
     return {name: f"{_PREFIX}{key}" if key else "" for name, key in closest.items()}
 
 
-def _variables(command: click.Command) -> Iterator[str]:
-    for parameter in command.params:
-        if isinstance(parameter.envvar, str):
-            yield parameter.envvar
+def _variables(command: click.Command, *, of_all: bool = False) -> Iterator[str]:
+    """The variables of a command, and `of_all` below it, which are imported; in the program on hosts, of those that it
+    contains.
+    """
+    yield from (parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str))
+    if of_all and isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            with contextlib.suppress(click.ClickException):
+                if (below := command.get_command(ctx, name)) is not None:
+                    yield from _variables(below, of_all=True)
 
-
-def _variables_of_all_commands() -> Iterator[str]:
-    """The variables of all commands, which are imported; in the program on hosts, of those that it contains."""
-    from nodewise.cli import main
-
-    groups: list[click.Group] = [main.command]
-    while groups:
-        group = groups.pop()
-        ctx = click.Context(group)
-        for name in group.list_commands(ctx):
-            try:
-                command = group.get_command(ctx, name)
-            except click.ClickException:
-                continue
-            if isinstance(command, click.Group):
-                groups.append(command)
-            if command is not None:
-                yield from _variables(command)
-
-
-if TYPE_CHECKING:
-    from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -332,7 +302,7 @@ class CommandLine(NamedTuple):
 
     def agent_options(self, kind: "AgentKind") -> Any:
         """An agent's options. `BadSettings` if a value is out of its bounds."""
-        declared = {setting.field for setting in setting_declarations.list_settings(kind.options)}
+        declared = {setting.field for setting in list_settings(kind.options)}
         running = {
             field: value
             for field, value in self.running_agents.get(kind.name, {}).items()
@@ -372,52 +342,47 @@ def output_option(formats: Iterable[str]) -> click.Option:
     )
 
 
-def create_click_command(
+def settings_command(
     name: str,
-    run: Callable[[CommandLine], None],
-    parameters: Sequence[click.Parameter],
-    short_help: str,
+    *groups: Group,
+    kinds: "Sequence[AgentKind]" = (),
+    more: Sequence[click.Parameter] = (),
     kind: type[click.Command] = SectionedCommand,
     **attributes: Any,
-) -> click.Command:
-    """A command that calls `run`, whose docstring is the help."""
+) -> Callable[[Callable[[CommandLine], None]], click.Command]:
+    """A decorator that makes a command of a function, whose docstring is the help.
 
-    def callback(**values: Any) -> None:
-        warn_of_unknown_variables(click.get_current_context())
-        run(CommandLine(values))
+    The command has the parameters of `click_parameters`, and then `more`.
+    """
 
-    return kind(
-        name,
-        callback=callback,
-        params=list(parameters),
-        help=run.__doc__,
-        short_help=short_help,
-        **attributes,
-    )
+    def decorate(run: Callable[[CommandLine], None]) -> click.Command:
+        def callback(**values: Any) -> None:
+            warn_of_unknown_variables(click.get_current_context())
+            run(CommandLine(values))
+
+        parameters = [*click_parameters(*groups, kinds=kinds), *more]
+        return kind(name, callback=callback, params=parameters, help=run.__doc__, **attributes)
+
+    return decorate
 
 
 def click_parameters(
-    *groups: Group,
-    kinds: "Sequence[AgentKind]" = (),
-    known_settings: Callable[[], KnownSettings] | None = None,
-    has_file: bool = True,
+    *groups: Group, kinds: "Sequence[AgentKind]" = (), has_file: bool = True
 ) -> list[click.Parameter]:
     """The parameters of a command that takes these groups and these agents' settings.
 
-    The fields of `CommandOptions` come first, then `--config` if the command takes settings or knows some, then the
-    settings. A setting that several groups have is one option. The file may also contain `known_settings`, which is
-    called only if there is a file; settings for which the command has no option have no effect.
+    The fields of `CommandOptions` come first, then `--config` if the command takes settings, then the settings. A
+    setting that several groups have is one option. The file may contain the settings of all commands and agents; those
+    for which the command has no option have no effect.
     """
     own = [group for group in groups if issubclass(group, CommandOptions)]
     shared = [group for group in groups if group not in own]
-    own_settings = itertools.chain.from_iterable(map(setting_declarations.list_settings, own))
-    file = (
-        [config_option(shared, kinds, known_settings or KnownSettings)]
-        if has_file and (shared or known_settings)
-        else []
-    )
-    shared_options = map(_create_shared_option, setting_declarations.merge_settings(shared, kinds))
-    return [*map(_create_click_parameter, own_settings), *file, *shared_options]
+    file = [_config_option(shared, kinds)] if has_file and (shared or kinds) else []
+    return [
+        *(_create_click_parameter(setting) for group in own for setting in list_settings(group)),
+        *file,
+        *map(_create_shared_option, merge_settings(shared, kinds)),
+    ]
 
 
 def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
@@ -425,7 +390,7 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
 
     `places` names the origin of a field's value in error messages; other fields are named by their flag.
     """
-    declarations = {setting.field: setting for setting in setting_declarations.list_settings(group)}
+    declarations = {setting.field: setting for setting in list_settings(group)}
     if issubclass(group, CommandOptions):
         return group(**{field: values[field] for field in declarations})
     fields = {field: setting.synonym(values[field]) for field, setting in declarations.items()}
@@ -441,33 +406,9 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
         raise BadSettings("settings", [Problem(place, actual, expected)]) from error
 
 
-_ENVIRONMENT: Final = click.core.ParameterSource.ENVIRONMENT
-_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
-"""The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
-
-
-class _Option(SettingOption):
-    """If its own variable is not set, the variable of an older program has effect."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        value = super().resolve_envvar_value(ctx)
-        if value is not None and _SERVICE_URL.match(value):
-            return None
-        if value is not None or self.envvar is None or self.name is None:
-            return value
-        return older_program_flags.translate_variable(self.name, os.environ)
-
-    def get_error_hint(self, ctx: click.Context | None) -> str:
-        """The variable instead of the flag, if the value comes from it."""
-        is_variable = ctx is not None and self.name and ctx.get_parameter_source(self.name) is _ENVIRONMENT
-        if is_variable and isinstance(self.envvar, str) and self.envvar in os.environ:
-            return f"'{self.envvar}'"
-        return super().get_error_hint(ctx)
-
-
 def _create_shared_option(setting: Setting) -> click.Option:
     default = setting.default_as_text()
-    option = _Option(
+    return SettingOption(
         [setting.flag, setting.field],
         type=click_type_of_setting(setting),
         metavar=setting.option.metavar,
@@ -476,9 +417,10 @@ def _create_shared_option(setting: Setting) -> click.Option:
         default=setting.default,
         envvar=setting.variable,
         help=f"{setting.help} [default: {default}]" if default else setting.help,
+        section=setting.section,
+        owners=setting.owners,
+        is_shared=True,
     )
-    option.section, option.owners, option.is_shared = setting.section, setting.owners, True
-    return option
 
 
 def _create_click_parameter(setting: Setting) -> click.Parameter:
@@ -498,7 +440,7 @@ def _create_click_parameter(setting: Setting) -> click.Parameter:
         attributes |= {"is_flag": False, "flag_value": declaration.value_of_bare_flag}
     elif setting.inner is bool:
         attributes["is_flag"] = True
-    option = _Option(
+    return SettingOption(
         [*setting.flags, setting.field],
         type=declaration.type or click_type_with_bounds(setting),
         metavar=declaration.metavar,
@@ -508,7 +450,6 @@ def _create_click_parameter(setting: Setting) -> click.Parameter:
         show_envvar=declaration.shows_environment,
         show_default=declaration.shows_default and bool(setting.default_as_text()),
         help=setting.help,
+        section=declaration.section,
         **attributes,
     )
-    option.section = declaration.section
-    return option

@@ -13,10 +13,10 @@ from nodewise.agent import NodeIndex
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, decide_inputs, options_from_settings, tables, terminal_output
+from nodewise.cli import decide_inputs, tables, terminal_output
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import history_reading, report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.setting_declarations import CommandOptions
@@ -238,7 +238,17 @@ class PolicyComparison(NamedTuple):
         return bool(self.groups or self.labels or (self.history and self.history.groups))
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "diff",
+    DiffOptions,
+    ClusterOptions,
+    MetricOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    kinds=[KIND],
+    short_help="Show what changes if policies replace others.",
+)
+def command(command_line: CommandLine) -> None:
     """Show the nodes and pods whose verdict or rank changes if the policies of NEW replace those of OLD.
 
     OLD and NEW are files or folders with policies, also of different kinds or names. Nodes, pods, metrics and all other
@@ -532,19 +542,3 @@ def _names(keys: Sequence[PolicyKey]) -> list[str]:
 
 def _verdict_document(verdict: NodeVerdict) -> Mapping[str, Any]:
     return {"rejected": verdict.reason or None, "rank": verdict.rank}
-
-
-command = options_from_settings.create_click_command(
-    "diff",
-    run,
-    options_from_settings.click_parameters(
-        DiffOptions,
-        ClusterOptions,
-        MetricOptions,
-        RefreshOptions,
-        PrometheusOptions,
-        kinds=[KIND],
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Show what changes if policies replace others.",
-)

@@ -15,11 +15,11 @@ import msgspec
 from nodewise.base import clock, quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, decide_inputs, options_from_settings, terminal_output
+from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide import MetricOptions
 from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api
@@ -318,7 +318,16 @@ class _Threshold(NamedTuple):
     """The second threshold in nano-units."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "new",
+    NewPolicyOptions,
+    ClusterOptions,
+    MetricOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    short_help="Print a policy with a threshold that fits a metric.",
+)
+def command(command_line: CommandLine) -> None:
     """Print a commented PlacementPolicy that avoids nodes by a metric.
 
     The metric is read once, for all nodes, from the sources that --metrics or the settings file of the extender name.
@@ -556,18 +565,3 @@ def _check(text: str, own: NewPolicyOptions) -> None:
     problems = policy_lint.lint(msgspec.json.encode(document), kind)
     if problems:
         raise BadSettings("policy new", problems)
-
-
-command = options_from_settings.create_click_command(
-    "new",
-    run,
-    options_from_settings.click_parameters(
-        NewPolicyOptions,
-        ClusterOptions,
-        MetricOptions,
-        RefreshOptions,
-        PrometheusOptions,
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Print a policy with a threshold that fits a metric.",
-)

@@ -13,8 +13,8 @@ import click
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, options_from_settings, terminal_output
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli import terminal_output
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.object_files import ObjectLineFinder
 from nodewise.policies import KIND
@@ -57,7 +57,8 @@ class PolicyTestResult(NamedTuple):
     duration_s: float
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command("test", PolicyTestOptions, kinds=[KIND], short_help="Run tests of policies.")
+def command(command_line: CommandLine) -> None:
     """Run the tests of policies in suites.
 
     FILE is a suite, or a folder, of which all files named *suite.yaml count. A suite has policies, and tests with
@@ -251,15 +252,3 @@ def _mismatch_lines(result: PolicyTestResult) -> Iterator[str]:
     for mismatch in result.mismatches:
         yield f"{result.suite.source}:{mismatch.line}: at {mismatch.about}"
         yield from (f"  {line}" for line in mismatch.lines)
-
-
-command = options_from_settings.create_click_command(
-    "test",
-    run,
-    options_from_settings.click_parameters(
-        PolicyTestOptions,
-        kinds=[KIND],
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Run tests of policies.",
-)

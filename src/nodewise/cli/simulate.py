@@ -27,7 +27,7 @@ from nodewise.cli import (
     tables,
     terminal_output,
 )
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import recording_file
 from nodewise.engine.agent_chain import ChainOptions
@@ -192,7 +192,8 @@ class TraceOptions(CommandOptions, frozen=True, kw_only=True):
     """Plot the allocated share; needs matplotlib."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command("trace", TraceOptions, short_help="Place a published GPU trace with the gpu agent.")
+def trace_command(command_line: CommandLine) -> None:
     """Place a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
 
     Pods are drawn from the list with replacement and stay on their nodes, until the requested GPUs reach the given
@@ -288,14 +289,6 @@ def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
         raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
 
 
-trace_command = options_from_settings.create_click_command(
-    "trace",
-    run,
-    options_from_settings.click_parameters(TraceOptions),
-    short_help="Place a published GPU trace with the gpu agent.",
-)
-
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -325,6 +318,28 @@ class ReplayOptions(CommandOptions, frozen=True, kw_only=True):
     """Output format."""
 
 
+class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
+    """Settings besides those of agents that affect responses."""
+
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
+    """Interval of metric fetches; the maximum age of metrics follows from it."""
+
+
+def _replay_parameters() -> list[click.Parameter]:
+    """Settings default to the recorded values, so environment variables and configuration files do not apply."""
+    recorded = options_from_settings.click_parameters(
+        RecordedOptions, kinds=agent_selection.agents_without_conflicts(RecordedOptions), has_file=False
+    )
+    for option in recorded:
+        assert isinstance(option, click.Option)
+        option.envvar = None
+        option.help = f"{(option.help or '').partition(' [default: ')[0]} [default: as recorded]"
+    return recorded
+
+
+@settings_command(
+    "replay", ReplayOptions, more=_replay_parameters(), short_help="Answer a recording's requests again."
+)
 def replay(command_line: CommandLine) -> None:
     """Answer the requests of a recording again, and show the responses that differ.
 
@@ -399,13 +414,6 @@ def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, An
     return Replayed(header, changed, player.tally, player.unrecorded(), differences)
 
 
-class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
-    """Settings besides those of agents that affect responses."""
-
-    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
-    """Interval of metric fetches; the maximum age of metrics follows from it."""
-
-
 def _replay_settings(
     header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
@@ -476,27 +484,8 @@ def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: in
             progress.update(bar, completed=file.tell())
 
 
-def _replay_parameters() -> list[click.Parameter]:
-    """Settings default to the recorded values, so environment variables and configuration files do not apply."""
-    recorded = options_from_settings.click_parameters(
-        RecordedOptions, kinds=agent_selection.agents_without_conflicts(RecordedOptions), has_file=False
-    )
-    for option in recorded:
-        assert isinstance(option, click.Option)
-        option.envvar = None
-        option.help = f"{(option.help or '').partition(' [default: ')[0]} [default: as recorded]"
-    return recorded
-
-
 command.add_command(trace_command)
+command.add_command(replay)
 for entry in distributions.own_entry_points(distributions.COMMANDS):
     if entry.name.startswith("simulate "):
         command.add_command(entry.load())
-command.add_command(
-    options_from_settings.create_click_command(
-        "replay",
-        replay,
-        [*options_from_settings.click_parameters(ReplayOptions), *_replay_parameters()],
-        short_help="Answer a recording's requests again.",
-    )
-)

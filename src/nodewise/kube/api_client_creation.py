@@ -6,7 +6,8 @@ the first call: `Unavailable` if there is no response, `Refused` if the server r
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -57,6 +58,16 @@ class Impersonation(NamedTuple):
 
     def headers(self) -> dict[str, str]:
         return {"Impersonate-User": self.user, "Impersonate-Group": self.group}
+
+
+@asynccontextmanager
+async def open_api(options: KubeOptions) -> AsyncIterator[HttpApi]:
+    """A client for one command, with metrics of its own. It is closed at the end of the block."""
+    api = connect(options, MetricsRegistry())
+    try:
+        yield api
+    finally:
+        await api.close()
 
 
 def connect(

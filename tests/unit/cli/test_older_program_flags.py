@@ -13,14 +13,16 @@ import structlog
 from click.testing import CliRunner
 
 from nodewise.base.errors import BadSettings
-from nodewise.cli import extender, older_program_flags, options_from_settings
+from nodewise.cli import agent_selection, extender, older_program_flags, options_from_settings
+from nodewise.cli.options_from_settings import KnownSettings
 from nodewise.doctor.checks import certificates
 from nodewise.observe import logs
 
 
 @pytest.fixture(autouse=True)
-def _logs() -> Iterator[None]:
-    """Delayed log events do not leak into other tests."""
+def _logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Delayed log events do not leak into other tests. A settings file has the settings of the command alone."""
+    monkeypatch.setattr(agent_selection, "known_settings", KnownSettings)
     yield
     logs._early.clear()
     logs._early_whatever_level.clear()

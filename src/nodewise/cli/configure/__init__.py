@@ -13,11 +13,7 @@ from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.configure import host, platform_modes
 from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
 from nodewise.cli.main import CommandTable
-from nodewise.cli.options_from_settings import (
-    CommandLine,
-    click_parameters,
-    create_click_command,
-)
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.observe import logs
 
 COMMANDS: Final = {
@@ -43,7 +39,15 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
         )
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "configure",
+    ConfigureOptions,
+    short_help="Make kube-scheduler call nodewise.",
+    kind=_ConfigureCommand,
+    commands_of=COMMANDS,
+    invoke_without_command=True,
+)
+def command(command_line: CommandLine) -> None:
     """Make kube-scheduler call nodewise, on a host where kube-scheduler is a static pod, as with kubeadm.
 
     Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
@@ -92,17 +96,6 @@ def run(command_line: CommandLine) -> None:
         return
     host.check_container_mounts(options)
     ctx.exit(host.run(options, roles, weights))
-
-
-command = create_click_command(
-    "configure",
-    run,
-    click_parameters(ConfigureOptions),
-    short_help="Make kube-scheduler call nodewise.",
-    kind=_ConfigureCommand,
-    commands_of=COMMANDS,
-    invoke_without_command=True,
-)
 
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"

@@ -7,9 +7,9 @@ import msgspec
 import yaml
 
 from nodewise.base.option import Option
-from nodewise.cli import agent_selection, options_from_settings, terminal_output
-from nodewise.cli.extender_options import ExtenderOptions, setting_groups
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli import agent_selection, terminal_output
+from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import scheduler_configuration
 from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
@@ -64,7 +64,13 @@ class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):
     """Output format."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "render-scheduler",
+    RenderSchedulerOptions,
+    kinds=agent_selection.agents_without_conflicts(),
+    short_help="Print a configuration of kube-scheduler.",
+)
+def command(command_line: CommandLine) -> None:
     """Print a configuration for `kube-scheduler --config` with which kube-scheduler calls nodewise.
 
     Each entry has the verbs of its agents. Pods that request a resource of an agent are filtered, and are not scheduled
@@ -108,15 +114,3 @@ def run(command_line: CommandLine) -> None:
         click.echo(msgspec.json.encode(configuration))
         return
     click.echo(yaml.safe_dump(configuration, sort_keys=False), nl=False)
-
-
-command = options_from_settings.create_click_command(
-    "render-scheduler",
-    run,
-    options_from_settings.click_parameters(
-        RenderSchedulerOptions,
-        kinds=agent_selection.agents_without_conflicts(*setting_groups()),
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Print a configuration of kube-scheduler.",
-)

@@ -11,12 +11,12 @@ import msgspec
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import options_from_settings, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.completion import NamespaceName, PodName
 from nodewise.cli.explain import explanation, pod_state, rendering
 from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import scheduling_attempt_explanation
@@ -89,7 +89,14 @@ class ExplainRequest(NamedTuple):
     timeout_s: float
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "explain",
+    ExplainOptions,
+    ClusterOptions,
+    TimeoutOptions,
+    short_help="Explain why a pod is on its node, or still waits.",
+)
+def command(command_line: CommandLine) -> None:
     """Explain why a pod is on its node or still waits: its last scheduling attempt, node by node.
 
     POD is NAME, pod/NAME or NAMESPACE/NAME. Every replica of the extender is asked for its decisions: the API server
@@ -349,11 +356,3 @@ def _messages(pod_explanation: PodExplanation) -> list[str]:
     if lookup.policies_error and pod_explanation.visible is None:
         messages.append(f"not all policies that select the pod now are known: {lookup.policies_error}")
     return messages
-
-
-command = options_from_settings.create_click_command(
-    "explain",
-    run,
-    options_from_settings.click_parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
-    short_help="Explain why a pod is on its node, or still waits.",
-)

@@ -17,8 +17,8 @@ import msgspec
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, decide_inputs, options_from_settings
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli import decide_inputs
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
@@ -62,7 +62,16 @@ class BacktestOptions(CommandOptions, frozen=True, kw_only=True):
     """Also write a page with plots; needs matplotlib."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "backtest",
+    BacktestOptions,
+    ClusterOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    kinds=[KIND],
+    short_help="Evaluate policies over the history of their metrics.",
+)
+def command(command_line: CommandLine) -> None:
     """Evaluate policies over the history of their metrics, before you apply them.
 
     nodewise reads the metrics of the rules of `avoid` from Prometheus, and evaluates each policy at every step as the
@@ -147,18 +156,3 @@ def _write(path: str, text: str) -> None:
     except OSError as error:
         problem = Problem(path, error.strerror or str(error), "a file that can be written")
         raise BadSettings("--html", [problem]) from error
-
-
-command = options_from_settings.create_click_command(
-    "backtest",
-    run,
-    options_from_settings.click_parameters(
-        BacktestOptions,
-        ClusterOptions,
-        RefreshOptions,
-        PrometheusOptions,
-        kinds=[KIND],
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Evaluate policies over the history of their metrics.",
-)

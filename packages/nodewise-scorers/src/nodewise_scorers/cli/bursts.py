@@ -16,8 +16,8 @@ from rich.progress import Progress
 from nodewise.agent import AgentKind
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option
-from nodewise.cli import agent_selection, options_from_settings, plots, tables
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli import agent_selection, plots, tables
+from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.install import scheduler_configuration
@@ -84,7 +84,15 @@ class BurstOptions(CommandOptions, frozen=True, kw_only=True):
     """Output format."""
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "bursts",
+    BurstOptions,
+    ChainOptions,
+    WindowOptions,
+    kinds=_agents_reading_pods_only(),
+    short_help="Place bursty pods with scoring agents.",
+)
+def command(command_line: CommandLine) -> None:
     """Place pods whose usage differs from their requests, and measure for how long nodes are overloaded.
 
     Pods arrive and end on identical nodes and alternate between busy and calm phases: most use much less than they
@@ -196,17 +204,3 @@ def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
     for run in runs:
         lines.writerows([run.agents, run.seed, *row] for row in enumerate(run.nodes_by_minute))
     return text.getvalue()
-
-
-command = options_from_settings.create_click_command(
-    "bursts",
-    run,
-    options_from_settings.click_parameters(
-        BurstOptions,
-        ChainOptions,
-        WindowOptions,
-        kinds=_agents_reading_pods_only(),
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Place bursty pods with scoring agents.",
-)

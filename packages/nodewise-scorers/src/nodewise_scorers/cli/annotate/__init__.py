@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Literal
 import click
 
 from nodewise.base.option import Option
-from nodewise.cli import agent_selection, options_from_settings, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.command_help import SectionedCommand
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
@@ -43,7 +43,15 @@ class _AnnotateCommand(SectionedCommand):
         )
 
 
-def run(command_line: CommandLine) -> None:
+@settings_command(
+    "annotate",
+    RunOptions,
+    ClusterOptions,
+    *GROUPS,
+    short_help="Write statistics of nodes as annotations.",
+    kind=_AnnotateCommand,
+)
+def command(command_line: CommandLine) -> None:
     """Write statistics of nodes as annotations: the free resources, and the requests of pods.
 
     The annotator writes once per period, in a burst, or a single time with --once. It writes only values that changed
@@ -88,17 +96,3 @@ def _print_result(result: AnnotationResult, output: str) -> int:
     if written is not None and written.error:
         terminal_output.print_message(written.error)
     return terminal_output.DONE if result.is_complete else terminal_output.FAILED
-
-
-command = options_from_settings.create_click_command(
-    "annotate",
-    run,
-    options_from_settings.click_parameters(
-        RunOptions,
-        ClusterOptions,
-        *GROUPS,
-        known_settings=agent_selection.known_settings,
-    ),
-    short_help="Write statistics of nodes as annotations.",
-    kind=_AnnotateCommand,
-)
