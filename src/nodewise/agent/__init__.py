@@ -9,6 +9,7 @@ node are arrays by node number (`NodeIndex`), values in a verdict are by candida
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -37,6 +38,7 @@ __all__ = [
     "MAX_SCORE",
     "AgentKind",
     "ClusterState",
+    "DeferredType",
     "Details",
     "Evidence",
     "FilterFunction",
@@ -164,6 +166,17 @@ class StateExporter(Plugin[PodT, StateT]):
     @abstractmethod
     def export(self, state: StateT, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The state as JSON, in parts; `query` holds the parameters of the request."""
+
+
+class DeferredType:
+    """A struct type of a class attribute, imported when it is read: commands declare the options of all agents."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __get__(self, _kind: object, _owner: type) -> type[msgspec.Struct]:
+        struct: type[msgspec.Struct] = getattr(import_module(self._module), self._name)
+        return struct
 
 
 class AgentKind(ABC):

@@ -33,12 +33,11 @@ Replaces Telemetry Aware Scheduling 0.7.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodewise.agent import Resource, Watched
+from nodewise.agent import DeferredType, Resource, Watched
 from nodewise.agent.controller_interface import ControllerKind, Handle
 from nodewise.policies.options import TelemetryOptions, max_age_s
 
@@ -76,11 +75,7 @@ class TelemetryKind(ControllerKind):
     options = TelemetryOptions
     node_fields = NodeFields
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise.policies.policy_selection import PodFields
-
-        return PodFields
+    pod_fields = DeferredType("nodewise.policies.policy_selection", "PodFields")
 
     def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
         """Policies, and namespaces for trust and for selectors of namespaces."""

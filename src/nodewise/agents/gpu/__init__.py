@@ -30,12 +30,9 @@ Replaces GPU Aware Scheduling 0.5.6.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from nodewise.agent import Resource, Watched
+from nodewise.agent import DeferredType, Resource, Watched
 from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.agent.controller_interface import ControllerKind, Handle
 from nodewise.agents.gpu import vendor_resource_names
@@ -65,17 +62,8 @@ class GpuKind(ControllerKind):
     entry_weight = 20
     """The placement on GPUs outweighs two of the default plugins."""
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise.agents.gpu.gpu_pod_fields import GpuPod
-
-        return GpuPod
-
-    @cached_property
-    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise.agents.gpu.node_gpus import GpuNode
-
-        return GpuNode
+    pod_fields = DeferredType("nodewise.agents.gpu.gpu_pod_fields", "GpuPod")
+    node_fields = DeferredType("nodewise.agents.gpu.node_gpus", "GpuNode")
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
         """Nodes, pods, allocation records and devices of DRA drivers.

@@ -10,12 +10,9 @@ Replaces the agent of that name of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from nodewise.agent import AgentKind, LoadScoring
+from nodewise.agent import AgentKind, DeferredType, LoadScoring
 from nodewise_scorers.congestion.options import CongestionOptions
 
 if TYPE_CHECKING:
@@ -32,17 +29,8 @@ class CongestionKind(AgentKind):
     options = CongestionOptions
     load_scoring: LoadScoring = "aspect"
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.congestion.agent import PodFields
-
-        return PodFields
-
-    @cached_property
-    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.congestion.state import CongestionNode
-
-        return CongestionNode
+    pod_fields = DeferredType("nodewise_scorers.congestion.agent", "PodFields")
+    node_fields = DeferredType("nodewise_scorers.congestion.state", "CongestionNode")
 
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotation."""

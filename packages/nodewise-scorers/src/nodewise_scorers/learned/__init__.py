@@ -11,12 +11,11 @@
 Replaces kubeRL, the reward-biased extender of kube-safe-scheduler.
 """
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
+from nodewise.agent import AgentKind, DeferredType, LoadScoring, Resource, Watched
 from nodewise_scorers.learned.options import LearnedOptions
 
 if TYPE_CHECKING:
@@ -41,11 +40,7 @@ class LearnedKind(AgentKind):
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod
-
-        return PendingPod
+    pod_fields = DeferredType("nodewise_scorers.learned.pod_types_and_outcomes", "PendingPod")
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""

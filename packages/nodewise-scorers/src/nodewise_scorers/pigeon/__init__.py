@@ -14,12 +14,9 @@ Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
+from nodewise.agent import AgentKind, DeferredType, LoadScoring, Resource, Watched
 from nodewise_scorers.pigeon.options import PigeonOptions
 
 if TYPE_CHECKING:
@@ -39,17 +36,8 @@ class PigeonKind(AgentKind):
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.pigeon.state import PigeonPod
-
-        return PigeonPod
-
-    @cached_property
-    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.pigeon.state import PigeonNode
-
-        return PigeonNode
+    pod_fields = DeferredType("nodewise_scorers.pigeon.state", "PigeonPod")
+    node_fields = DeferredType("nodewise_scorers.pigeon.state", "PigeonNode")
 
     def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
         """Pods on nodes, if their requests are counted instead of read from annotations."""

@@ -12,12 +12,9 @@ Replaces the agent `safe` of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from nodewise.agent import AgentKind, LoadScoring
+from nodewise.agent import AgentKind, DeferredType, LoadScoring
 from nodewise_scorers.safe.options import SafeOptions
 
 if TYPE_CHECKING:
@@ -35,17 +32,8 @@ class SafeKind(AgentKind):
     options = SafeOptions
     load_scoring: LoadScoring = "whole"
 
-    @cached_property
-    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.safe.agent import PodFields
-
-        return PodFields
-
-    @cached_property
-    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
-        from nodewise_scorers.statistics.node_usage_reader import UsageNode
-
-        return UsageNode
+    pod_fields = DeferredType("nodewise_scorers.safe.agent", "PodFields")
+    node_fields = DeferredType("nodewise_scorers.statistics.node_usage_reader", "UsageNode")
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has statistics, or statistics come from metrics."""
