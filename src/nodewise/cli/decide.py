@@ -246,11 +246,13 @@ def _running_pod_row(pod_decision: PodDecision) -> list[str]:
     name, fits, best, gets, why = _waiting_pod_row(pod_decision)
     if not pod_decision.node:
         return [name, "-", "-", fits, best, gets, why]
-    here = decision_json.rejection_reasons(
-        pod_decision.filtered,
-        np.flatnonzero([name == pod_decision.node for name in pod_decision.filtered.names]),
+    filtered = pod_decision.filtered
+    reasons = "; ".join(
+        rejection["reason"]
+        for position, node in enumerate(filtered.names)
+        if node == pod_decision.node
+        for rejection in decision_json.reasons_at(filtered, position)
     )
-    reasons = "; ".join(rejection["reason"] for rejection in here.get(pod_decision.node, []))
     return [name, pod_decision.node, "no", fits, best, gets, reasons]
 
 

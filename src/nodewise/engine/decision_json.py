@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from nodewise.agent import (
     Details,
@@ -26,68 +26,36 @@ from nodewise.agent import (
     Verdict,
     is_unresolvable,
 )
-from nodewise.base import clock, quantity
+from nodewise.base import quantity
 from nodewise.base.clock import format_rfc3339
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.engine.decision import Decision, DecisionRing, PodRef, Verb
-from nodewise.metrics.series import States
 
-CANDIDATES_PER_PART: Final = 2
-"""Candidates between two yields: the texts or numbers of one may take 0.2 ms."""
-
+_DETAILED_PER_PART: Final = 2
+"""Candidates with details between two yields: the texts or numbers of one may take 0.2 ms."""
+_PER_PART: Final = 50
+"""Other candidates between two yields: some 0.2 ms of work with three rules."""
+_STATES: Final = np.array([state.name.lower() for state in ValueState], object)
+_STATE_NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
 _EMPTY: Final = b"{}"
+_encode: Final = msgspec.json.encode
+
+Parts = Generator[None, None, bytes]
 
 
-def numeric_details_of_candidate(
-    decision: Decision, position: int, agent: str = ""
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The numbers of one candidate by agent, or of one agent; only if there are any."""
-    for name, details in decision.details():
-        if agent in {"", name} and (numbers := details.numbers(position)):
-            yield name, to_json_values(numbers)
-
-
-def merge_numbers(*places: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
-    """By agent, the numbers of one node in several decisions, each with the node's position in it."""
-    numbers: dict[str, dict[str, Any]] = {}
-    for decision, position in places:
-        for agent, agent_numbers in numeric_details_of_candidate(decision, position):
-            numbers.setdefault(agent, {}).update(agent_numbers)
-    return numbers
-
-
-def encode_numbers(details: Details, size: int) -> Generator[None, None, bytes]:
-    """One agent's numbers as a JSON list by candidate; an empty list if there are none. Yields between parts."""
-    items: list[bytes] = []
-    for candidate in range(size):
-        if candidate % CANDIDATES_PER_PART == 0:
-            yield
-        items.append(msgspec.json.encode(to_json_values(details.numbers(candidate))))
-    return b"[" + b",".join(items) + b"]" if any(item != _EMPTY for item in items) else b"[]"
-
-
-def to_json_values(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers without numpy types; NaN and infinity become null."""
-    return {str(key): _to_json_value(value) for key, value in numbers.items()}
-
-
-def _to_json_value(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
+    """The value without numpy types; NaN and infinity become null."""
     if isinstance(value, np.generic | np.ndarray):
-        return _to_json_value(value.tolist())
+        return to_json_values(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return to_json_values(value)
-    return [_to_json_value(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): to_json_values(item) for key, item in value.items()}
+    return [to_json_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_STATES: Final = np.array([state.name.lower() for state in ValueState], object)
-_NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
-_encode: Final = msgspec.json.encode
-
-
-class EncodedRule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rule's evidence. Lists are by candidate and stay JSON until they are needed.
+class _Rule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rule's evidence. Encoders put `msgspec.Raw` in the place of lists, here and below.
 
     The fields with a default are absent in older decisions, and of rules that no policy has.
     """
@@ -96,9 +64,9 @@ class EncodedRule(msgspec.Struct, frozen=True, omit_defaults=True):
     operator: str
     target_nano: int | None
     rejects_missing: bool
-    values_nano: msgspec.Raw
-    states: msgspec.Raw
-    ages_s: msgspec.Raw
+    values_nano: list[int]
+    states: list[str]
+    ages_s: list[float | None]
     policy: str = ""
     group: int = -1
     weight: float = 1.0
@@ -135,12 +103,10 @@ class StaticReason(msgspec.Struct, frozen=True):
 
 
 class _Details(msgspec.Struct, frozen=True):
-    """Details, by candidate."""
-
-    texts: msgspec.Raw
-    distances: msgspec.Raw
-    numbers: msgspec.Raw = msgspec.Raw(b"[]")
-    """An empty list for an agent without numbers."""
+    texts: list[str]
+    distances: list[float]
+    numbers: list[dict[str, Any]] = []
+    """Empty for an agent without numbers."""
 
 
 class StaticDetails(NamedTuple):
@@ -166,21 +132,19 @@ class StaticDetails(NamedTuple):
 
 
 class _Policy(msgspec.Struct, frozen=True):
-    """A `PolicyRejections`."""
-
     policy: str
-    rejected: msgspec.Raw
+    rejected: list[bool]
     joined: Joined | None = None
     not_enforced: str = ""
-    would_reject: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    would_reject: list[bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Verdict(msgspec.Struct, frozen=True):
     agent: str
     joined: Joined | None
-    codes: msgspec.Raw
+    codes: list[int]
     reasons: list[StaticReason]
-    rules: list[EncodedRule]
+    rules: list[_Rule]
     details: _Details | None = None
     policies: list[_Policy] | msgspec.UnsetType = msgspec.UNSET
     """Absent for an agent without policies."""
@@ -188,8 +152,8 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 class _Scores(msgspec.Struct, frozen=True):
     agent: str
-    points: msgspec.Raw
-    rules: list[EncodedRule]
+    points: list[int]
+    rules: list[_Rule]
     details: _Details | None = None
     label: str = ""
     weight: float = 1.0
@@ -202,216 +166,169 @@ class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view", "descri
     pod: str
     uid: str
     snapshot: int
-    nodes: msgspec.Raw
+    nodes: list[str]
     verdicts: list[_Verdict]
     scores: list[_Scores]
     description: str = ""
 
 
-def encode_arrays(decision: Decision) -> Generator[None, None, bytes]:
+def encode_arrays(decision: Decision) -> Parts:
     """The decision as JSON. Yields between parts."""
-    nodes = _encode_to_raw_json(decision.names.tolist())
+    nodes = _to_raw(decision.names.tolist())
     yield
-    verdicts = []
+    verdicts, scores = [], []
     for agent, verdict in decision.verdicts:
         reasons = [StaticReason.of(reason.text(), reason.remedy(), reason) for reason in verdict.reasons]
-        rules = yield from _encode_rule_evidence(verdict.evidence)
+        rules = yield from _encode_rules(verdict.evidence)
         details = yield from _encode_details(verdict.details, len(verdict.codes), rejects=True)
-        codes = _encode_to_raw_json(verdict.codes.tolist())
-        policies = yield from _encode_policies(verdict.policies)
+        codes = _to_raw(verdict.codes.tolist())
+        policies = []
+        for policy in verdict.policies:
+            rejected, mask = _to_raw(policy.rejected.tolist()), policy.would_reject
+            yield
+            would_reject = msgspec.UNSET if mask is None else _to_raw(mask.tolist())
+            yield
+            policies.append(
+                _Policy(policy.policy, rejected, policy.joined, policy.not_enforced, would_reject)
+            )
         verdicts.append(
             _Verdict(agent, verdict.joined, codes, reasons, rules, details, policies or msgspec.UNSET)
         )
-    scores = []
-    for agent, agent_scores in decision.scores:
-        rules = yield from _encode_rule_evidence(agent_scores.evidence)
-        details = yield from _encode_details(agent_scores.details, len(agent_scores.points), rejects=False)
-        points = _encode_to_raw_json(agent_scores.points.tolist())
-        scores.append(_Scores(agent, points, rules, details, agent_scores.label, agent_scores.weight))
-    pod = decision.pod
-    return _encode(
-        _Decision(
-            decision.at,
-            decision.verb,
-            pod.namespace,
-            pod.name,
-            pod.uid,
-            decision.generation,
-            nodes,
-            verdicts,
-            scores,
-            decision.description,
+    for agent, scored in decision.scores:
+        rules = yield from _encode_rules(scored.evidence)
+        details = yield from _encode_details(scored.details, len(scored.points), rejects=False)
+        scores.append(
+            _Scores(agent, _to_raw(scored.points.tolist()), rules, details, scored.label, scored.weight)
         )
-    )
+    about = (decision.at, decision.verb, decision.pod.namespace, decision.pod.name, decision.pod.uid)
+    return _encode(_Decision(*about, decision.generation, nodes, verdicts, scores, decision.description))
+
+
+def _encode_rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[_Rule]]:
+    rules = []
+    for rule in evidence:
+        arrays = []
+        for array in (rule.values, _STATES[rule.states], np.round(rule.ages_s, 3)):
+            arrays.append(_to_raw(array.tolist()))  # NaN is written as null
+            yield
+        head = (rule.metric, rule.operator, rule.target, rule.rejects_missing)
+        tail = (rule.policy, rule.group, rule.weight)
+        rules.append(_Rule(*head, arrays[0], arrays[1], arrays[2], *tail))
+    return rules
 
 
 def _encode_details(
     details: Details | None, size: int, *, rejects: bool
 ) -> Generator[None, None, _Details | None]:
-    """The details of a verdict (`rejects`) or of scores, whose distances are all 0. Yields between parts."""
+    """The details of a verdict (`rejects`) or of scores, whose distances are all 0."""
     if details is None:
         return None
     texts: list[str] = []
+    numbers: list[bytes] = []
     for candidate in range(size):
-        if candidate % CANDIDATES_PER_PART == 0:
+        if candidate % _DETAILED_PER_PART == 0:
             yield
         texts.append(details.text(candidate))
+        numbers.append(_encode(to_json_values(details.numbers(candidate))))
     yield
-    distances = _encode_to_raw_json(details.distances().tolist() if rejects else [0.0] * size)
-    numbers = yield from encode_numbers(details, size)
-    return _Details(_encode_to_raw_json(texts), distances, msgspec.Raw(numbers))
+    distances = _to_raw(details.distances().tolist() if rejects else [0.0] * size)
+    listed = b"[" + b",".join(numbers) + b"]" if any(item != _EMPTY for item in numbers) else b"[]"
+    encoded_numbers: Any = msgspec.Raw(listed)
+    return _Details(_to_raw(texts), distances, encoded_numbers)
 
 
-def _encode_policies(policies: Sequence[PolicyRejections]) -> Generator[None, None, list[_Policy]]:
-    encoded = []
-    for policy in policies:
-        rejected = _encode_to_raw_json(policy.rejected.tolist())
-        yield
-        would_reject: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-        if policy.would_reject is not None:
-            would_reject = _encode_to_raw_json(policy.would_reject.tolist())
-            yield
-        encoded.append(_Policy(policy.policy, rejected, policy.joined, policy.not_enforced, would_reject))
-    return encoded
-
-
-def _encode_rule_evidence(evidence: Sequence[Evidence]) -> Generator[None, None, list[EncodedRule]]:
-    rules = []
-    for rule in evidence:
-        values = _encode_to_raw_json(rule.values.tolist())
-        yield
-        states = _encode_to_raw_json(_STATES[rule.states].tolist())
-        yield
-        ages = _encode_to_raw_json(np.round(rule.ages_s, 3).tolist())  # NaN is written as null
-        yield
-        rules.append(
-            EncodedRule(
-                rule.metric,
-                rule.operator,
-                rule.target,
-                rule.rejects_missing,
-                values,
-                states,
-                ages,
-                rule.policy,
-                rule.group,
-                rule.weight,
-            )
-        )
-    return rules
-
-
-def _encode_to_raw_json(listed: list[Any]) -> msgspec.Raw:
-    return msgspec.Raw(_encode(listed))
+def _to_raw(values: list[Any]) -> Any:
+    return msgspec.Raw(_encode(values))
 
 
 def decode_arrays(raw: bytes | msgspec.Raw) -> Decision:
     """The decoded decision. Raises one of `errors.UNREADABLE` for anything else."""
     document = msgspec.json.decode(raw, type=_Decision)
-    names = Names.of(_decode_list(document.nodes, str))
-    verdicts = tuple(
-        (verdict_document.agent, _decode_verdict(verdict_document, len(names)))
-        for verdict_document in document.verdicts
-    )
-    scores = tuple(
-        (scores_document.agent, _decode_scores(scores_document, len(names)))
-        for scores_document in document.scores
-    )
-    ref = PodRef(document.namespace, document.pod, document.uid)
+    size = len(document.nodes)
     return Decision(
-        document.verb, ref, document.at, document.snapshot, names, verdicts, scores, document.description
+        document.verb,
+        PodRef(document.namespace, document.pod, document.uid),
+        document.at,
+        document.snapshot,
+        Names.of(document.nodes),
+        tuple((verdict.agent, _decode_verdict(verdict, size)) for verdict in document.verdicts),
+        tuple((scores.agent, _decode_scores(scores, size)) for scores in document.scores),
+        document.description,
     )
 
 
 def _decode_verdict(verdict: _Verdict, size: int) -> Verdict:
-    codes = np.array(_decode_sized_list(verdict.codes, int, size), np.int16)
+    codes = _to_array(verdict.codes, np.int16, size)
     if len(codes) and not 0 <= codes.min() <= codes.max() <= len(verdict.reasons):
         raise ValueError("a code without a reason")
-    return Verdict(
-        codes,
-        tuple(verdict.reasons),
-        _decode_evidence(verdict.rules, size),
-        verdict.joined,
-        _decode_details(verdict.details, size),
-        tuple(_decode_policy(policy, size) for policy in verdict.policies or ()),
+    evidence, details = _decode_evidence(verdict.rules, size), _decode_details(verdict.details, size)
+    policies = tuple(
+        PolicyRejections(
+            policy.policy,
+            _to_array(policy.rejected, bool, size),
+            policy.joined,
+            policy.not_enforced,
+            None if policy.would_reject is msgspec.UNSET else _to_array(policy.would_reject, bool, size),
+        )
+        for policy in verdict.policies or ()
     )
+    return Verdict(codes, tuple(verdict.reasons), evidence, verdict.joined, details, policies)
 
 
-def _decode_policy(policy: _Policy, size: int) -> PolicyRejections:
-    rejected = np.array(_decode_sized_list(policy.rejected, bool, size), bool)
-    would_reject = None
-    if policy.would_reject is not msgspec.UNSET:
-        would_reject = np.array(_decode_sized_list(policy.would_reject, bool, size), bool)
-    return PolicyRejections(policy.policy, rejected, policy.joined, policy.not_enforced, would_reject)
+def _decode_scores(scores: _Scores, size: int) -> Scores:
+    if not 0 <= scores.weight < math.inf:
+        raise ValueError(f"a weight of {scores.weight}")
+    points = _to_array(scores.points, np.int64, size)
+    evidence, details = _decode_evidence(scores.rules, size), _decode_details(scores.details, size)
+    return Scores(points, evidence, details, scores.label, scores.weight)
 
 
 def _decode_details(details: _Details | None, size: int) -> StaticDetails | None:
     if details is None:
         return None
-    texts = _decode_sized_list(details.texts, str, size)
-    far = np.array(_decode_sized_list(details.distances, float, size), np.float64)
-    numbers = _decode_list(details.numbers, dict[str, Any])
-    return StaticDetails(texts, far, _check_size(numbers, size) if numbers else ())
+    for values in (details.texts, details.numbers or details.texts):
+        _check_size(values, size)
+    return StaticDetails(details.texts, _to_array(details.distances, np.float64, size), details.numbers)
 
 
-def _decode_scores(scores: _Scores, size: int) -> Scores:
-    points = np.array(_decode_sized_list(scores.points, int, size), np.int64)
-    if not 0 <= scores.weight < float("inf"):
-        raise ValueError(f"a weight of {scores.weight}")
-    evidence, details = _decode_evidence(scores.rules, size), _decode_details(scores.details, size)
-    return Scores(points, evidence, details, scores.label, scores.weight)
-
-
-def _decode_evidence(rules: Sequence[EncodedRule], size: int) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            rule.metric,
-            rule.operator,
-            rule.target_nano,
-            _decode_integers(_decode_sized_list(rule.values_nano, int, size)),
-            _decode_value_states(_decode_sized_list(rule.states, str, size)),
-            np.array(_decode_sized_list(rule.ages_s, float | None, size), np.float64),
-            rule.rejects_missing,
-            rule.policy,
-            rule.group,
-            rule.weight,
+def _decode_evidence(rules: Sequence[_Rule], size: int) -> tuple[Evidence, ...]:
+    evidence = []
+    for rule in rules:
+        # as in a column: int64 if every value fits, else Python integers
+        fits = all(-(2**63) <= value < 2**63 for value in rule.values_nano)
+        if unknown := set(rule.states) - _STATE_NUMBERS.keys():
+            raise ValueError(f"unknown states {sorted(unknown)}")
+        evidence.append(
+            Evidence(
+                rule.metric,
+                rule.operator,
+                rule.target_nano,
+                _to_array(rule.values_nano, np.int64 if fits else object, size),
+                _to_array([_STATE_NUMBERS[name] for name in rule.states], np.uint8, size),
+                _to_array(rule.ages_s, np.float64, size),
+                rule.rejects_missing,
+                rule.policy,
+                rule.group,
+                rule.weight,
+            )
         )
-        for rule in rules
-    )
+    return tuple(evidence)
 
 
-def _decode_integers(values: list[int]) -> Any:
-    """int64 if every value fits, else Python integers, as in a column."""
-    fits = all(-(2**63) <= value < 2**63 for value in values)
-    return np.array(values, np.int64 if fits else object)
+def _to_array(values: Sequence[Any], dtype: DTypeLike, size: int) -> NDArray[Any]:
+    _check_size(values, size)
+    return np.array(values, dtype)
 
 
-def _decode_value_states(names: list[str]) -> States:
-    if unknown := set(names) - _NUMBERS.keys():
-        raise ValueError(f"unknown states {sorted(unknown)}")
-    return np.array([_NUMBERS[name] for name in names], np.uint8)
-
-
-def _decode_sized_list(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
-    return _check_size(_decode_list(raw, kind), size)
-
-
-def _check_size(listed: list[Any], size: int) -> list[Any]:
-    if len(listed) != size:
-        raise ValueError(f"{len(listed)} entries for {size} nodes")
-    return listed
-
-
-def _decode_list(raw: msgspec.Raw, kind: Any) -> list[Any]:
-    items: list[Any] = msgspec.json.decode(raw, type=list[kind])
-    return items
+def _check_size(values: Sequence[Any], size: int) -> None:
+    if len(values) != size:
+        raise ValueError(f"{len(values)} entries for {size} nodes")
 
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
-Positions = NDArray[np.intp]
-_CANDIDATES_PER_PART: Final = 50
-"""Candidates between two yields: some 0.2 ms of work with three rules."""
 _HAS_VALUE = (ValueState.FRESH, ValueState.STALE)
+Numbers = dict[str, dict[str, dict[str, Any]]]
+"""By agent and node: the numbers that its result is based on, as JSON values."""
 
 
 def encode_document(document: Any) -> bytes:
@@ -424,56 +341,34 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
 
     `error` is why an agent could not decide, for example because a policy does not exist; null if all could.
     """
-    feasible = filtered.names[filtered.feasible()].tolist()
-    return {
+    document = {
         "pod": f"{filtered.pod.namespace}/{filtered.pod.name}",
         "agents": agents,
-        "feasible": feasible,
-        "scores": dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True)),
+        "feasible": filtered.names[filtered.feasible()].tolist(),
+        "scores": _points_by_node(scored, scored.points()),
         "rejected": rejection_reasons(filtered),
         "values": [*measured_values(filtered), *measured_values(scored)],
         "error": failure_text(filtered),
-        **_json_member_unless_empty("policies", _ranking_policies(scored) | policies(filtered)),
-        **(
-            {"details": _merge_details(filtered, scored)}
-            if has_details(filtered) or has_details(scored)
-            else {}
-        ),
-        **_json_member_unless_empty(
-            "numbers", _merge_numbers(numbers_by_agent(filtered), numbers_by_agent(scored))
-        ),
-        **_json_member_unless_empty("parts", score_parts(scored)),
     }
+    # policies that rank nodes may reject none
+    ranking = {
+        rule.policy: {"agent": agent, "rejected": []}
+        for agent, scores in scored.scores
+        for rule in scores.evidence
+        if rule.policy
+    }
+    if all_policies := ranking | policies(filtered):
+        document["policies"] = all_policies
+    if has_details(filtered) or has_details(scored):
+        document["details"] = details_by_node(filtered, scored)
+    if numbers := numbers_by_agent(filtered, scored):
+        document["numbers"] = numbers
+    if parts := score_parts(scored):
+        document["parts"] = parts
+    return document
 
 
-def _json_member_unless_empty(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value} if value else {}
-
-
-Numbers = dict[str, dict[str, dict[str, Any]]]
-"""By agent and node: the numbers that its result is based on, as JSON values."""
-
-
-def _merge_numbers(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
-    """The numbers of both, merged by agent and node."""
-    numbers = dict(of_verdicts)
-    for agent, by_node in of_scores.items():
-        before = numbers.get(agent, {})
-        numbers[agent] = before | {
-            node: before.get(node, {}) | node_numbers for node, node_numbers in by_node.items()
-        }
-    return numbers
-
-
-def _merge_details(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
-    """The details of all nodes; those of the scores replace those of the verdicts."""
-    texts = details(filtered)
-    for node, by_agent in details(scored).items():
-        texts[node] = texts.get(node, {}) | by_agent
-    return texts
-
-
-def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
+def encode_decision(decision: Decision) -> Parts:
     """A decision as JSON. Yields between parts, because at 5,000 nodes it has megabytes."""
     document: dict[str, Any] = {
         "time": format_rfc3339(decision.at),
@@ -483,62 +378,61 @@ def encode_decision(decision: Decision) -> Generator[None, None, bytes]:
         "view": decision.generation,
     }
     if decision.verb == "prioritize":
-        document["scores"] = dict(zip(decision.names.tolist(), decision.points().tolist(), strict=True))
+        document["scores"] = _points_by_node(decision, decision.points())
         yield
-        document |= _json_member_unless_empty("parts", score_parts(decision))
+        document |= {"parts": parts} if (parts := score_parts(decision)) else {}
     else:
         document["feasible"] = decision.names[decision.feasible()].tolist()
-        out = np.flatnonzero(~decision.feasible())
-        reasons = yield from _concatenate_json(
-            b"{}", (rejection_reasons(decision, some) for some in _candidate_slices(out))
-        )
-        document["rejected"] = msgspec.Raw(reasons)
-        document |= _json_member_unless_empty("policies", policies(decision))
+        reasons = ((position, reasons_at(decision, position)) for position in _rejected_positions(decision))
+        document["rejected"] = msgspec.Raw((yield from _encode_by_node(decision, reasons, _PER_PART)))
+        document |= {"policies": listed} if (listed := policies(decision)) else {}
     if decision.description:
         document["told"] = decision.description
     yield
     # joined as bytes: the encoder takes five times as long to copy megabytes
     members = [encode_document(document)[:-1]]
     yield
-    every = np.arange(len(decision.names))
+    every = range(len(decision.names))
     if has_details(decision):
-        texts = yield from _concatenate_json(
-            b"{}",
-            (details(decision, some) for some in _candidate_slices(every, CANDIDATES_PER_PART)),
-        )
-        members += [b',"details":', texts]
-        members += yield from _numbers_in_parts(decision)
-    measured = yield from _concatenate_json(
-        b"[]", (measured_values(decision, some) for some in _candidate_slices(every))
-    )
-    return b"".join((*members, b',"values":', measured, b"}"))
+        texts = ((position, dict(candidate_details(decision, position))) for position in every)
+        members += [b',"details":', (yield from _encode_by_node(decision, texts, _DETAILED_PER_PART))]
+        members += yield from _encode_numbers(decision)
+    values: list[bytes] = []
+    evidence = list(decision.evidence())
+    for position in every:
+        if position % _PER_PART == 0:
+            yield
+        values += [encode_document(_measured_value(decision, rule, position)) for rule in evidence]
+    return b"".join((*members, b',"values":[', b",".join(values), b"]}"))
 
 
-def _numbers_in_parts(decision: Decision) -> Generator[None, None, list[bytes]]:
-    """The member `numbers` of the JSON object; empty if there are none. Yields between parts."""
+def _encode_numbers(decision: Decision) -> Generator[None, None, list[bytes]]:
+    """The member `numbers` of the JSON object, in parts; empty if there are none."""
     members: list[bytes] = []
     for agent in dict.fromkeys(agent for agent, _ in decision.details()):
-        every = _candidate_slices(np.arange(len(decision.names)), CANDIDATES_PER_PART)
-        numbers = yield from _concatenate_json(
-            b"{}", (numbers_by_agent(decision, some, agent).get(agent, {}) for some in every)
+        every = range(len(decision.names))
+        by_position = (
+            (position, merge_numbers((decision, position), agent=agent).get(agent)) for position in every
         )
-        if numbers != b"{}":
+        numbers = yield from _encode_by_node(decision, by_position, _DETAILED_PER_PART)
+        if numbers != _EMPTY:
             members += [b"," if members else b',"numbers":{', encode_document(agent), b":", numbers]
     return [*members, b"}"] if members else []
 
 
-def _candidate_slices(positions: Positions, size: int = _CANDIDATES_PER_PART) -> Iterator[Positions]:
-    for start in range(0, len(positions), size):
-        yield positions[start : start + size]
+def _encode_by_node(decision: Decision, values: Iterable[tuple[int, Any]], step: int) -> Parts:
+    """A JSON object of the values that are not empty, by node. `values` are by position."""
+    members: list[bytes] = []
+    for number, (position, value) in enumerate(values):
+        if number % step == 0:
+            yield
+        if value:
+            members.append(encode_document(decision.names[position]) + b":" + encode_document(value))
+    return b"{" + b",".join(members) + b"}"
 
 
-def _concatenate_json(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, bytes]:
-    """JSON lists or objects, concatenated into one. Yields between parts."""
-    inner: list[bytes] = []
-    for part in parts:
-        inner.append(encode_document(part)[1:-1])
-        yield
-    return brackets[:1] + b",".join(filter(None, inner)) + brackets[1:]
+def _points_by_node(decision: Decision, points: NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(decision.names.tolist(), points.tolist(), strict=True))
 
 
 def failure_text(decision: Decision) -> str | None:
@@ -551,47 +445,39 @@ def failure_text(decision: Decision) -> str | None:
     return None
 
 
-def rejection_reasons(
-    decision: Decision, positions: Positions | None = None
-) -> dict[str, list[dict[str, str]]]:
-    """Each rejected node with the reasons of the agents, in the order of the chain.
+def rejection_reasons(decision: Decision) -> dict[str, list[dict[str, str]]]:
+    """Each rejected node with the reasons of the agents, in the order of the chain."""
+    return {
+        decision.names[position]: reasons_at(decision, position) for position in _rejected_positions(decision)
+    }
 
-    `positions` are those of rejected candidates; None for all of them.
-    """
-    reasons_by_node: dict[str, list[dict[str, str]]] = {}
-    out = np.flatnonzero(~decision.feasible()) if positions is None else positions
-    for position in out.tolist():
-        reasons = reasons_by_node.setdefault(decision.names[position], [])
-        for agent, verdict in decision.verdicts:
-            code = int(verdict.codes[position])
-            if code:
-                reasons.append({"agent": agent, "reason": verdict.reasons[code - 1].text()})
-    return reasons_by_node
+
+def _rejected_positions(decision: Decision) -> list[int]:
+    positions: list[int] = np.flatnonzero(~decision.feasible()).tolist()
+    return positions
+
+
+def reasons_at(decision: Decision, position: int) -> list[dict[str, str]]:
+    """The reasons of one candidate; empty if it passes."""
+    return [
+        {"agent": agent, "reason": verdict.reasons[code - 1].text()}
+        for agent, verdict in decision.verdicts
+        if (code := int(verdict.codes[position]))
+    ]
 
 
 def policies(decision: Decision) -> dict[str, dict[str, Any]]:
     """The policies that select the pod, and the nodes that each rejects, whether or not others reject them too."""
-    return {
-        policy.policy: {"agent": agent, "rejected": decision.names[policy.rejected].tolist()}
-        | ({"not_enforced": policy.not_enforced} if policy.not_enforced else {})
-        | (
-            {}
-            if policy.would_reject is None
-            else {"would_reject": decision.names[policy.would_reject].tolist()}
-        )
-        for agent, verdict in decision.verdicts
-        for policy in verdict.policies
-    }
-
-
-def _ranking_policies(scored: Decision) -> dict[str, dict[str, Any]]:
-    """The policies that rank nodes, in the form of `policies`. They may reject none."""
-    return {
-        rule.policy: {"agent": agent, "rejected": []}
-        for agent, scores in scored.scores
-        for rule in scores.evidence
-        if rule.policy
-    }
+    documents: dict[str, dict[str, Any]] = {}
+    for agent, verdict in decision.verdicts:
+        for policy in verdict.policies:
+            document = {"agent": agent, "rejected": decision.names[policy.rejected].tolist()}
+            if policy.not_enforced:
+                document["not_enforced"] = policy.not_enforced
+            if policy.would_reject is not None:
+                document["would_reject"] = decision.names[policy.would_reject].tolist()
+            documents[policy.policy] = document
+    return documents
 
 
 def has_details(decision: Decision) -> bool:
@@ -599,16 +485,14 @@ def has_details(decision: Decision) -> bool:
     return any(True for _ in decision.details())
 
 
-def details(decision: Decision, positions: Positions | None = None) -> dict[str, dict[str, str]]:
-    """By node and agent: what the pod gets on the node, or what is missing there.
-
-    `positions` are those of some candidates; None for all.
-    """
-    every = np.arange(len(decision.names)) if positions is None else positions
-    texts = {
-        decision.names[position]: dict(candidate_details(decision, position)) for position in every.tolist()
-    }
-    return {node: by_agent for node, by_agent in texts.items() if by_agent}
+def details_by_node(*decisions: Decision) -> dict[str, dict[str, str]]:
+    """By node and agent: what the pod gets on the node, or what is missing there. Later decisions override."""
+    texts: dict[str, dict[str, str]] = {}
+    for decision in decisions:
+        for position in range(len(decision.names)):
+            if by_agent := dict(candidate_details(decision, position)):
+                texts.setdefault(decision.names[position], {}).update(by_agent)
+    return texts
 
 
 def candidate_details(decision: Decision, position: int) -> Iterator[tuple[str, str]]:
@@ -618,16 +502,24 @@ def candidate_details(decision: Decision, position: int) -> Iterator[tuple[str, 
             yield agent, text
 
 
-def numbers_by_agent(decision: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
-    """The numbers that results are based on, of all agents that have any, or of one agent.
-
-    `positions` are those of some candidates; None for all.
-    """
-    every = np.arange(len(decision.names)) if positions is None else positions
+def numbers_by_agent(*decisions: Decision) -> Numbers:
+    """The numbers that results are based on, of all agents that have any. Later decisions override."""
     numbers: Numbers = {}
-    for position in every.tolist():
-        for name, agent_numbers in numeric_details_of_candidate(decision, position, agent):
-            numbers.setdefault(name, {}).setdefault(decision.names[position], {}).update(agent_numbers)
+    for decision in decisions:
+        for position in range(len(decision.names)):
+            for agent, agent_numbers in merge_numbers((decision, position)).items():
+                by_node = numbers.setdefault(agent, {})
+                by_node.setdefault(decision.names[position], {}).update(agent_numbers)
+    return numbers
+
+
+def merge_numbers(*places: tuple[Decision, int], agent: str = "") -> dict[str, dict[str, Any]]:
+    """By agent, or of one agent, the numbers of one node in several decisions, each with its position there."""
+    numbers: dict[str, dict[str, Any]] = {}
+    for decision, position in places:
+        for name, details in decision.details():
+            if agent in {"", name} and (agent_numbers := details.numbers(position)):
+                numbers.setdefault(name, {}).update(to_json_values(agent_numbers))
     return numbers
 
 
@@ -638,60 +530,55 @@ def has_score_parts(decision: Decision) -> bool:
 
 def score_parts(decision: Decision) -> dict[str, dict[str, Any]]:
     """By name, each priority's weight and scores; empty without `has_score_parts`."""
-    if not has_score_parts(decision):
-        return {}
-    nodes = decision.names.tolist()
     return {
         scores.label or agent: {
             "agent": agent,
             "weight": scores.weight,
-            "scores": dict(zip(nodes, scores.points.tolist(), strict=True)),
+            "scores": _points_by_node(decision, scores.points),
         }
         for agent, scores in decision.scores
+        if has_score_parts(decision)
     }
 
 
-def measured_values(decision: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:
-    """For each candidate, each rule's value, state and age in seconds (null if unknown).
-
-    `positions` are those of some candidates; None for all.
-    """
+def measured_values(decision: Decision) -> list[dict[str, Any]]:
+    """For each candidate, each rule's value, state and age in seconds (null if unknown)."""
     evidence = list(decision.evidence())
-    every = np.arange(len(decision.names)) if positions is None else positions
-    return [
-        _measured_value(decision.names[position], measured, position)
-        for position in every.tolist()
-        for measured in evidence
-    ]
+    every = range(len(decision.names))
+    return [_measured_value(decision, rule, position) for position in every for rule in evidence]
 
 
-def _measured_value(node: str, measured: Evidence, position: int) -> dict[str, Any]:
-    state = ValueState(int(measured.states[position]))
-    age_s = float(measured.ages_s[position])
-    value = quantity.nano_to_decimal(int(measured.values[position])) if state in _HAS_VALUE else None
-    return {
-        "node": node,
-        "metric": measured.metric,
+def _measured_value(decision: Decision, rule: Evidence, position: int) -> dict[str, Any]:
+    state = ValueState(int(rule.states[position]))
+    age_s = float(rule.ages_s[position])
+    value = quantity.nano_to_decimal(int(rule.values[position])) if state in _HAS_VALUE else None
+    document = {
+        "node": decision.names[position],
+        "metric": rule.metric,
         "value": value,
-        "target": None if measured.target is None else quantity.nano_to_decimal(measured.target),
-        "operator": measured.operator,
+        "target": None if rule.target is None else quantity.nano_to_decimal(rule.target),
+        "operator": rule.operator,
         "state": state.name.lower(),
         "age_s": None if np.isnan(age_s) or value is None else round(age_s, 3),
-        **({"policy": measured.policy} if measured.policy else {}),
-        **({"weight": measured.weight} if measured.weight != 1 else {}),
     }
+    if rule.policy:
+        document["policy"] = rule.policy
+    if rule.weight != 1:
+        document["weight"] = rule.weight
+    return document
 
 
-Parts = Generator[None, None, bytes]
 _MAX_DECISIONS: Final = 1000
 _MAX_BYTES: Final = 2**21
 """The response ends with the decision that exceeds it. To copy it takes half a millisecond of the event loop."""
 _FORMS: Final = {"words": encode_decision, "arrays": encode_arrays}
 
 
-class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and times of stored decisions. Times are RFC 3339; null without decisions."""
+class DecisionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A response: some decisions, and counts and times of stored ones. Times are RFC 3339; null without decisions."""
 
+    decisions: list[msgspec.Raw]
+    """The newest first."""
     found: int
     """The number of stored decisions about these pods."""
     tries: int
@@ -705,38 +592,29 @@ class DecisionCounts(msgspec.Struct, frozen=True, kw_only=True):
     of the namespace were dropped, or made before the process started."""
 
 
-class DecisionPage(DecisionCounts, frozen=True, kw_only=True):
-    """A response: some decisions, the newest first, and the counts."""
-
-    decisions: list[msgspec.Raw]
-
-
 def encode_page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     """The response to a query. `BadInput` names each invalid parameter. Yields between parts."""
     limit, form = _parse_query(query)
     namespace = query.get("namespace", "")
     matching = ring.about(namespace, query.get("pod", ""))
-    counts = _encode(_count_decisions(ring, namespace, matching))
-    make = _FORMS[form]
+    page = DecisionPage(
+        decisions=[],
+        found=len(matching),
+        tries=sum(decision.verb == "filter" for decision in matching),
+        since=_format_time(matching[0].at if matching else None),
+        kept=len(ring),
+        kept_since=_format_time(ring.since(namespace)),
+    )
     decisions: list[bytes] = []
     size = 0
     for decision in list(islice(reversed(matching), limit)):
-        decisions.append((yield from make(decision)))
+        decisions.append((yield from _FORMS[form](decision)))
         size += len(decisions[-1])
         if size >= _MAX_BYTES:
             break
         yield
-    return b"".join((b'{"decisions":[', b",".join(decisions), b"],", counts[1:], b"\n"))
-
-
-def _count_decisions(ring: DecisionRing, namespace: str, decisions: Sequence[Decision]) -> DecisionCounts:
-    return DecisionCounts(
-        found=len(decisions),
-        tries=sum(decision.verb == "filter" for decision in decisions),
-        since=_format_time(decisions[0].at if decisions else None),
-        kept=len(ring),
-        kept_since=_format_time(ring.since(namespace)),
-    )
+    start = b'{"decisions":['
+    return b"".join((start, b",".join(decisions), _encode(page).removeprefix(start), b"\n"))
 
 
 def _parse_query(query: Mapping[str, str]) -> tuple[int, str]:
@@ -752,7 +630,7 @@ def _parse_query(query: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _format_time(at: float | None) -> str | None:
-    return None if at is None else clock.format_rfc3339(at)
+    return None if at is None else format_rfc3339(at)
 
 
 def decode_page(body: bytes) -> tuple[DecisionPage, list[Decision]]:
