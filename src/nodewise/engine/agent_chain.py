@@ -1,7 +1,7 @@
 """The chain of agents: each filters and scores the candidates for one pod, with one frozen snapshot and weights."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -53,55 +53,37 @@ class Priority(NamedTuple):
 Weights = Mapping[Priority, float]
 
 
-def parse_weights(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
-    """The weight of each priority. `BadSettings` names each invalid part of the option.
+def assign_weights(agents: Sequence["AnyPlugin"], options: ChainOptions) -> Weights:
+    """The weight of each score function of these agents. `BadSettings` names each invalid part of the option.
 
     Unknown names are errors, because a misspelt name would silently leave the weight at 1.
     """
-    weights = dict.fromkeys(priorities, 1.0)
+    functions = (function for agent in agents for function in score_functions(agent))
+    weights = dict.fromkeys((Priority(function.agent.name, function.label) for function in functions), 1.0)
+    labels = {priority.label for priority in weights}
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
-    times = Counter(map(_name_in_weight_part, parts))
+    named = [(part.partition("=")[0].strip(), part) for part in parts]
+    times = Counter(name for name, _ in named)
     problems: list[Problem] = []
     # parts with a priority's own name come last, so that they override those with the agent's name
-    for part in sorted(parts, key=lambda part: _is_priority_label(_name_in_weight_part(part), weights)):
-        name, weight = _name_in_weight_part(part), _parse_weight(part.partition("=")[2])
+    for name, part in sorted(named, key=lambda item: item[0] in labels):
+        weight = _parse_weight(part.partition("=")[2])
+        chosen = [priority for priority in weights if name == priority.label]
+        chosen = chosen or [priority for priority in weights if name == priority.agent]
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
         elif times[name] > 1:
             problems.append(Problem("--weights", repr(part), "each name once"))
-        elif named := _priorities_named(name, weights):
-            weights.update(dict.fromkeys(named, weight))
+        elif chosen:
+            weights.update(dict.fromkeys(chosen, weight))
         else:
-            problems.append(
-                Problem("--weights", repr(part), "one of " + ", ".join(_valid_priority_names(weights)))
-            )
+            valid = {name for agent, label in weights for name in (label or agent, agent)}
+            problems.append(Problem("--weights", repr(part), f"one of {', '.join(sorted(valid))}"))
     if parts and not problems and not any(weights.values()):
         problems.append(Problem("--weights", repr(options.weights), "at least one weight above 0"))
     if problems:
         raise BadSettings("settings", problems)
     return weights
-
-
-def _is_priority_label(name: str, priorities: Iterable[Priority]) -> bool:
-    return any(priority.label == name for priority in priorities)
-
-
-def _priorities_named(name: str, priorities: Iterable[Priority]) -> list[Priority]:
-    """The priority with this name, else all priorities of the agent with this name."""
-    priorities = list(priorities)
-    own = [priority for priority in priorities if priority.label == name]
-    return own or [priority for priority in priorities if priority.agent == name]
-
-
-def _valid_priority_names(priorities: Iterable[Priority]) -> list[str]:
-    """All valid names."""
-    return sorted(
-        {name for priority in priorities for name in (priority.label or priority.agent, priority.agent)}
-    )
-
-
-def _name_in_weight_part(part: str) -> str:
-    return part.partition("=")[0].strip()
 
 
 def _parse_weight(text: str) -> float | None:
@@ -241,9 +223,16 @@ class AgentChain:
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Score the named nodes. A node that is named twice counts once."""
-        candidates = _remove_duplicate_names(snapshot.nodes.named(names))
-        scores, failures = self._compute_scores(lambda function: function.call(pod, candidates, snapshot))
-        self._count_request(pod)
+        candidates = snapshot.nodes.named(names)
+        # kube-scheduler sends no duplicates, so only the check must be fast
+        if len(candidates) and np.bincount(candidates.numbers).max() > 1:
+            candidates = candidates.index.named(list(dict.fromkeys(candidates)))
+        scores, failures = self._compute_scores(pod, candidates, snapshot)
+        for builder in self._request_counters:
+            try:
+                builder.count_request(pod)
+            except Exception as error:  # noqa: BLE001 - the counts do not affect this response
+                logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
         decision = _make_decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return replace(decision, description="; ".join(failures)) if failures else decision
 
@@ -267,7 +256,7 @@ class AgentChain:
         return tuple(verdicts)
 
     def _compute_scores(
-        self, call: Callable[[Scorer], Scores | None]
+        self, pod: Any, candidates: Names, snapshot: Snapshot
     ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
         """The scores, and the failures as text."""
         scores: list[tuple[str, Scores]] = []
@@ -276,7 +265,7 @@ class AgentChain:
             name = function.agent.name
             try:
                 with traces.span(f"prioritize {function.label or name}"):
-                    result = call(function)
+                    result = function.call(pod, candidates, snapshot)
             except AgentError as error:
                 failures.append(f"no scores of {function.label or name}: {error.why}")
                 continue
@@ -288,26 +277,6 @@ class AgentChain:
                 weight = self._weights.get(Priority(name, function.label), 1.0)
                 scores.append((name, replace(result, label=function.label, weight=weight)))
         return tuple(scores), failures
-
-    def _count_request(self, pod: Any) -> None:
-        for builder in self._request_counters:
-            try:
-                builder.count_request(pod)
-            except Exception as error:  # noqa: BLE001 - the counts do not affect this response
-                logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
-
-
-def assign_weights(agents: Sequence[AnyPlugin], options: ChainOptions) -> Weights:
-    """The weights of the score functions of these agents. `BadSettings` as `parse_weights`."""
-    functions = (function for agent in agents for function in score_functions(agent))
-    return parse_weights(options, (Priority(function.agent.name, function.label) for function in functions))
-
-
-def _remove_duplicate_names(names: Names) -> Names:
-    """The names without duplicates. kube-scheduler sends none, so only the check must be fast."""
-    if len(names) and np.bincount(names.numbers).max() > 1:
-        return names.index.named(list(dict.fromkeys(names)))
-    return names
 
 
 def _make_decision(

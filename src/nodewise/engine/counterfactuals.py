@@ -5,7 +5,7 @@ a pod's policies. The proposed targets are the nearest one that lets a node pass
 to the target beyond which no further node passes. The unit is a whole nano-unit, as in policies.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,7 +31,6 @@ _UPPER_LIMITS: Final = frozenset({np.greater, np.greater_equal})
 
 _SHARES: Final = (0.0, 0.25, 0.5, 1.0)
 """Shares of the nodes that could pass for which a target is proposed: the first, a quarter, half, all."""
-
 
 _EXACT: Final = 100
 _ROUND: Final = 4
@@ -91,26 +90,22 @@ class RuleSet(NamedTuple):
 def rule_sets(verdict: Verdict) -> list[RuleSet]:
     """The rules of each policy, in the order of the policies; one set for a verdict without policies."""
     if not verdict.policies:
-        every = range(len(verdict.evidence))
-        return [RuleSet(verdict.codes != 0, verdict.joined, _group_rules(verdict, every, verdict.joined))]
+        return [_make_rule_set(verdict, verdict.codes != 0, verdict.joined)]
     return [
-        RuleSet(policy.rejected, policy.joined, _group_rules(verdict, own, policy.joined))
-        for policy in verdict.policies
-        for own in [[number for number, rule in enumerate(verdict.evidence) if rule.policy == policy.policy]]
+        _make_rule_set(verdict, policy.rejected, policy.joined, policy.policy) for policy in verdict.policies
     ]
 
 
-def _group_rules(
-    verdict: Verdict, numbers: Iterable[int], joined: Joined | None
-) -> tuple[tuple[int, ...], ...]:
-    """The rules, by group. A verdict joined by `all` is one group."""
+def _make_rule_set(
+    verdict: Verdict, rejected: Mask, joined: Joined | None, policy: str | None = None
+) -> RuleSet:
     groups: dict[tuple[str, int], list[int]] = {}
-    for number in numbers:
-        rule = verdict.evidence[number]
-        # a rule that is alone has its position as the number of its group, below 0
-        group = ("", 0) if joined == "all" else (rule.policy, rule.group if rule.group >= 0 else -1 - number)
-        groups.setdefault(group, []).append(number)
-    return tuple(map(tuple, groups.values()))
+    for number, rule in enumerate(verdict.evidence):
+        if policy in {None, rule.policy}:
+            # a rule that is alone has its position as the number of its group, below 0
+            alone = (rule.policy, rule.group if rule.group >= 0 else -1 - number)
+            groups.setdefault(("", 0) if joined == "all" else alone, []).append(number)
+    return RuleSet(rejected, joined, tuple(map(tuple, groups.values())))
 
 
 def candidates_rejected_by_rules(evidence: Sequence[Evidence], rule_set: RuleSet, size: int) -> Mask:
@@ -244,39 +239,29 @@ def distance_from_passing(decision: Decision) -> NDArray[np.float64]:
     """
     far = np.zeros(len(decision.names))
     for _, verdict in decision.verdicts:
-        far += np.where(verdict.codes != 0, _verdict_distance_from_passing(verdict), 0.0)
+        if verdict.details is not None:
+            far += np.where(verdict.codes != 0, 1.0 + verdict.details.distances(), 0.0)
+            continue
+        # Each group counts from 1 (a value at its target) to 2, and 2 where the evidence does not decide. A group
+        # rejects no more when the nearest of its values passes.
+        for rule_set in rule_sets(verdict):
+            distance = np.where(rule_set.rejected, 2.0, 0.0)
+            if rule_set.groups and _follows(verdict, rule_set):
+                rules = [
+                    [_distance_of_rule(verdict.evidence[number]) for number in group]
+                    for group in rule_set.groups
+                ]
+                distance = np.sum([np.minimum.reduce(group) for group in rules], axis=0)
+            far += np.where(verdict.codes != 0, distance, 0.0)
     return far
 
 
-def _verdict_distance_from_passing(verdict: Verdict) -> NDArray[np.float64]:
-    """Each group of rules counts from 1 (a value at its target) to 2, and so do details; 2 without rules and details.
-
-    A group rejects no more when the nearest of its values passes.
-    """
-    if verdict.details is not None:
-        nearly: NDArray[np.float64] = 1.0 + verdict.details.distances()
-        return nearly
-    total = np.zeros(len(verdict.codes))
-    for rule_set in rule_sets(verdict):
-        if not rule_set.groups or not _follows(verdict, rule_set):
-            total += np.where(rule_set.rejected, 2.0, 0.0)
-            continue
-        for group in rule_set.groups:
-            total += np.minimum.reduce([_rule_distance_from_passing(verdict.evidence[n]) for n in group])
-    return total
-
-
-def _rule_distance_from_passing(rule: Evidence) -> NDArray[np.float64]:
-    """From 1 to 2 for the candidates that the rule rejects, 0 for others."""
-    return np.where(rejects(rule), 1.0 + _relative_excess_over_target(rule), 0.0)
-
-
-def _relative_excess_over_target(rule: Evidence) -> NDArray[np.float64]:
-    """The distance of each value from the target relative to the target, mapped to 0..1; 1 without a value."""
+def _distance_of_rule(rule: Evidence) -> NDArray[np.float64]:
+    """From 1 to 2 for the candidates that the rule rejects, 2 for those without a fresh value; 0 for others."""
     target = float(rule.target or 0)
     share = np.abs(rule.values.astype(np.float64) - target) / (abs(target) or 1e9)
-    pressed: NDArray[np.float64] = np.where(rule.states == ValueState.FRESH, share / (1.0 + share), 1.0)
-    return pressed
+    excess = np.where(rule.states == ValueState.FRESH, share / (1.0 + share), 1.0)
+    return np.where(rejects(rule), 1.0 + excess, 0.0)
 
 
 def rule_without_effect(rule: Evidence) -> Evidence:
@@ -312,17 +297,11 @@ def round_target(target: int, value: int, slack_divisor: int = _ROUND, *, least_
     more than the nodes need.
     """
     slack = max(abs(value - target) // slack_divisor, least_slack)
-    best = value
-    for step in _round_numbers(10 * abs(value)):
-        candidate = -(-value // step) * step if value > target else value // step * step
-        if abs(candidate - value) <= slack:
-            best = candidate
-    return best
-
-
-def _round_numbers(most: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50, … up to `most`."""
-    power = 1
-    while power <= most:
-        yield from (power, 2 * power, 5 * power)
+    best, power = value, 1
+    while power <= 10 * abs(value):
+        for step in (power, 2 * power, 5 * power):
+            candidate = -(-value // step) * step if value > target else value // step * step
+            if abs(candidate - value) <= slack:
+                best = candidate
         power *= 10
+    return best

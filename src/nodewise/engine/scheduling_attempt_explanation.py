@@ -41,37 +41,24 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
 
     With a `uid`, only decisions about that pod count; else those about the newest pod of the name.
     """
-    near = _newest_attempt_decisions(sorted(decisions, key=lambda decision: decision.at), uid)
-    if not near:
-        return None
-    filtered = _last_with_verb(near, "filter")
-    if filtered is None:
-        return Attempt(
-            None,
-            _last_with_verb(near, "prioritize"),
-            _last_with_verb(near, "preempt"),
-            _last_with_verb(near, "bind"),
-        )
-    after = [decision for decision in near if decision.at >= filtered.at - _SKEW_S]
-    passed = set(filtered.names[filtered.feasible()].tolist())
-    scored = [
-        decision
-        for decision in after
-        if decision.verb == "prioritize" and passed.issuperset(decision.names.tolist())
-    ]
-    return Attempt(
-        filtered,
-        scored[-1] if scored else None,
-        _last_with_verb(after, "preempt"),
-        _last_with_verb(after, "bind"),
-    )
-
-
-def _newest_attempt_decisions(ordered: Sequence[Decision], uid: str) -> list[Decision]:
-    """The decisions about the pod that are close in time to its newest one."""
+    ordered = sorted(decisions, key=lambda decision: decision.at)
     uid = uid or (ordered[-1].pod.uid if ordered else "")
     of_pod = [decision for decision in ordered if decision.pod.uid == uid]
-    return [decision for decision in of_pod if of_pod[-1].at - decision.at <= NEAR_S]
+    if not of_pod:
+        return None
+    near = [decision for decision in of_pod if of_pod[-1].at - decision.at <= NEAR_S]
+    filtered = _last_with_verb(near, "filter")
+    scored = near
+    if filtered is not None:
+        near = [decision for decision in near if decision.at >= filtered.at - _SKEW_S]
+        passed = set(filtered.names[filtered.feasible()].tolist())
+        scored = [decision for decision in near if passed.issuperset(decision.names.tolist())]
+    return Attempt(
+        filtered,
+        _last_with_verb(scored, "prioritize"),
+        _last_with_verb(near, "preempt"),
+        _last_with_verb(near, "bind"),
+    )
 
 
 def _last_with_verb(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
@@ -157,9 +144,6 @@ def explain(attempt: Attempt) -> Explanation:
     """Explain an attempt, by node and rule."""
     decision = attempt.main_decision
     findings = tuple(_explain_nodes(attempt))
-    held = any(counterfactuals.is_held(verdict) for _, verdict in decision.verdicts)
-    groups, stuck = tuple(_group_by_reason(findings)), int(counterfactuals.stuck(decision).sum())
-    changes = tuple(counterfactuals.changes(decision))
     policies = tuple(counterfactuals.policy_removals(decision))
     filtering = {policy.policy for policy in policies}
     ranking = (
@@ -169,76 +153,70 @@ def explain(attempt: Attempt) -> Explanation:
         if rule.policy and rule.policy not in filtering
     )
     return Explanation(
-        attempt, findings, groups, changes, stuck, held, policies, tuple(dict.fromkeys(ranking))
+        attempt,
+        findings,
+        tuple(_group_by_reason(findings)),
+        tuple(counterfactuals.changes(decision)),
+        int(counterfactuals.stuck(decision).sum()),
+        any(counterfactuals.is_held(verdict) for _, verdict in decision.verdicts),
+        policies,
+        tuple(dict.fromkeys(ranking)),
     )
 
 
 def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
-    decision, scored, points = attempt.main_decision, attempt.scored, _scores_by_node(attempt.scored)
-    filtering = list(_rules_of_verdicts_or_scores(decision.verdicts))
-    ranking = [
-        (rule, np.zeros(len(rule.states), np.bool_))  # rules that score reject no node
-        for rule, _ in _rules_of_verdicts_or_scores((scored or decision).scores)
+    decision, scored = attempt.main_decision, attempt.scored
+    points: dict[str, int] = {}
+    positions: dict[str, int] = {}
+    if scored is not None:
+        positions = {name: number for number, name in enumerate(scored.names)}
+        if scored.scores:
+            points = dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
+    filtering = _rules_with_rejections(decision.verdicts)
+    ranking = [  # rules that score reject no node
+        (rule, np.zeros_like(rejected))
+        for rule, rejected in _rules_with_rejections((scored or decision).scores)
     ]
-    positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
-    for position in _candidate_order(decision, points):
+    # feasible nodes by score, then the others by their distance; equals keep the order of the request
+    kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
+    score = np.array([points.get(name, -1) for name in decision.names.tolist()])
+    order = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept))
+    for position in order.tolist():
         name = decision.names[position]
         measured = [_measured_rule(rule, position) for rule in filtering]
         places = [(decision, position)]
-        parts: tuple[ScorePart, ...] = ()
+        parts: list[ScorePart] = []
         if scored is not None and name in positions:
-            measured += [_measured_rule(rule, positions[name]) for rule in ranking]
-            places.append((scored, positions[name]))
-            parts = tuple(_score_parts_at(scored, positions[name]))
+            there = positions[name]
+            measured += [_measured_rule(rule, there) for rule in ranking]
+            places.append((scored, there))
+            if decision_json.has_score_parts(scored):
+                parts = [
+                    ScorePart(scores.label or agent, scores.weight, int(scores.points[there]))
+                    for agent, scores in scored.scores
+                ]
+        reasons = tuple(
+            (agent, verdict.reasons[code - 1])
+            for agent, verdict in decision.verdicts
+            if (code := int(verdict.codes[position]))
+        )
+        # if both decisions have details, those of the later one
+        details = {agent: text for place in places for agent, text in decision_json.candidate_details(*place)}
         yield NodeExplanation(
             name,
-            tuple(_rejection_reasons_of_node(decision, position)),
+            reasons,
             tuple(measured),
             points.get(name),
-            _details_by_agent(places),
-            parts,
+            tuple(details.items()),
+            tuple(parts),
             decision_json.merge_numbers(*places),
         )
 
 
-def _rules_of_verdicts_or_scores(
-    answers: Iterable[tuple[str, Verdict | Scores]],
-) -> Iterator[tuple[Evidence, counterfactuals.Mask]]:
-    for _, answer in answers:
-        yield from ((rule, counterfactuals.rejects(rule)) for rule in answer.evidence)
-
-
-def _details_by_agent(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
-    """By agent; if both decisions have details, those of the later one."""
-    return tuple(
-        {agent: text for place in places for agent, text in decision_json.candidate_details(*place)}.items()
-    )
-
-
-def _candidate_order(decision: Decision, points: Mapping[str, int]) -> list[int]:
-    """The positions of the candidates in the order of `Explanation.findings`; equals keep the order of the request."""
-    kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
-    score = np.array([points.get(name, -1) for name in decision.names.tolist()])
-    order: list[int] = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept)).tolist()
-    return order
-
-
-def _scores_by_node(scored: Decision | None) -> dict[str, int]:
-    if scored is None or not scored.scores:
-        return {}
-    return dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
-
-
-def _rejection_reasons_of_node(decision: Decision, position: int) -> Iterator[tuple[str, Reason]]:
-    for agent, verdict in decision.verdicts:
-        if code := int(verdict.codes[position]):
-            yield agent, verdict.reasons[code - 1]
-
-
-def _score_parts_at(scored: Decision, position: int) -> Iterator[ScorePart]:
-    if decision_json.has_score_parts(scored):
-        for agent, scores in scored.scores:
-            yield ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
+def _rules_with_rejections(
+    results: Iterable[tuple[str, Verdict | Scores]],
+) -> list[tuple[Evidence, counterfactuals.Mask]]:
+    return [(rule, counterfactuals.rejects(rule)) for _, result in results for rule in result.evidence]
 
 
 def _measured_rule(rule_and_mask: tuple[Evidence, counterfactuals.Mask], position: int) -> MeasuredRule:
