@@ -270,7 +270,7 @@ def _create_request_recorder(
 ) -> request_recorder.RequestRecorder:
     own: ExtenderOptions = config.settings[ExtenderOptions]
     if not own.record:
-        return request_recorder.NullRecorder()
+        return request_recorder.RequestRecorder()
     period_s = config.settings[RefreshOptions].sync_period_s
     general = ReplaySettings(period_s, config.settings[ChainOptions])
     header = request_recorder.build_header(config.agents, config.agent_options, general, tools.clock.now())

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -41,33 +41,20 @@ _SAMPLE_BYTES: Final = 256
 """The approximate memory of a queued item, and of each sample of its new series."""
 
 
-class RequestRecorder(Protocol):
-    """Records what the extender receives and returns. It is called on the hot path and must not block."""
+class RequestRecorder:
+    """Records what the extender receives and returns; this one records nothing. It must not block."""
 
     def record_cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
         """Record a cluster state before agent states are built from it for the snapshot of this generation.
 
         Its changes are those since the cluster state of the previous call.
         """
-        ...
 
     def record_memory(self, agent: str, memory: bytes) -> None:
         """Record a memory that an agent restored."""
-        ...
 
     def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
         """Record a request and its response in parts, or the text of its error."""
-        ...
-
-
-class NullRecorder:
-    """Records nothing."""
-
-    def record_cluster_state(self, cluster_state: ClusterState, generation: int) -> None: ...
-
-    def record_memory(self, agent: str, memory: bytes) -> None: ...
-
-    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None: ...
 
 
 class _QueuedClusterState(NamedTuple):
@@ -100,7 +87,6 @@ class _Queue:
         self._waiting.append((item, size_bytes))
 
     def pop(self) -> _Item | None:
-        """Remove and return the oldest item; None if the queue is empty."""
         if not self._waiting:
             return None
         item, size_bytes = self._waiting.popleft()
@@ -108,7 +94,7 @@ class _Queue:
         return item
 
 
-class FileRecorder:
+class FileRecorder(RequestRecorder):
     """Writes a recording file. The event loop calls the methods of `RequestRecorder`, the writer thread all others."""
 
     def __init__(
@@ -188,6 +174,7 @@ class FileRecorder:
             self._write_queued_items()
 
     def finish(self) -> None:
+        """Write the rest and the end, in the thread of the caller."""
         with self._write_lock:
             self._queue_gap()
             self._write_queued_items()

@@ -1,7 +1,7 @@
 """Third-party agents: agents that an installed package brings by an entry point.
 
 They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
-(`extender.third_party_result_validation`). An exception or an invalid result is counted, logged and raised as
+(`third_party_result_validation`). An exception or an invalid result is counted, logged and raised as
 `AgentError`: the chain then rejects the pods that concern the agent, and leaves the agent's scores out. A third-party
 agent has no controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
 
@@ -9,7 +9,7 @@ A call that does not return stops the process; the kubelet's liveness probe rest
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -34,7 +34,7 @@ from nodewise.agent import (
 )
 from nodewise.base.clock import Clock, SystemClock
 from nodewise.base.errors import BadInput, BadSettings, Problem
-from nodewise.engine import third_party_result_validation
+from nodewise.engine import third_party_result_validation as validation
 from nodewise.engine.third_party_result_validation import InvalidResult
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.observe import logs
@@ -112,9 +112,17 @@ class FailureReporter:
                 yield
         except AgentError as error:
             if not error.is_reported:
-                self._report_agent_failure(error, method)
                 error.is_reported = True
+                self._report_agent_failure(error, method)
             raise
+
+    def call(self, method: str, function: Callable[[], T], default: T) -> T:
+        """The result of the function; the default if it fails, which is reported."""
+        try:
+            with self.report_and_raise_agent_error(method):
+                return function()
+        except AgentError:
+            return default
 
     @contextmanager
     def starting(self, method: str) -> Iterator[None]:
@@ -148,7 +156,7 @@ class ThirdPartyKind(AgentKind):
         """`kind` passed `third_party_result_validation.validate_kind`."""
         self.name = origin.agent
         self.origin = origin
-        self.summary: str = third_party_result_validation.validate_text(kind.summary)
+        self.summary: str = validation.validate_text(kind.summary)
         self.options: type[msgspec.Struct] = kind.options
         self.pod_fields: type[msgspec.Struct] = kind.pod_fields
         self.node_fields: type[msgspec.Struct] = kind.node_fields
@@ -160,32 +168,28 @@ class ThirdPartyKind(AgentKind):
 
     def watched(self, options: Any) -> Sequence[Watched]:
         with self.reporter.starting("watched"):
-            return third_party_result_validation.validate_watched(self._kind.watched(options), self.name)
+            return validation.validate_watched(self._kind.watched(options), self.name)
 
     def resources(self, options: Any) -> Mapping[str, bool]:
         with self.reporter.starting("resources"):
-            return third_party_result_validation.validate_resources(self._kind.resources(options))
+            return validation.validate_resources(self._kind.resources(options))
 
     def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
         with self.reporter.starting("state"):
             return ThirdPartyState(
-                third_party_result_validation.validate_state(self._kind.state(options, sync_period_s)),
+                validation.validate_state(self._kind.state(options, sync_period_s)),
                 self.reporter,
             )
 
     def agent(self, options: Any) -> "ThirdPartyAgent":
         with self.reporter.starting("agent"):
             return ThirdPartyAgent(
-                third_party_result_validation.validate_agent(self._kind.agent(options), self.name),
+                validation.validate_agent(self._kind.agent(options), self.name),
                 self.reporter,
             )
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
-        try:
-            with self.reporter.report_and_raise_agent_error("concerns"):
-                return bool(self._kind.concerns(options, nodes, pods))
-        except AgentError:
-            return False
+        return self.reporter.call("concerns", lambda: bool(self._kind.concerns(options, nodes, pods)), False)
 
 
 class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
@@ -209,29 +213,29 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
 
     def equivalence_key(self, pod: Any, snapshot: Snapshot) -> Hashable:
         """The agent's key. If it fails, the pod gets a key that is equal to no other."""
-        try:
-            with self._reporter.report_and_raise_agent_error("equivalence_key"):
-                key = self._agent.equivalence_key(pod, self._own_snapshot(snapshot))
-                return third_party_result_validation.validate_hashable(key)
-        except AgentError:
-            return object()
+
+        def equivalence_key() -> Hashable:
+            key: Hashable = self._agent.equivalence_key(pod, self._own_snapshot(snapshot))
+            hash(key)
+            return key
+
+        return self._reporter.call("equivalence_key", equivalence_key, object())
 
     def equivalence_version(self, snapshot: Snapshot) -> object:
         """The agent's version. If it fails, keys are computed again in every snapshot."""
-        try:
-            with self._reporter.report_and_raise_agent_error("equivalence_version"):
-                return self._agent.equivalence_version(self._own_snapshot(snapshot))
-        except AgentError:
-            return object()
+        return self._reporter.call(
+            "equivalence_version",
+            lambda: self._agent.equivalence_version(self._own_snapshot(snapshot)),
+            object(),
+        )
 
     def namespace_equivalence_version(self, snapshot: Snapshot, namespace: str) -> object:
         """The agent's version for a namespace, likewise."""
-        try:
-            with self._reporter.report_and_raise_agent_error("namespace_equivalence_version"):
-                own = self._own_snapshot(snapshot)
-                return self._agent.namespace_equivalence_version(own, namespace)
-        except AgentError:
-            return object()
+        return self._reporter.call(
+            "namespace_equivalence_version",
+            lambda: self._agent.namespace_equivalence_version(self._own_snapshot(snapshot), namespace),
+            object(),
+        )
 
     def _own_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with only the agent's own state, if it has one."""
@@ -244,27 +248,16 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         return self._call_for_verdict(self._agent.filter, pod, candidates, snapshot)
 
     def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
-        def preempt(pod: Any, candidates: Names, snapshot: Snapshot) -> Any:
-            return self._agent.preempt(pod, candidates, snapshot, victims)
-
-        return self._call_for_verdict(preempt, pod, candidates, snapshot)
+        return self._call_for_verdict(self._agent.preempt, pod, candidates, snapshot, victims)
 
     def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:
         return self._call_for_scores(self._agent.score, pod, candidates, snapshot)
 
-    def _call_for_verdict(
-        self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
-    ) -> Verdict | None:
-        return self._call_agent(
-            "filter", function, third_party_result_validation.validate_verdict, pod, candidates, snapshot
-        )
+    def _call_for_verdict(self, function: Callable[..., Any], *arguments: Any) -> Verdict | None:
+        return self._call_agent("filter", function, validation.validate_verdict, *arguments)
 
-    def _call_for_scores(
-        self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
-    ) -> Scores | None:
-        return self._call_agent(
-            "score", function, third_party_result_validation.validate_scores, pod, candidates, snapshot
-        )
+    def _call_for_scores(self, function: Callable[..., Any], *arguments: Any) -> Scores | None:
+        return self._call_agent("score", function, validation.validate_scores, *arguments)
 
     def _call_agent(
         self,
@@ -274,6 +267,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
         pod: Any,
         candidates: Names,
         snapshot: Snapshot,
+        *further: Victims,
     ) -> ResultT | None:
         state = snapshot.agent_states.get(self.name, NoState("its state is not computed yet"))
         own_snapshot = self._own_snapshot(snapshot)
@@ -282,7 +276,7 @@ class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
                 return None
             if isinstance(state, NoState):
                 raise AgentError(self._reporter.origin, "exception", state.why, is_reported=True)
-            result = function(pod, candidates, own_snapshot)
+            result = function(pod, candidates, own_snapshot, *further)
             valid = validate(result, len(candidates))
             if valid is None or result.details is None:
                 return valid
@@ -300,16 +294,15 @@ class ThirdPartyDetails:
 
     def text(self, candidate: int) -> str:
         """Empty if the agent fails."""
-        return self._read_details(
-            lambda: third_party_result_validation.validate_text(self._details.text(candidate)), ""
+        return self._reporter.call(
+            "details", lambda: validation.validate_text(self._details.text(candidate)), ""
         )
 
     def distances(self) -> NDArray[np.float64]:
         """The largest distances if the agent fails."""
-        return self._read_details(
-            lambda: third_party_result_validation.validate_numbers(
-                self._details.distances(), self._size, "distances"
-            ),
+        return self._reporter.call(
+            "details",
+            lambda: validation.validate_numbers(self._details.distances(), self._size, "distances"),
             np.ones(self._size),
         )
 
@@ -317,16 +310,9 @@ class ThirdPartyDetails:
         """Empty if the agent fails or has none."""
         if not hasattr(self._details, "numbers"):
             return {}
-        return self._read_details(
-            lambda: third_party_result_validation.validate_json_object(self._details.numbers(candidate)), {}
+        return self._reporter.call(
+            "details", lambda: validation.validate_json_object(self._details.numbers(candidate)), {}
         )
-
-    def _read_details(self, read: Callable[[], T], default: T) -> T:
-        try:
-            with self._reporter.report_and_raise_agent_error("details"):
-                return read()
-        except AgentError:
-            return default
 
 
 class ThirdPartyState(StateBuilder[Any]):
@@ -343,19 +329,18 @@ class ThirdPartyState(StateBuilder[Any]):
 
     def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; if it fails, those of the previous call."""
-        with suppress(AgentError), self._reporter.report_and_raise_agent_error("metric_requests"):
-            self._metric_requests = third_party_result_validation.validate_metric_requests(
-                self._state.metric_requests(objects)
-            )
+        self._metric_requests = self._reporter.call(
+            "metric_requests",
+            lambda: validation.validate_metric_requests(self._state.metric_requests(objects)),
+            self._metric_requests,
+        )
         return self._metric_requests
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Empty if the agent fails."""
-        try:
-            with self._reporter.report_and_raise_agent_error("problems"):
-                return third_party_result_validation.validate_problems(self._state.problems(objects))
-        except AgentError:
-            return {}
+        return self._reporter.call(
+            "problems", lambda: validation.validate_problems(self._state.problems(objects)), {}
+        )
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         """The agent's state; a `NoState` if it fails."""
@@ -371,8 +356,7 @@ class ThirdPartyState(StateBuilder[Any]):
         return agent_state
 
     def count_request(self, pod: Any) -> None:
-        with suppress(AgentError), self._reporter.report_and_raise_agent_error("count_request"):
-            self._state.count_request(pod)
+        self._reporter.call("count_request", lambda: self._state.count_request(pod), None)
 
     def recall(self, kept: bytes) -> None:
         try:
@@ -382,11 +366,7 @@ class ThirdPartyState(StateBuilder[Any]):
             raise BadInput("memory", [Problem(self._reporter.origin.agent, error.why, "")]) from error
 
     def keep(self, kept: bytes | None) -> bytes | None:
-        try:
-            with self._reporter.report_and_raise_agent_error("keep"):
-                return third_party_result_validation.validate_memory(self._state.keep(kept))
-        except AgentError:
-            return None
+        return self._reporter.call("keep", lambda: validation.validate_memory(self._state.keep(kept)), None)
 
 
 def connect(kinds: Iterable[Any], clock: Clock, metrics_registry: MetricsRegistry) -> None:

@@ -7,7 +7,7 @@ third-party code runs while a response is written.
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -26,7 +26,6 @@ from nodewise.agent import (
     MetricRequest,
     Plugin,
     PolicyRejections,
-    Reason,
     ScorePlugin,
     Scores,
     StateBuilder,
@@ -154,12 +153,6 @@ _NULLS: Final = {"metadata": {"name": "one", "labels": None, "annotations": None
 _COMPLETE: Final = {"Pod": POD, "Node": NODE}
 
 
-def check_type_decodes_samples(kind: str, merged: type[Any]) -> None:
-    """Decode the samples of a Pod or a Node as the type. One of `UNREADABLE` names a field of a wrong type."""
-    for sample in (_COMPLETE[kind], _MINIMAL, _NULLS):
-        msgspec.json.decode(msgspec.json.encode(sample), type=merged)
-
-
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 MAX_NAME_LENGTH: Final = 40
 """Of an agent's name: it is part of paths, flags, variables and log lines."""
@@ -177,7 +170,10 @@ def validate_verdict(result: Any, size: int) -> Verdict | None:
     if result is None:
         return None
     _expect_type(result, Verdict, "a result")
-    reasons = tuple(map(validate_reason, _limit_count(result.reasons, "reasons")))
+    reasons = tuple(
+        StaticReason.of(validate_text(reason.text()), validate_text(reason.remedy()), reason)
+        for reason in _limit_count(result.reasons, "reasons")
+    )
     codes = _validate_whole_numbers(result.codes, size, "codes", np.int16, len(reasons))
     _check_joined(result.joined)
     policies = tuple(_validate_policy(policy, size) for policy in _limit_count(result.policies, "policies"))
@@ -228,11 +224,6 @@ def validate_scores(result: Any, size: int) -> Scores | None:
     return Scores(points, _validate_evidence(result.evidence, size))
 
 
-def validate_reason(result: Reason) -> StaticReason:
-    """A reason with its texts."""
-    return StaticReason.of(validate_text(result.text()), validate_text(result.remedy()), result)
-
-
 def validate_text(value: Any) -> str:
     """A text that can be encoded, cut to 500 characters."""
     _expect_type(value, str, "a text")
@@ -249,12 +240,6 @@ def validate_numbers(array: Any, size: int, what: str, kinds: str = "iuf") -> ND
         expected = "numbers" if "f" in kinds else "whole numbers"
         raise InvalidResult(f"{what} of type {array.dtype}, expected {expected}")
     return np.array(array, np.float64 if "f" in kinds else np.int64)
-
-
-def validate_hashable(key: Any) -> Hashable:
-    """A key that can be compared with those of other pods."""
-    hash(key)
-    return key  # type: ignore[no-any-return]
 
 
 def validate_json_object(value: Any) -> Mapping[str, Any]:
@@ -367,7 +352,14 @@ def validate_kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentK
         raise InvalidResult(f"KIND of type {type(result).__name__}, expected an AgentKind")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
     _expect_members(result, "KIND", {"name": str, "summary": str, **structs})
-    _check_declarations(result)
+    if result.load_scoring not in get_args(LoadScoring):
+        expected = ", ".join(get_args(LoadScoring))
+        raise InvalidResult(
+            f"KIND.load_scoring {_short_repr(result.load_scoring)}, expected one of {expected}"
+        )
+    weight = result.entry_weight
+    if weight is not None and not (type(weight) is int and weight > 0):
+        raise InvalidResult(f"KIND.entry_weight {_short_repr(weight)}, expected a positive number or None")
     if result.name != name:
         raise InvalidResult(f"KIND is named {result.name!r}, expected {name!r} as its entry point")
     for field in structs:
@@ -378,21 +370,12 @@ def validate_kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentK
     for object_kind, field in (("Pod", "pod_fields"), ("Node", "node_fields")):
         try:
             merged = merge(object_kind, *(getattr(other, field) for other in others), getattr(result, field))
-            check_type_decodes_samples(object_kind, merged)
+            # the error names a field of a wrong type
+            for sample in (_COMPLETE[object_kind], _MINIMAL, _NULLS):
+                msgspec.json.decode(msgspec.json.encode(sample), type=merged)
         except (TypeError, *UNREADABLE) as error:
             raise InvalidResult(f"KIND.{field}: {error}") from error
     return result
-
-
-def _check_declarations(kind: AgentKind) -> None:
-    """Check the optional attributes of a kind."""
-    if kind.load_scoring not in get_args(LoadScoring):
-        expected = ", ".join(get_args(LoadScoring))
-        raise InvalidResult(f"KIND.load_scoring {_short_repr(kind.load_scoring)}, expected one of {expected}")
-    if kind.entry_weight is not None and not (type(kind.entry_weight) is int and kind.entry_weight > 0):
-        raise InvalidResult(
-            f"KIND.entry_weight {_short_repr(kind.entry_weight)}, expected a positive number or None"
-        )
 
 
 def _check_options(kind: Any, name: str, others: Sequence[AgentKind]) -> None:

@@ -21,7 +21,7 @@ from nodewise.base.errors import Unavailable
 from nodewise.engine import decision_json
 from nodewise.engine.decision import Decision, DecisionRing, PodRef
 from nodewise.engine.recording_file import RequestEntry
-from nodewise.engine.request_recorder import NullRecorder, RequestRecorder
+from nodewise.engine.request_recorder import RequestRecorder
 from nodewise.extender import wire_format
 from nodewise.extender.binding import Bindings, BindOutcome
 from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_predicate_or_priority_path
@@ -50,7 +50,7 @@ class Extender:
         ring: DecisionRing,
         clock: Clock,
         metrics_registry: MetricsRegistry,
-        recorder: RequestRecorder = NullRecorder(),  # noqa: B008 - it has no state
+        recorder: RequestRecorder = RequestRecorder(),  # noqa: B008 - it has no state
     ) -> None:
         self._request_handler = request_handler
         self._snapshot_source = snapshot_source
