@@ -59,39 +59,44 @@ def assign_weights(agents: Sequence["AnyPlugin"], options: ChainOptions) -> Weig
     Unknown names are errors, because a misspelt name would silently leave the weight at 1.
     """
     functions = (function for agent in agents for function in score_functions(agent))
-    weights = dict.fromkeys((Priority(function.agent.name, function.label) for function in functions), 1.0)
-    labels = {priority.label for priority in weights}
-    parts = [part.strip() for part in options.weights.split(",") if part.strip()]
-    named = [(part.partition("=")[0].strip(), part) for part in parts]
-    times = Counter(name for name, _ in named)
-    problems: list[Problem] = []
-    # parts with a priority's own name come last, so that they override those with the agent's name
-    for name, part in sorted(named, key=lambda item: item[0] in labels):
-        weight = _parse_weight(part.partition("=")[2])
-        chosen = [priority for priority in weights if name == priority.label]
-        chosen = chosen or [priority for priority in weights if name == priority.agent]
-        if not name or weight is None:
-            problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
-        elif times[name] > 1:
-            problems.append(Problem("--weights", repr(part), "each name once"))
-        elif chosen:
-            weights.update(dict.fromkeys(chosen, weight))
-        else:
-            valid = {name for agent, label in weights for name in (label or agent, agent)}
-            problems.append(Problem("--weights", repr(part), f"one of {', '.join(sorted(valid))}"))
-    if parts and not problems and not any(weights.values()):
-        problems.append(Problem("--weights", repr(options.weights), "at least one weight above 0"))
-    if problems:
-        raise BadSettings("settings", problems)
+    priorities = [Priority(function.agent.name, function.label) for function in functions]
+    labels = {priority.label for priority in priorities if priority.label}
+    agent_names = {priority.agent for priority in priorities}
+    named = _parse_weights(options.weights, sorted(labels | agent_names))
+    weights = {}
+    for priority in priorities:
+        # a name that is both a priority's and an agent's is the priority's
+        of_agent = 1.0 if priority.agent in labels else named.get(priority.agent, 1.0)
+        weights[priority] = named.get(priority.label, of_agent)
+    if named and not any(weights.values()):
+        raise BadSettings(
+            "settings", [Problem("--weights", repr(options.weights), "at least one weight above 0")]
+        )
     return weights
 
 
-def _parse_weight(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0 <= number <= _MOST else None
+def _parse_weights(text: str, valid_names: Sequence[str]) -> dict[str, float]:
+    """The weights by name. `BadSettings` names each invalid part."""
+    weights: dict[str, float] = {}
+    problems = []
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    times = Counter(part.partition("=")[0].strip() for part in parts)
+    for part in parts:
+        name, _, number = (word.strip() for word in part.partition("="))
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = -1.0
+        if not name or not 0 <= weight <= _MOST:
+            problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
+        elif times[name] > 1:
+            problems.append(Problem("--weights", repr(part), "each name once"))
+        elif name not in valid_names:
+            problems.append(Problem("--weights", repr(part), f"one of {', '.join(valid_names)}"))
+        weights[name] = weight
+    if problems:
+        raise BadSettings("settings", problems)
+    return weights
 
 
 class AgentFailed(msgspec.Struct, frozen=True):

@@ -36,7 +36,9 @@ class Attempt(NamedTuple):
         return decision
 
 
-def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None:
+def last_attempt(  # complexity: all calls of an attempt are found by one rule
+    decisions: Iterable[Decision], uid: str = ""
+) -> Attempt | None:
     """The newest attempt among decisions about one pod, in any order, of any number of replicas.
 
     With a `uid`, only decisions about that pod count; else those about the newest pod of the name.
@@ -164,24 +166,21 @@ def explain(attempt: Attempt) -> Explanation:
     )
 
 
-def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
+def _explain_nodes(  # complexity: each field joins the filter and the prioritize decision
+    attempt: Attempt,
+) -> Iterator[NodeExplanation]:
     decision, scored = attempt.main_decision, attempt.scored
+    scored_names = scored.names.tolist() if scored is not None else []
+    positions = dict(zip(scored_names, range(len(scored_names)), strict=True))
     points: dict[str, int] = {}
-    positions: dict[str, int] = {}
-    if scored is not None:
-        positions = {name: number for number, name in enumerate(scored.names)}
-        if scored.scores:
-            points = dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
+    if scored is not None and scored.scores:
+        points = dict(zip(scored_names, scored.points().tolist(), strict=True))
     filtering = _rules_with_rejections(decision.verdicts)
     ranking = [  # rules that score reject no node
         (rule, np.zeros_like(rejected))
         for rule, rejected in _rules_with_rejections((scored or decision).scores)
     ]
-    # feasible nodes by score, then the others by their distance; equals keep the order of the request
-    kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
-    score = np.array([points.get(name, -1) for name in decision.names.tolist()])
-    order = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept))
-    for position in order.tolist():
+    for position in _candidate_order(decision, points):
         name = decision.names[position]
         measured = [_measured_rule(rule, position) for rule in filtering]
         places = [(decision, position)]
@@ -190,27 +189,41 @@ def _explain_nodes(attempt: Attempt) -> Iterator[NodeExplanation]:
             there = positions[name]
             measured += [_measured_rule(rule, there) for rule in ranking]
             places.append((scored, there))
-            if decision_json.has_score_parts(scored):
-                parts = [
-                    ScorePart(scores.label or agent, scores.weight, int(scores.points[there]))
-                    for agent, scores in scored.scores
-                ]
-        reasons = tuple(
-            (agent, verdict.reasons[code - 1])
-            for agent, verdict in decision.verdicts
-            if (code := int(verdict.codes[position]))
-        )
+            parts = _score_parts_at(scored, there)
         # if both decisions have details, those of the later one
         details = {agent: text for place in places for agent, text in decision_json.candidate_details(*place)}
         yield NodeExplanation(
             name,
-            reasons,
+            _reasons_at(decision, position),
             tuple(measured),
             points.get(name),
             tuple(details.items()),
             tuple(parts),
             decision_json.merge_numbers(*places),
         )
+
+
+def _score_parts_at(scored: Decision, position: int) -> list[ScorePart]:
+    return [
+        ScorePart(scores.label or agent, scores.weight, int(scores.points[position]))
+        for agent, scores in (scored.scores if decision_json.has_score_parts(scored) else ())
+    ]
+
+
+def _reasons_at(decision: Decision, position: int) -> tuple[tuple[str, Reason], ...]:
+    return tuple(
+        (agent, verdict.reasons[verdict.codes[position] - 1])
+        for agent, verdict in decision.verdicts
+        if verdict.codes[position]
+    )
+
+
+def _candidate_order(decision: Decision, points: Mapping[str, int]) -> list[int]:
+    """The positions of the candidates in the order of `Explanation.findings`; equals keep the order of the request."""
+    kept, far = decision.feasible(), counterfactuals.distance_from_passing(decision)
+    score = np.array([points.get(name, -1) for name in decision.names.tolist()])
+    order: list[int] = np.lexsort((np.arange(len(kept)), np.where(kept, -score, far), ~kept)).tolist()
+    return order
 
 
 def _rules_with_rejections(

@@ -343,7 +343,9 @@ def validate_agent(result: Any, name: str) -> Plugin[Any, Any]:
     return result
 
 
-def validate_kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
+def validate_kind(  # complexity: each part of the declaration has its own message
+    result: Any, name: str, others: Sequence[AgentKind]
+) -> AgentKind:
     """An `AgentKind` of that name whose options and fields do not conflict with those of the others."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}"
