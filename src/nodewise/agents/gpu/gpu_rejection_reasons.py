@@ -83,25 +83,44 @@ class NoGpus(msgspec.Struct, frozen=True):
         return self.hint
 
 
-class NoneUsable(msgspec.Struct, frozen=True):
+class _NodeReason(msgspec.Struct, frozen=True):
+    """A reason with the words of the older system, followed by `words`."""
+
+    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
+    """The change that solves the problem."""
+
+    def words(self) -> str:
+        raise NotImplementedError
+
+    def text(self) -> str:
+        return _format_reason(self.kind, self.words())
+
+    def remedy(self) -> str:
+        return self.hint
+
+
+class _UnresolvableReason(_NodeReason, frozen=True):
+    is_unresolvable: ClassVar[bool] = True
+
+
+class _PodDependentReason(_NodeReason, frozen=True, kw_only=True):
+    is_unresolvable: bool = False
+
+
+class NoneUsable(_UnresolvableReason, frozen=True):
     """The pod may use too few of the node's GPUs, whether or not they are free."""
 
     container: str
     count: int
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
-    is_unresolvable: ClassVar[bool] = True
+    hint = "GPUs are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
 
-    def text(self) -> str:
-        return _format_reason(
-            self.kind, f"container {self.container}: {_gpu_count_with_verb(self.count)} may be used"
-        )
-
-    def remedy(self) -> str:
-        return "GPUs are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
+    def words(self) -> str:
+        return f"container {self.container}: {_too_few_gpus(self.count)} may be used"
 
 
-class TooLittle(msgspec.Struct, frozen=True):
+class TooLittle(_PodDependentReason, frozen=True):
     """Too few usable GPUs have enough of one resource left."""
 
     container: str
@@ -110,71 +129,47 @@ class TooLittle(msgspec.Struct, frozen=True):
     resource: str
     amount: int
     """The requested amount per GPU."""
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
 
-    def text(self) -> str:
-        gpus = _gpu_count_with_verb(self.count, "has", "have")
+    def words(self) -> str:
         amount = extended_resource_amounts.format_amount(self.amount)
-        return _format_reason(self.kind, f"container {self.container}: {gpus} {amount} {self.resource} left")
-
-    def remedy(self) -> str:
-        return ""
+        return f"container {self.container}: {_too_few_gpus_have(self.count)} {amount} {self.resource} left"
 
 
-class NotTogether(msgspec.Struct, frozen=True):
+class NotTogether(_PodDependentReason, frozen=True):
     """Enough GPUs have each resource, but too few have all of them."""
 
     container: str
     count: int
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
 
-    def text(self) -> str:
-        gpus = _gpu_count_with_verb(self.count, "has", "have")
-        return _format_reason(self.kind, f"container {self.container}: {gpus} all that it wants left")
-
-    def remedy(self) -> str:
-        return ""
+    def words(self) -> str:
+        return f"container {self.container}: {_too_few_gpus_have(self.count)} all that it wants left"
 
 
-class NotLinked(msgspec.Struct, frozen=True):
+class NotLinked(_PodDependentReason, frozen=True):
     """Enough GPUs are suitable, but too few pairs of them are linked with both sub-devices free."""
 
     container: str
     pairs: int
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
+    hint = "links are named by the node's label gpu.intel.com/xe-links"
 
-    def text(self) -> str:
+    def words(self) -> str:
         pairs = "no free pair" if self.pairs == 1 else f"fewer than {self.pairs} free pairs"
-        return _format_reason(self.kind, f"container {self.container}: {pairs} of GPUs with an Xe Link")
-
-    def remedy(self) -> str:
-        return "links are named by the node's label gpu.intel.com/xe-links"
+        return f"container {self.container}: {pairs} of GPUs with an Xe Link"
 
 
-class NotInOneGroup(msgspec.Struct, frozen=True):
+class NotInOneGroup(_PodDependentReason, frozen=True):
     """Enough GPUs are suitable, but not within one NUMA node."""
 
     container: str
     count: int
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
+    hint = "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
 
-    def text(self) -> str:
+    def words(self) -> str:
         gpus = "such a GPU" if self.count == 1 else f"{self.count} such GPUs"
-        return _format_reason(self.kind, f"container {self.container}: no single NUMA node has {gpus}")
-
-    def remedy(self) -> str:
-        return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
+        return f"container {self.container}: no single NUMA node has {gpus}"
 
 
-class LaterContainersTooSmall(msgspec.Struct, frozen=True):
+class LaterContainersTooSmall(_PodDependentReason, frozen=True):
     """On this node the GPUs of the later containers do not suffice for an init container, because they share GPUs."""
 
     container: str
@@ -182,91 +177,74 @@ class LaterContainersTooSmall(msgspec.Struct, frozen=True):
     """The number of GPUs that the init container requests."""
     later: int
     """The number of GPUs that the later containers request together."""
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = False
+    hint = LATER_CONTAINERS_REMEDY
 
-    def text(self) -> str:
-        gpus = _gpu_count_with_verb(self.count, "has", "have")
+    def words(self) -> str:
         there = f"among the {self.later} of the containers after it, which share GPUs here,"
-        words, _, verb = gpus.rpartition(" ")
-        return _format_reason(
-            self.kind, f"init container {self.container}: {words} {there} {verb} all that it wants"
+        verb = "has" if self.count == 1 else "have"
+        return (
+            f"init container {self.container}: {_too_few_gpus(self.count)} {there} {verb} all that it wants"
         )
 
-    def remedy(self) -> str:
-        return LATER_CONTAINERS_REMEDY
 
-
-class RecordFull(msgspec.Struct, frozen=True):
+class RecordFull(_PodDependentReason, frozen=True):
     """The node's allocation record has no space for the pod's reservation."""
 
-    is_unresolvable: bool = False
-    kind: ClassVar[RejectionKind] = RejectionKind.WILL_NOT_FIT
-    is_failure: ClassVar[bool] = True
+    is_failure = True
+    hint = "wait until pods with GPUs have ended on the node, or spread them over more nodes"
 
-    def text(self) -> str:
-        return _format_reason(
-            self.kind,
+    def words(self) -> str:
+        return (
             f"no room in the node's allocation record: at most {allocation_record.RECORD_BYTES} bytes,"
-            f" and {allocation_record.LONGEST_NODE} characters of the node's name",
+            f" and {allocation_record.LONGEST_NODE} characters of the node's name"
         )
 
-    def remedy(self) -> str:
-        return "wait until pods with GPUs have ended on the node, or spread them over more nodes"
 
-
-class BrokenMap(msgspec.Struct, frozen=True):
+class BrokenMap(_UnresolvableReason, frozen=True):
     """The pod requires one NUMA node, and the node's NUMA label is invalid."""
 
-    kind: ClassVar[RejectionKind] = RejectionKind.BAD_ARGS
+    kind = RejectionKind.BAD_ARGS
+    hint = "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its GPUs"
+
+    def words(self) -> str:
+        return "the node's label gpu.intel.com/numa-gpu-map cannot be read"
+
+
+class _PlainReason(msgspec.Struct, frozen=True):
+    """A reason that the older system did not have, or had in other words."""
+
     is_failure: ClassVar[bool] = False
     is_unresolvable: ClassVar[bool] = True
+    message: ClassVar[str]
+    hint: ClassVar[str]
 
     def text(self) -> str:
-        return _format_reason(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
+        return self.message
 
     def remedy(self) -> str:
-        return "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its GPUs"
+        return self.hint
 
 
-class UnknownNode(msgspec.Struct, frozen=True):
+class UnknownNode(_PlainReason, frozen=True):
     """The node is not known."""
 
-    is_failure: ClassVar[bool] = False
-    is_unresolvable: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return _UNKNOWN
-
-    def remedy(self) -> str:
-        return "wait until nodewise has read the node; kube_lost in its log contains the cause if it cannot"
+    message = _UNKNOWN
+    hint = "wait until nodewise has read the node; kube_lost in its log contains the cause if it cannot"
 
 
-class PassedOver(msgspec.Struct, frozen=True):
+class PassedOver(_PlainReason, frozen=True):
     """The pod fits this node, but fits another one with a GPU that a telemetry policy prefers."""
 
-    is_failure: ClassVar[bool] = False
-    is_unresolvable: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return f"{OWN_REASON}a node with a preferred GPU fits"
-
-    def remedy(self) -> str:
-        return "nodes are preferred by their label telemetry.aware.scheduling.<policy>/gas-prefer-gpu"
+    message = f"{OWN_REASON}a node with a preferred GPU fits"
+    hint = "nodes are preferred by their label telemetry.aware.scheduling.<policy>/gas-prefer-gpu"
 
 
-class GpuStateNotReady(msgspec.Struct, frozen=True):
+class GpuStateNotReady(_PlainReason, frozen=True):
     """The pod requests GPUs, and nodes or pods have not been read yet."""
 
-    is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return f"{OWN_REASON}starting, nodes and pods are not read yet"
-
-    def remedy(self) -> str:
-        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
+    is_failure = True
+    message = f"{OWN_REASON}starting, nodes and pods are not read yet"
+    hint = "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
 
 
 class Shortfall(msgspec.Struct, frozen=True):
@@ -285,7 +263,9 @@ class Shortfall(msgspec.Struct, frozen=True):
         return f"{self.gpu} has {free_text} {self.resource} left, {wanted} wanted: {short} too little"
 
 
-def _gpu_count_with_verb(count: int, singular_verb: str = "", plural_verb: str = "") -> str:
-    """`no GPU`, `fewer than 3 GPUs`, with a verb where one follows."""
-    words = ("no GPU", singular_verb) if count == 1 else (f"fewer than {count} GPUs", plural_verb)
-    return " ".join(filter(None, words))
+def _too_few_gpus(count: int) -> str:
+    return "no GPU" if count == 1 else f"fewer than {count} GPUs"
+
+
+def _too_few_gpus_have(count: int) -> str:
+    return f"{_too_few_gpus(count)} {'has' if count == 1 else 'have'}"
