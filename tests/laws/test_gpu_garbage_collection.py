@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import allocation_record, controller, node_allocations
-from nodewise.agents.gpu.controller import allocation_cache_checker, reservation_garbage_collector
-from nodewise.agents.gpu.controller.allocation_cache_checker import ObservedChanges
+from nodewise.agents.gpu.controller import ObservedChanges
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedLabels, AllocatedPod
 from nodewise.agents.gpu.state import GpuState
 from nodewise.base import cooperative_scheduling
@@ -73,7 +72,7 @@ def test_removed_allocations_are_not_those_of_pods_on_a_node(pods: Any, leases: 
     state_inputs = cluster_state(nodes, pods, leases, version)
     state = agent_state(state_inputs)
     unconfirmed = cooperative_scheduling.run_without_pauses(
-        reservation_garbage_collector.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
+        controller.unconfirmed_reservations(state, state_inputs.objects["ledgers"])
     )
     gone = {(reservation.node, reservation.uid) for reservation in unconfirmed}
     left = [_without(record, gone) for record in leases]
@@ -89,7 +88,7 @@ def test_removed_allocations_are_not_those_of_pods_on_a_node(pods: Any, leases: 
     left_world = cluster_state(nodes, pods, left, version)
     assert (
         cooperative_scheduling.run_without_pauses(
-            reservation_garbage_collector.unconfirmed_reservations(after, left_world.objects["ledgers"])
+            controller.unconfirmed_reservations(after, left_world.objects["ledgers"])
         )
         == []
     )
@@ -100,9 +99,7 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     ours = agent_state(cluster_state(nodes, pods, leases, version))
     fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
     texts = {name: node_state.record_text for name, node_state in ours.nodes.items()}
-    differences = allocation_cache_checker.differences(
-        ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name]
-    )
+    differences = controller.differences(ours, fresh, ObservedChanges(set(), set()), lambda name: texts[name])
     assert cooperative_scheduling.run_without_pauses(differences) == []
 
 

@@ -24,7 +24,7 @@
 | `state.py` | builds the agent state from nodes, pods and allocation records, and exports it at `/state/gpu` |
 | `bind_annotations.py` | the annotations and sub-devices that bind writes |
 | `agent.py` | answers requests, and plans binds |
-| `controller` | calls the API server: labels, metrics, stale reservations, comparison with a fresh list |
+| `controller.py` | calls the API server: labels, metrics, stale reservations, comparison with a fresh list |
 
 Replaces GPU Aware Scheduling 0.5.6.
 """

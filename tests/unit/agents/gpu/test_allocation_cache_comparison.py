@@ -1,17 +1,17 @@
 """Comparison of the state in memory with a fresh list during changes."""
 
+import types
 from typing import Any
 
-import msgspec
 import pytest
 
-from nodewise.agents.gpu import gpu_arrays
+from nodewise.agents.gpu import controller, gpu_arrays
 from nodewise.agents.gpu import state as states
-from nodewise.agents.gpu.controller import allocation_cache_checker
-from nodewise.agents.gpu.controller.allocation_cache_checker import ObservedChanges
+from nodewise.agents.gpu.controller import ObservedChanges
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import cooperative_scheduling
+from nodewise.kube.store import Change
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     agent_state,
     cluster_state,
@@ -34,9 +34,9 @@ def different(
         return stored if stored is not None else (ours.nodes[name].record_text if name in ours.nodes else "")
 
     differences = cooperative_scheduling.run_without_pauses(
-        allocation_cache_checker.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
+        controller.differences(ours, fresh, changes or ObservedChanges(set(), set()), text)
     )
-    return {difference.node: difference.what for difference in differences}
+    return dict(differences)
 
 
 def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> GpuState:
@@ -97,17 +97,11 @@ def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     assert differences == {"n1": "the free amounts of its GPUs or its CPU are out of date"}
 
 
-def test_what_the_watches_tell() -> None:
-    changes = ObservedChanges(set(), set())
-    changes.node(msgspec.json.decode(b'{"metadata": {"name": "n1"}}', type=_Named))
-    changes.record(lease("n2"))
-    changes.pod(pod("p", "n3"))
-    assert changes == ObservedChanges({"n1", "n2", "n3"}, {("d", "p")})
-
-
-class _Metadata(msgspec.Struct):
-    name: str
-
-
-class _Named(msgspec.Struct):
-    metadata: _Metadata
+def test_watch_events_note_nodes_records_and_pods() -> None:
+    observed = ObservedChanges(set(), set())
+    named = types.SimpleNamespace(metadata=types.SimpleNamespace(name="n1"))
+    observed.note("nodes", {("", "n1"): Change(named, None)})
+    observed.note("ledgers", {("n", "gpu-n2"): Change(None, lease("n2"))})
+    observed.note("pods", {("d", "p"): Change(pod("p", ""), pod("p", "n3"))})
+    observed.note("pods", None)
+    assert observed == ObservedChanges({"n1", "n2", "n3", ""}, {("d", "p")})

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu.controller import reservation_garbage_collector
-from nodewise.agents.gpu.controller.reservation_garbage_collector import UnconfirmedReservation
+from nodewise.agents.gpu import controller
+from nodewise.agents.gpu.controller import UnconfirmedReservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
 from nodewise.base import cooperative_scheduling
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
@@ -27,18 +27,14 @@ def unconfirmed(
 ) -> list[UnconfirmedReservation]:
     cluster = cluster_state(NODES, pods, leases, version)
     return cooperative_scheduling.run_without_pauses(
-        reservation_garbage_collector.unconfirmed_reservations(
-            agent_state(cluster), cluster.objects["ledgers"]
-        )
+        controller.unconfirmed_reservations(agent_state(cluster), cluster.objects["ledgers"])
     )
 
 
 def orphaned_records(pods: Iterable[AllocatedPod], leases: Iterable[Any]) -> list[str]:
     cluster = cluster_state(NODES, pods, leases)
     records = cooperative_scheduling.run_without_pauses(
-        reservation_garbage_collector.orphaned_records(
-            agent_state(cluster), cluster.objects["ledgers"], NODES
-        )
+        controller.orphaned_records(agent_state(cluster), cluster.objects["ledgers"], NODES)
     )
     return [record.metadata.name for record in records]
 
