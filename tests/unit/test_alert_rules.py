@@ -43,7 +43,7 @@ def test_cases_have_the_series_that_the_program_exports(case: Any) -> None:
     for series in case.series:
         name, _, labels = series.partition("{")
         metric = METRICS[_metric(name)]
-        bucket = {"le"} if metric.kind == "histogram" else set()
+        bucket = {"le"} if metric.buckets else set()
         assert {*re.findall(r"(\w+)=", labels)} - {"namespace", "job", "pod"} == {*metric.labels} | bucket
 
 

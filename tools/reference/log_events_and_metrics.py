@@ -2,7 +2,7 @@
 
 from nodewise.metrics.refresher import MAX_METRIC_NAMES
 from nodewise.observe.logs import EVENTS
-from nodewise.observe.metrics_registry import METRICS, PREFIX
+from nodewise.observe.metrics_registry import METRICS, PREFIX, metric_kind
 from tools.reference.markdown_formatting import MADE, table
 
 _TENANT_CHOSEN_VALUES = (
@@ -16,9 +16,10 @@ _TENANT_CHOSEN_VALUES = (
 def observability_page() -> str:
     """Every event and every metric."""
     metrics = (
-        (f"`{PREFIX}{name}`", row.kind, ", ".join(row.labels), row.help) for name, row in METRICS.items()
+        (f"`{PREFIX}{name}`", metric_kind(name), ", ".join(row.labels), row.help)
+        for name, row in METRICS.items()
     )
-    events = ((f"`{name}`", row.level, row.meaning) for name, row in EVENTS.items())
+    events = ((f"`{name}`", row.level, row.meaning) for name, row in sorted(EVENTS.items()))
     return "".join(
         [
             MADE,

@@ -24,222 +24,193 @@ class Metric(NamedTuple):
     many names of nodes as an option allows.
     """
 
-    kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    """Of a histogram; empty for a counter or a gauge."""
 
 
 _CALL_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 METRICS: Final[dict[str, Metric]] = {
-    "requests_total": Metric("counter", "Calls answered, by route and HTTP status.", ("route", "status")),
-    "request_seconds": Metric(
-        "histogram", "Time from the complete request to the response.", ("route",), _CALL_S
-    ),
-    "verdicts_total": Metric("counter", "Verdicts of filter calls on candidate nodes.", ("agent", "verdict")),
+    "requests_total": Metric("Calls answered, by route and HTTP status.", ("route", "status")),
+    "request_seconds": Metric("Time from the complete request to the response.", ("route",), _CALL_S),
+    "verdicts_total": Metric("Verdicts of filter calls on candidate nodes.", ("agent", "verdict")),
     "policy_would_reject_total": Metric(
-        "counter",
-        "Candidate nodes of filter calls that policies would have rejected for pods that they only observe; 20 policies"
-        " of a namespace and 500 in total have a series of their own, the others share one with an empty `policy`.",
+        "Candidate nodes of filter calls that policies would have rejected for pods that they only observe;"
+        " 20 policies of a namespace and 500 in total have a series of their own, the others share one with"
+        " an empty `policy`.",
         ("policy",),
     ),
     "agent_failures_total": Metric(
-        "counter",
-        "Failures of third-party agents: exception or shape (an invalid result).",
-        ("agent", "kind"),
+        "Failures of third-party agents: exception or shape (an invalid result).", ("agent", "kind")
     ),
-    "bind_total": Metric("counter", "Bind calls, by outcome: bound, already, refused, failed.", ("outcome",)),
-    "bind_seconds": Metric("histogram", "Time from a bind call to its response.", (), _CALL_S),
+    "bind_total": Metric("Bind calls, by outcome: bound, already, refused, failed.", ("outcome",)),
+    "bind_seconds": Metric("Time from a bind call to its response.", (), _CALL_S),
     "ledger_writes_total": Metric(
-        "counter",
         "Writes of allocation records of nodes; a conflict means that another replica wrote first.",
         ("outcome",),
     ),
     "claims_dropped_total": Metric(
-        "counter",
-        "Reservations that the leader removed from allocation records: of an unbound or unknown pod, or stale.",
+        "Reservations that the leader removed from allocation records: of an unbound or unknown pod, or"
+        " stale.",
         ("why",),
     ),
     "deschedule_labels_total": Metric(
-        "counter", "Labels for the descheduler that the leader wrote to pods or removed.", ("what",)
+        "Labels for the descheduler that the leader wrote to pods or removed.", ("what",)
     ),
     "gpu_checks_total": Metric(
-        "counter",
-        "Comparisons of the state of GPUs with a new list: same, different, or undecided.",
-        ("outcome",),
+        "Comparisons of the state of GPUs with a new list: same, different, or undecided.", ("outcome",)
     ),
-    "gpu_nodes": Metric("gauge", "Nodes with GPUs."),
-    "gpu_cards": Metric("gauge", "GPUs, by whether they can be allocated: usable or unusable.", ("state",)),
-    "gpu_pods": Metric("gauge", "Pods with allocated GPUs."),
+    "gpu_nodes": Metric("Nodes with GPUs."),
+    "gpu_cards": Metric("GPUs, by whether they can be allocated: usable or unusable.", ("state",)),
+    "gpu_pods": Metric("Pods with allocated GPUs."),
     "gpu_held_share": Metric(
-        "gauge",
-        "Allocated share of the counting resource of all GPUs, 0 to 1, including unusable GPUs.",
+        "Allocated share of the counting resource of all GPUs, 0 to 1, including unusable GPUs."
     ),
-    "gpu_nodes_with_problems": Metric("gauge", "Nodes with problems, which `GET /state/gpu` names."),
+    "gpu_nodes_with_problems": Metric("Nodes with problems, which `GET /state/gpu` names."),
     "gpu_fullest_record_share": Metric(
-        "gauge",
-        "Size of the largest allocation record of a node, as a share of the size that the API server accepts, 0 to 1.",
+        "Size of the largest allocation record of a node, as a share of the size that the API server"
+        " accepts, 0 to 1.",
     ),
     "gpu_card_held_share": Metric(
-        "gauge",
         "Allocated share of the counting resource of a GPU, 0 to 1. Only up to `--gpu-card-metrics` GPUs.",
         ("node", "card"),
     ),
     "gpu_node_problems": Metric(
-        "gauge", "Problems of a node; only for nodes with problems, up to the same limit.", ("node",)
+        "Problems of a node; only for nodes with problems, up to the same limit.", ("node",)
     ),
-    "view_generation": Metric("gauge", "Number of snapshots of the scheduler's inputs so far."),
+    "view_generation": Metric("Number of snapshots of the scheduler's inputs so far."),
     "view_timestamp_seconds": Metric(
-        "gauge", "Time of the inputs of the newest snapshot, at least once per `--sync-period`; Unix time."
+        "Time of the inputs of the newest snapshot, at least once per `--sync-period`; Unix time."
     ),
     "evaluation_timestamp_seconds": Metric(
-        "gauge",
-        "Time of the newest snapshot whose results the leader has written as labels and statuses; only of the leader."
-        " Unix time.",
+        "Time of the newest snapshot whose results the leader has written as labels and statuses; only of"
+        " the leader. Unix time.",
     ),
-    "view_seconds": Metric("histogram", "Time to compute the state of an agent.", ("agent",), _CALL_S),
-    "decisions_bytes": Metric("gauge", "Size of the decisions that are stored for /decisions and explain."),
-    "recording_bytes": Metric("gauge", "Size of the file of `--record`."),
+    "view_seconds": Metric("Time to compute the state of an agent.", ("agent",), _CALL_S),
+    "decisions_bytes": Metric("Size of the decisions that are stored for /decisions and explain."),
+    "recording_bytes": Metric("Size of the file of `--record`."),
     "recording_lost_total": Metric(
-        "counter", "Requests and snapshots that were not recorded, because the rate was too high.", ("what",)
+        "Requests and snapshots that were not recorded, because the rate was too high.", ("what",)
     ),
     "metric_fetches_total": Metric(
-        "counter",
-        "Fetches of node metrics, by source and outcome: good, not_there, failed, or paused (not sent, because the"
-        " metric kept timing out).",
+        "Fetches of node metrics, by source and outcome: good, not_there, failed, or paused (not sent,"
+        " because the metric kept timing out).",
         ("source", "outcome"),
     ),
-    "metric_requests_paused": Metric("gauge", "Metrics that keep timing out and are requested less often."),
+    "metric_requests_paused": Metric("Metrics that keep timing out and are requested less often."),
     "metric_nodes": Metric(
-        "gauge",
-        "Nodes with a valid value of a metric; 0 if no source has ever responded with one.",
-        ("metric",),
+        "Nodes with a valid value of a metric; 0 if no source has ever responded with one.", ("metric",)
     ),
     "metric_series_unmatched": Metric(
-        "gauge", "Series of the last response for a metric that match no node.", ("metric",)
+        "Series of the last response for a metric that match no node.", ("metric",)
     ),
     "metric_incomplete": Metric(
-        "gauge",
-        "1 if the last response for a metric lacks a part of its series, by its warnings or isPartial; else 0.",
+        "1 if the last response for a metric lacks a part of its series, by its warnings or isPartial; else"
+        " 0.",
         ("metric",),
     ),
-    "metric_age_seconds": Metric("gauge", "Age of the last successful response for a metric.", ("metric",)),
+    "metric_age_seconds": Metric("Age of the last successful response for a metric.", ("metric",)),
     "metric_names_not_exported": Metric(
-        "gauge",
-        "Metrics without series labelled `metric` in /metrics: 500 names are exported for policies, shared by their"
-        " namespaces.",
+        "Metrics without series labelled `metric` in /metrics: 500 names are exported for policies, shared"
+        " by their namespaces.",
     ),
-    "policies_with_problems": Metric("gauge", "Policies and nodes with GPUs that have invalid parts."),
-    "pods_waiting": Metric(
-        "gauge", "Unschedulable pods that an agent filters or rejected; only of the leader."
-    ),
-    "wakes_total": Metric("counter", "Node annotations written to make the scheduler retry pending pods."),
+    "policies_with_problems": Metric("Policies and nodes with GPUs that have invalid parts."),
+    "pods_waiting": Metric("Unschedulable pods that an agent filters or rejected; only of the leader."),
+    "wakes_total": Metric("Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
-        "counter",
-        "Nodes whose statistics were to be written: done, failed, or gone (deleted meanwhile).",
-        ("outcome",),
+        "Nodes whose statistics were to be written: done, failed, or gone (deleted meanwhile).", ("outcome",)
     ),
     "node_annotations_lacking": Metric(
-        "gauge",
-        "Nodes that keep their previous statistics: nodes that are not ready, and nodes without measurements.",
+        "Nodes that keep their previous statistics: nodes that are not ready, and nodes without"
+        " measurements.",
         ("why",),
     ),
     "nodes_to_label": Metric(
-        "gauge",
-        "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the writes.",
+        "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the"
+        " writes.",
     ),
     "native_nodes_to_label": Metric(
-        "gauge",
-        "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader. `--kube-qps`"
-        " limits the writes.",
+        "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader."
+        " `--kube-qps` limits the writes.",
     ),
     "foreign_verdict_labels_total": Metric(
-        "counter", "Labels with a verdict that another field manager had written, and that are overwritten."
+        "Labels with a verdict that another field manager had written, and that are overwritten."
     ),
     "policies_stepped_back": Metric(
-        "gauge",
-        "Policies that only observe because they exceeded a limit of their guard; only of the leader.",
+        "Policies that only observe because they exceeded a limit of their guard; only of the leader."
     ),
     "label_conflicts": Metric(
-        "gauge",
-        "Policies with a node label that another field manager owns, or another policy sets; only of the leader.",
+        "Policies with a node label that another field manager owns, or another policy sets; only of the"
+        " leader.",
     ),
-    "label_writes_total": Metric("counter", "Writes of node labels; only of the leader."),
-    "rules_suspended": Metric(
-        "gauge", "Suspended rules, which lost most of their nodes at once; only of the leader."
-    ),
-    "loop_lag_seconds": Metric("gauge", "Longest delay of the event loop in the last period."),
-    "ready": Metric("gauge", "1 when ready."),
-    "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),
-    "kube_objects": Metric("gauge", "Stored objects of a kind.", ("kind",)),
-    "kube_lists_total": Metric("counter", "Complete lists started, by reason.", ("kind", "reason")),
+    "label_writes_total": Metric("Writes of node labels; only of the leader."),
+    "rules_suspended": Metric("Suspended rules, which lost most of their nodes at once; only of the leader."),
+    "loop_lag_seconds": Metric("Longest delay of the event loop in the last period."),
+    "ready": Metric("1 when ready."),
+    "kube_requests_total": Metric("Calls to the API server, by outcome.", ("verb", "outcome")),
+    "kube_objects": Metric("Stored objects of a kind.", ("kind",)),
+    "kube_lists_total": Metric("Complete lists started, by reason.", ("kind", "reason")),
     "kube_contact_timestamp_seconds": Metric(
-        "gauge", "Time of the API server's last response for a kind; Unix time.", ("kind",)
+        "Time of the API server's last response for a kind; Unix time.", ("kind",)
     ),
     "kube_connected": Metric(
-        "gauge",
-        "1 if the API server responds to lists and watches of a kind; for `Lease`, 0 after ten seconds without a"
-        " response to any call of the leader election.",
+        "1 if the API server responds to lists and watches of a kind; for `Lease`, 0 after ten seconds"
+        " without a response to any call of the leader election.",
         ("kind",),
     ),
-    "kube_silent_seconds": Metric(
-        "gauge", "Time since the API server's last response to a call for the Lease."
-    ),
-    "kube_unreadable_total": Metric(
-        "counter", "Objects that are ignored because they are invalid.", ("kind",)
-    ),
-    "leading": Metric("gauge", "1 if this replica is the leader, whose controllers run."),
+    "kube_silent_seconds": Metric("Time since the API server's last response to a call for the Lease."),
+    "kube_unreadable_total": Metric("Objects that are ignored because they are invalid.", ("kind",)),
+    "leading": Metric("1 if this replica is the leader, whose controllers run."),
     "identity_duplicate": Metric(
-        "gauge",
-        "1 if another running process has the identity of this replica, which therefore does not lead.",
+        "1 if another running process has the identity of this replica, which therefore does not lead."
     ),
-    "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),
-    "connections": Metric("gauge", "Open connections after their handshake.", ("port",)),
-    "connections_ended_total": Metric(
-        "counter", "Connections that the server refused or closed.", ("reason",)
-    ),
-    "ca_clients_total": Metric("counter", "Connections of clients that present the certificate of a CA."),
-    "tls_reloads_total": Metric(
-        "counter", "Reloads of changed certificate files.", ("certificate", "outcome")
-    ),
+    "events_total": Metric("Kubernetes events to be recorded, by outcome.", ("outcome",)),
+    "connections": Metric("Open connections after their handshake.", ("port",)),
+    "connections_ended_total": Metric("Connections that the server refused or closed.", ("reason",)),
+    "ca_clients_total": Metric("Connections of clients that present the certificate of a CA."),
+    "tls_reloads_total": Metric("Reloads of changed certificate files.", ("certificate", "outcome")),
     "tls_reload_failing": Metric(
-        "gauge", "1 while certificate files cannot be used and the old content is in use.", ("certificate",)
+        "1 while certificate files cannot be used and the old content is in use.", ("certificate",)
     ),
     "tls_certificate_expires_seconds": Metric(
-        "gauge",
-        "Expiry of a certificate in use, of a CA bundle the earliest; Unix time. `certificate` is serving, client_ca,"
-        " kube_client, kube_ca, prometheus_client, prometheus_ca, or clients (the earliest of open connections).",
+        "Expiry of a certificate in use, of a CA bundle the earliest; Unix time. `certificate` is serving,"
+        " client_ca, kube_client, kube_ca, prometheus_client, prometheus_ca, or clients (the earliest of"
+        " open connections).",
         ("certificate",),
     ),
     "cpu_reviews_total": Metric(
-        "counter",
-        "Pods that the API server sent to the webhook: mutated, untouched or refused.",
-        ("outcome",),
+        "Pods that the API server sent to the webhook: mutated, untouched or refused.", ("outcome",)
     ),
     "cpu_mutations_failing": Metric(
-        "gauge", "1 while the mutations of the webhook are invalid and pods that request cores get an error."
+        "1 while the mutations of the webhook are invalid and pods that request cores get an error."
     ),
     "cpu_claims_total": Metric(
-        "counter",
         "Requests for CPUs that the node agent answered, by outcome: given, refused or unavailable.",
         ("outcome",),
     ),
-    "cpu_reclaimed_total": Metric("counter", "CPU lists that garbage collection freed, by pool.", ("pool",)),
-    "cpu_lists": Metric("gauge", "CPU lists of a pool: held or free.", ("pool", "state")),
-    "cpu_tasks": Metric("gauge", "Tasks on the CPU lists of a pool.", ("pool",)),
-    "cpu_sweep_seconds": Metric("histogram", "Duration of garbage collection on a node.", (), _CALL_S),
-    "cpu_connections": Metric("gauge", "Connections to the node agent's socket."),
+    "cpu_reclaimed_total": Metric("CPU lists that garbage collection freed, by pool.", ("pool",)),
+    "cpu_lists": Metric("CPU lists of a pool: held or free.", ("pool", "state")),
+    "cpu_tasks": Metric("Tasks on the CPU lists of a pool.", ("pool",)),
+    "cpu_sweep_seconds": Metric("Duration of garbage collection on a node.", (), _CALL_S),
+    "cpu_connections": Metric("Connections to the node agent's socket."),
     "cpu_failures_total": Metric(
-        "counter",
-        "Failures of the node agent's garbage collection and of the publishers that run after it.",
-        ("what",),
+        "Failures of the node agent's garbage collection and of the publishers that run after it.", ("what",)
     ),
 }
 
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PREFIX: Final = "nodewise_"
+
+
+def metric_kind(name: str) -> Kind:
+    """The kind of a metric of the table. As Prometheus recommends, only the names of counters end in `_total`."""
+    if METRICS[name].buckets:
+        return "histogram"
+    return "counter" if name.endswith("_total") else "gauge"
+
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # unused additional series per metric
 
@@ -261,9 +232,10 @@ class MetricsRegistry:
     def _make_metric(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
         # prometheus_client adds the suffix of a counter itself
         full = PREFIX + name.removesuffix("_total")
-        if row.kind == "counter":
+        kind = metric_kind(name)
+        if kind == "counter":
             return Counter(full, row.help, row.labels, registry=self._registry)
-        if row.kind == "gauge":
+        if kind == "gauge":
             # without labels it would show 0 before it is set; `_metric_with_labels` registers it
             return Gauge(full, row.help, row.labels, registry=self._registry if row.labels else None)
         return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
@@ -273,7 +245,7 @@ class MetricsRegistry:
         series = self._series.get(key)
         if series is None:
             metric = self._metrics[name]
-            if not labels and METRICS[name].kind == "gauge":
+            if not labels and metric_kind(name) == "gauge":
                 self._registry.register(metric)
             series = self._series[key] = metric.labels(**labels) if labels else metric
         return series
@@ -298,7 +270,9 @@ class MetricsRegistry:
     def exclude(self, label: str, values: frozenset[str]) -> None:
         """From now on, export no gauge with one of these values of a label. Replaces the values that were excluded."""
         before, self._excluded[label] = self._excluded.get(label, frozenset()), values
-        names = [name for name, row in METRICS.items() if row.kind == "gauge" and row.labels == (label,)]
+        names = [
+            name for name, row in METRICS.items() if metric_kind(name) == "gauge" and row.labels == (label,)
+        ]
         for value in values - before:
             for name in names:
                 self.forget(name, **{label: value})
