@@ -31,6 +31,11 @@ class LabelledPolicy(NamedTuple):
     awaits_metrics: bool
     """Whether a metric has neither values nor a failure yet, so that the verdict is not meaningful."""
 
+    @property
+    def label(self) -> str:
+        """The key of its label."""
+        return label_key(self.policy.uid)
+
 
 def label_key(uid: str) -> str:
     """The key of the label of a policy. It follows from the policy alone, so that pods keep it if the rules change."""
@@ -59,29 +64,23 @@ def verdict_labels(
     columns: dict[str, LabelColumn] = {}
     for labelled in policies:
         yield
-        policy, codes = labelled.policy, labelled.codes
-        key = label_key(policy.uid)
+        policy, codes, key = labelled.policy, labelled.codes, labelled.label
+        hold = False
         if codes is None:
-            if key in accepting:
-                accepted = np.full(size, 2, np.int16)
-                columns[key] = LabelColumn(
-                    key, (VIOLATING, OK), accepted, np.zeros(size, np.bool_), namespaces=policy.namespaces
-                )
-        elif not policy.no_verdict_label:
+            if key not in accepting:
+                continue
+            values = np.full(size, 2, np.int16)
+        elif policy.no_verdict_label:
+            continue
+        elif labelled.awaits_metrics:
+            values, hold = np.zeros(size, np.int16), True  # labels stay as they are
+        else:
             has_ok = rejects_missing(policy) or (policy.namespace, key) in required_ok
-            columns[key] = _column(key, labelled, codes, has_ok=has_ok)
+            values = np.where(codes > 0, np.int16(1), np.int16(2 if has_ok else 0))
+        columns[key] = LabelColumn(
+            key, (VIOLATING, OK), values, np.full(size, hold), namespaces=policy.namespaces
+        )
     return columns
-
-
-def _column(key: str, labelled: LabelledPolicy, codes: Codes, *, has_ok: bool) -> LabelColumn:
-    namespaces = labelled.policy.namespaces
-    if labelled.awaits_metrics:
-        # labels stay as they are
-        held = np.ones(len(codes), np.bool_)
-        return LabelColumn(key, (VIOLATING, OK), np.zeros(len(codes), np.int16), held, namespaces=namespaces)
-    accepted = np.int16(2 if has_ok else 0)
-    values = np.where(codes > 0, np.int16(1), accepted)
-    return LabelColumn(key, (VIOLATING, OK), values, np.zeros(len(codes), np.bool_), namespaces=namespaces)
 
 
 MAX_KEYS: Final = 64

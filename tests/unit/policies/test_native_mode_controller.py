@@ -308,7 +308,7 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         fixture.api.clock.advance(2)
         await fixture.step("n0", "n1")
         assert fixture.status() == excluding | {"active": True}
-        assert fixture.native.refusals == {
+        assert fixture.native.findings.refusals == {
             fixture.uid: f"node n1 refuses the node label of the policy: {error.problems[0].found}; new pods of the"
             " policy exclude it by its name; pods that were created before may be placed there"
         }
@@ -318,7 +318,7 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         await fixture.step("n0", "n1")
         assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
         assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
-        assert fixture.native.refusals == {}
+        assert fixture.native.findings.refusals == {}
 
 
 async def test_an_active_policy_excludes_a_node_that_begins_to_violate_it_and_refuses_the_label() -> None:
@@ -343,7 +343,7 @@ async def test_a_refused_label_of_a_node_that_the_policy_accepts_excludes_nothin
         await fixture.step("n0")
         assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
         assert "excludedNodes" not in fixture.status()
-        assert "its label differs from the verdict" in fixture.native.refusals[fixture.uid]
+        assert "its label differs from the verdict" in fixture.native.findings.refusals[fixture.uid]
 
 
 async def test_a_policy_waits_while_more_nodes_refuse_its_label_than_it_can_exclude() -> None:
@@ -357,7 +357,7 @@ async def test_a_policy_waits_while_more_nodes_refuse_its_label_than_it_can_excl
             await fixture.step(*fixture.names)
         assert len(fixture.labelled()) == 19
         assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
-        assert "at most 10 nodes can be excluded by name" in fixture.native.refusals[fixture.uid]
+        assert "at most 10 nodes can be excluded by name" in fixture.native.findings.refusals[fixture.uid]
 
 
 async def test_nodes_that_join_later_do_not_delay_a_policy() -> None:
@@ -416,10 +416,10 @@ async def test_a_policy_in_the_mode_shadow_has_no_labels_and_is_new_when_it_is_e
 async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0", mode="Canary", canary=Canary(LabelSelector()))
-        assert (fixture.labelled(), fixture.native.not_enforced) == ({"n0": "violating"}, {})
+        assert (fixture.labelled(), fixture.native.findings.not_enforced) == ({"n0": "violating"}, {})
         await fixture.step("n0", mode="Canary", canary=Canary(percent=10))
         assert fixture.labelled() == {}
-        assert "needs an extender" in fixture.native.not_enforced[fixture.uid]
+        assert "needs an extender" in fixture.native.findings.not_enforced[fixture.uid]
 
 
 async def test_a_label_of_another_manager_is_overwritten_and_counted() -> None:
@@ -645,11 +645,11 @@ async def test_a_waiting_pod_that_is_older_than_its_policy_is_named() -> None:
         for _ in range(1000):  # the watch delivers the pod
             await asyncio.sleep(0)
         await fixture.step("n0")
-        assert fixture.native.uncovered == {}, "the policy selects no pods"
+        assert fixture.native.findings.uncovered == {}, "the policy selects no pods"
         await fixture.step("n0", selects=True)
-        assert fixture.native.uncovered == {fixture.uid: "web/old"}
+        assert fixture.native.findings.uncovered == {fixture.uid: "web/old"}
         await fixture.step("n0", selects=True, mode="Shadow")
-        assert fixture.native.uncovered == {}
+        assert fixture.native.findings.uncovered == {}
 
 
 async def test_the_policies_beyond_the_budget_are_named() -> None:
@@ -668,7 +668,7 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
         await fixture.native.step(
             Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states, SelectionIndex((), {})
         )
-        assert fixture.native.not_enforced == {"uid10": "no space"}
+        assert fixture.native.findings.not_enforced == {"uid10": "no space"}
 
 
 def _rejected_pod(name: str, key: str) -> Any:

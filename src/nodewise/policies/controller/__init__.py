@@ -14,7 +14,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
-from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
+from nodewise.policies.controller.native_mode import NativeFindings, NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
 from nodewise.policies.controller.pod_watches import GuardWatch, SelectedPodWatch
 from nodewise.policies.controller.policy_status_writer import StatusWriter
@@ -90,9 +90,7 @@ class TelemetryController(Controller):
         if pods is not None:
             finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
-        not_enforced = self._native_mode.not_enforced if self._native_mode else {}
-        uncovered = self._native_mode.uncovered if self._native_mode else {}
-        refusals = self._native_mode.refusals if self._native_mode else {}
+        native = self._native_mode.findings if self._native_mode else NativeFindings()
         step_backs = await self._guards.step_backs(agent_state)
         facts = {
             key: StatusFacts(
@@ -100,10 +98,10 @@ class TelemetryController(Controller):
                 selected_pods=None if pods is None else pods.by_policy.get(key, 0),
                 canary_pods=None if pods is None else pods.in_canary.get(key, 0),
                 rejecting_policies=rejecting.get(key, ()),
-                no_node_label=not_enforced.get(state.policy.uid, ""),
+                no_node_label=native.not_enforced.get(state.policy.uid, ""),
                 step_back=step_backs.get(key),
-                label_refusal=refusals.get(state.policy.uid, ""),
-                uncovered_pod=uncovered.get(state.policy.uid, ""),
+                label_refusal=native.refusals.get(state.policy.uid, ""),
+                uncovered_pod=native.uncovered.get(state.policy.uid, ""),
             )
             for key, state in states.items()
         }

@@ -7,9 +7,9 @@ and records Events on pods that kube-scheduler finds no node for, because of pol
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube.api_server_interface import Api, NotFound, TokenBucket, run_api_calls
+from nodewise.kube.api_server_interface import NotFound, TokenBucket
 from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, PODS
@@ -31,12 +31,13 @@ from nodewise.policies import (
     verdict_labels,
 )
 from nodewise.policies.controller.node_writer import LabelWriter
+from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
 from nodewise.policies.deleted_policies import LEASE, DeletedPolicies, DeletedPolicy, Records
 from nodewise.policies.labelling_progress import LabellingProgress
 from nodewise.policies.native_mode_pods import LabelledSelector, NoteSchedule, UncoveredPods, UnscheduledPod
-from nodewise.policies.node_labels import VERDICT_LABELS, LabelColumn
+from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_status
+from nodewise.policies.policy_objects import decode_status
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.state import PolicyState
 from nodewise.policies.verdict_labels import LabelledPolicy
@@ -135,42 +136,6 @@ class DeletedPolicyLease:
 _EVENTS_PER_S: Final = 5.0
 _BURST: Final = 50
 """The limit of events. They share the limit of writes to the API server with labels, which are more important."""
-
-
-class NativePodEvents:
-    """Records an event for each waiting pod of native mode whose policies reject nodes."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-        self._schedule = NoteSchedule()
-        self._limit = TokenBucket(_EVENTS_PER_S, _BURST)
-
-    async def step(
-        self,
-        pods: Iterable[UnscheduledPod],
-        states: Mapping[PolicyKey, PolicyState],
-        deleted: frozenset[str],
-        node_count: int,
-    ) -> None:
-        """Record the events that are due, within the limit; the next step continues.
-
-        `deleted` are the label keys of policies that do not exist any more.
-        """
-        now_s = self._handle.clock.monotonic()
-        by_key = native_mode_pods.states_by_label_key(states.values())
-        due = await cooperative_scheduling.run(self._schedule.due(pods, by_key, deleted, node_count, now_s))
-        for pod, note in due:
-            if self._limit.take(now_s, 0.0) is None:
-                return
-            metadata = pod.metadata
-            about = ObjectReference(PODS, metadata.namespace, metadata.name, metadata.uid)
-            text = native_mode_pods.event_text(pod, note)
-            self._handle.recorder.record(about, "Warning", NO_NODE_PASSES, text, "Filtering")
-            self._schedule.record(pod, note, now_s)
-
-
-_STEP_S: Final = 2.0
-"""The longest time that statuses and gates are written from one snapshot."""
 _UNKNOWN_S: Final = 30.0
 """The time after which the policy of a key counts as deleted. A pod may be seen before its policy."""
 _VISIBLE_S: Final = 2.0
@@ -182,7 +147,6 @@ _CONFIRMED_S: Final = 60.0
 _ONLY_EXTENDER: Final = (
     "native mode does not enforce it: a canary by percent needs an extender; use canary.podSelector"
 )
-_APPLY: Final = {"fieldManager": VERDICT_LABELS.field_manager, "force": "true"}
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
 
@@ -197,11 +161,15 @@ class _NativeStatus(msgspec.Struct, frozen=True, rename="camel"):
     excluded_nodes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Statuses(NamedTuple):
-    """The statuses of policies, and the keys that no pod has to wait for."""
+class NativeFindings(NamedTuple):
+    """What the last step of native mode found about policies, by their uids."""
 
-    wanted: dict[PolicyKey, _NativeStatus]
-    settled: frozenset[str]
+    not_enforced: Mapping[str, str] = {}
+    """Why a policy has no label."""
+    refusals: Mapping[str, str] = {}
+    """A message about the nodes that refuse the label of a policy."""
+    uncovered: Mapping[str, str] = {}
+    """A pod that a policy selects and that does not require its label."""
 
 
 class NativeMode:
@@ -214,25 +182,23 @@ class NativeMode:
             PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=self._keep_pod, label="Pod (unscheduled)"
         )
         self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
-        self._events = NativePodEvents(handle)
-        self._written: dict[str, tuple[_NativeStatus, float]] = {}
-        """By uid of a policy, the last write of its status and its monotonic time."""
+        self._statuses = _status_patcher(handle, Conflict, NotFound, confirmed_s=_CONFIRMED_S)
         self._progress = LabellingProgress()
         self._unknown_since_s: dict[str, float] = {}
         """By key of unscheduled pods without a policy, when it was first seen."""
-        self.not_enforced: Mapping[str, str] = {}
-        """By uid of a policy, why it has no label, as of the last step."""
         self._deleted = DeletedPolicies()
         self._deleted_lease = DeletedPolicyLease(handle)
         self._is_new_leader = True
         self._uncovered = UncoveredPods()
-        self.uncovered: Mapping[str, str] = {}
-        """By uid of a policy, a pod that it selects and that does not require its label, as of the last step."""
+        self._notes = NoteSchedule()
+        self._event_limit = TokenBucket(_EVENTS_PER_S, _BURST)
+        self.findings = NativeFindings()
 
     def begin(self) -> None:
+        """Start as the leader: another one may have written labels and statuses."""
         self._labels.begin()
         self._progress.begin()
-        self._written = {}
+        self._statuses.begin()
         self._is_new_leader = True
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
@@ -243,11 +209,6 @@ class NativeMode:
         kept = native_mode_pods.keep_pod(pod)
         return None if kept is None else msgspec.structs.replace(kept, group=group)
 
-    @property
-    def refusals(self) -> Mapping[str, str]:
-        """By uid of a policy, a message about the nodes that refuse its label, as of the last step."""
-        return self._progress.refusals
-
     async def step(
         self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState], selection: SelectionIndex
     ) -> None:
@@ -257,16 +218,16 @@ class NativeMode:
         if self._is_new_leader:
             self._deleted.begin(await self._deleted_lease.load())
             self._is_new_leader = False
+        clock = self._handle.clock
         pods = list(self._pods.store.values())
         policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
-        unknown = self._update_unknown_keys(pods, policies.values())
-        live = {verdict_labels.label_key(labelled.policy.uid): key for key, labelled in policies.items()}
-        now_s = self._handle.clock.now()
-        await cooperative_scheduling.run(self._deleted.update(live, selection, pods, now_s))
-        pods_with_own_keys = await cooperative_scheduling.run(
+        live = {labelled.label: key for key, labelled in policies.items()}
+        deleted = self._deleted_keys(pods, live)
+        await cooperative_scheduling.run(self._deleted.update(live, selection, pods, clock.now()))
+        own_pods = await cooperative_scheduling.run(
             native_mode_pods.remove_foreign_keys(pods, live, selection)
         )
-        required_ok = native_mode_pods.keys_with_ok(pods_with_own_keys)
+        required_ok = native_mode_pods.keys_with_ok(own_pods)
         waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
         self._deleted.keep(waited_for)
         await self._deleted_lease.save(self._deleted.records)
@@ -275,24 +236,41 @@ class NativeMode:
                 policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
             )
         )
-        self.not_enforced = {
-            labelled.policy.uid: reason
-            for labelled in policies.values()
-            if (reason := _not_enforced(labelled.policy))
-        }
         try:
-            held = waited_for - live.keys()
-            await self._labels.step(snapshot, columns, held, native_mode_pods.count_rejected(pods))
+            rejected = native_mode_pods.count_rejected(pods)
+            await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected)
         finally:
-            deleted = frozenset(key for key, age_s in unknown.items() if age_s > _UNKNOWN_S)
-            statuses = self._statuses(policies, columns, deleted)
-            self.uncovered = await cooperative_scheduling.run(
-                self._uncovered.find(
-                    selection, _labelled_selectors(policies, statuses), self._handle.clock.monotonic()
-                )
+            wanted = self._desired_statuses(policies, columns)
+            # pods of a TASPolicy without the requirement are denied
+            selectors = {
+                key: LabelledSelector(policies[key].policy, status.node_label)
+                for key, status in wanted.items()
+                if status.node_label and key.kind != "TASPolicy"
+            }
+            uncovered = await cooperative_scheduling.run(
+                self._uncovered.find(selection, selectors, clock.monotonic())
             )
-            await self._write_statuses_and_gates(statuses, pods, policies)
-            await self._events.step(pods_with_own_keys, states, deleted, len(snapshot.nodes))
+            not_enforced = {
+                labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values()
+            }
+            self.findings = NativeFindings(
+                {uid: reason for uid, reason in not_enforced.items() if reason},
+                self._progress.refusals,
+                uncovered,
+            )
+            await self._write_statuses_and_gates(wanted, pods, policies, deleted)
+            await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
+
+    def _deleted_keys(self, pods: Iterable[UnscheduledPod], live: Container[str]) -> frozenset[str]:
+        """The keys of pods that have belonged to no policy for some time."""
+        now_s = self._handle.clock.monotonic()
+        keys = dict.fromkeys(chain.from_iterable(pod.keys for pod in pods))
+        self._unknown_since_s = {
+            key: self._unknown_since_s.get(key, now_s) for key in keys if key not in live
+        }
+        return frozenset(
+            key for key, since_s in self._unknown_since_s.items() if now_s - since_s > _UNKNOWN_S
+        )
 
     def _labels_of_waiting_pods(
         self, policies: Iterable[LabelledPolicy], required_ok: frozenset[tuple[str, str]]
@@ -303,116 +281,104 @@ class NativeMode:
         wanted = []
         counts: Counter[str] = Counter()
         for labelled in policies:
-            policy, key = labelled.policy, verdict_labels.label_key(labelled.policy.uid)
+            namespace = labelled.policy.namespace
             if labelled.codes is None:
-                if (policy.namespace, key) in required_ok:
-                    wanted.append((key, frozenset([policy.namespace])))
-            elif not policy.no_verdict_label:
-                counts[policy.namespace] += 1
+                if (namespace, labelled.label) in required_ok:
+                    wanted.append((labelled.label, frozenset([namespace])))
+            elif not labelled.policy.no_verdict_label:
+                counts[namespace] += 1
         wanted += self._deleted.wanted_labels()
         if not wanted:
             return frozenset()
         free = policy_budgets.free_bytes(labelled.policy for labelled in policies)
         return policy_budgets.admit_labels_of_waiting_pods(wanted, counts, free)
 
-    def _update_unknown_keys(
-        self, pods: Iterable[UnscheduledPod], policies: Iterable[LabelledPolicy]
-    ) -> dict[str, float]:
-        """The keys of pods that belong to no policy, and for how many seconds that is known."""
-        now_s = self._handle.clock.monotonic()
-        known = {verdict_labels.label_key(labelled.policy.uid) for labelled in policies}
-        unknown = frozenset(chain.from_iterable(pod.keys for pod in pods)) - known
-        self._unknown_since_s = {key: self._unknown_since_s.get(key, now_s) for key in unknown}
-        return {key: now_s - since_s for key, since_s in self._unknown_since_s.items()}
-
-    def _statuses(
-        self,
-        policies: Mapping[PolicyKey, LabelledPolicy],
-        columns: Mapping[str, LabelColumn],
-        deleted: frozenset[str],
-    ) -> _Statuses:
-        wanted: dict[PolicyKey, _NativeStatus] = {}
-        settled = set(deleted)
+    def _desired_statuses(
+        self, policies: Mapping[PolicyKey, LabelledPolicy], columns: Container[str]
+    ) -> dict[PolicyKey, _NativeStatus]:
         now_s = self._handle.clock.monotonic()
         pending = self._labels.pending_labels(self._progress.unlabelled_keys(policies.values()))
         self._progress.update(policies.values(), pending, self._labels.failures(), now_s)
+        wanted = {}
         for key, labelled in policies.items():
-            label = verdict_labels.label_key(labelled.policy.uid)
             if not policy_selection.has_labels(labelled.policy):
                 wanted[key] = _NativeStatus()
-                settled.add(label)
                 continue
-            node_label = label if label in columns else ""
-            before = self._status_before(labelled.policy)
+            uid, node_label = labelled.policy.uid, labelled.label if labelled.label in columns else ""
+            before = self._current_status(key, uid) or _NativeStatus()
             was_active = before.active and before.node_label == node_label
-            is_visible = self._progress.labelled_s(labelled.policy.uid, now_s) >= _VISIBLE_S
-            excluded = self._progress.excluded_nodes(labelled.policy.uid)
+            is_visible = self._progress.labelled_s(uid, now_s) >= _VISIBLE_S
             active = was_active or not node_label or is_visible
+            excluded = self._progress.excluded_nodes(uid)
             wanted[key] = _NativeStatus(node_label, active, excluded or msgspec.UNSET)
-            if wanted[key].active:
-                settled.add(label)
-        return _Statuses(wanted, frozenset(settled))
+        return wanted
 
-    def _status_before(self, policy: Policy) -> _NativeStatus:
-        """The status as the watch shows it, or as it was written a moment ago."""
-        written = self._written.get(policy.uid)
-        if written is not None and self._handle.clock.monotonic() - written[1] < _CONFIRMED_S:
-            return written[0]
-        policy_object = _policy_object(self._handle, policy)
-        return decode_status(policy_object, _NativeStatus) if policy_object else _NativeStatus()
+    def _current_status(self, key: PolicyKey, uid: str) -> _NativeStatus | None:
+        """The status as the watch shows it, or as it was written a moment ago; None if the policy is gone."""
+        policy_object = find_policy_object(self._handle, key, uid)
+        return self._statuses.current(key, policy_object).status if policy_object else None
 
     async def _write_statuses_and_gates(
         self,
-        statuses: _Statuses,
+        wanted: Mapping[PolicyKey, _NativeStatus],
         pods: Iterable[UnscheduledPod],
         policies: Mapping[PolicyKey, LabelledPolicy],
+        deleted: frozenset[str],
     ) -> None:
-        uids = {labelled.policy.uid for labelled in policies.values()}
-        self._written = {uid: written for uid, written in self._written.items() if uid in uids}
-        until_s = self._handle.clock.monotonic() + _STEP_S
-        calls = chain(
-            (
-                partial(self._write_status, policies[key].policy, status)
-                for key, status in statuses.wanted.items()
-                if status != self._status_before(policies[key].policy)
-            ),
-            (
-                partial(self._remove_gate, pod, self._excluded_nodes(pod, policies))
-                for pod in native_mode_pods.releasable_pods(pods, statuses.settled)
-            ),
-        )
-        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, calls)
-        await run_api_calls(call() for call in due)
+        """Pods do not wait for policies that are active, that have no label, or that are deleted."""
+        self._statuses.retain(policies)
+        released = {
+            policies[key].label
+            for key, status in wanted.items()
+            if status.active or not policy_selection.has_labels(policies[key].policy)
+        }
+        excluded = {
+            labelled.label: self._progress.excluded_nodes(labelled.policy.uid)
+            for labelled in policies.values()
+        }
 
-    async def _write_status(self, policy: Policy, status: _NativeStatus) -> None:
-        if _policy_object(self._handle, policy) is None:
-            return
-        try:
-            await _apply_status(self._handle.api, policy, status)
-        except (Conflict, NotFound):
-            return  # deleted or replaced
-        self._written[policy.uid] = status, self._handle.clock.monotonic()
+        def writes() -> Iterator[tuple[tuple[str, ...], Write]]:
+            for key, status in wanted.items():
+                uid = policies[key].policy.uid
+                if self._current_status(key, uid) not in (None, status):
+                    yield key, partial(self._statuses.write, key, uid, status)
+            for pod in native_mode_pods.releasable_pods(pods, deleted | released):
+                nodes = frozenset(chain.from_iterable(excluded.get(key, ()) for key in pod.keys))
+                patch = native_mode_pods.gate_removal(pod, nodes)
+                if patch is not None:  # otherwise it waits until the nodes have their labels
+                    name = (pod.metadata.namespace, pod.metadata.name)
+                    yield name, partial(self._remove_gate, PODS.path(*name), patch)
 
-    def _excluded_nodes(
-        self, pod: UnscheduledPod, policies: Mapping[PolicyKey, LabelledPolicy]
-    ) -> frozenset[str]:
-        """The nodes that the policies of a pod exclude by name."""
-        uids = {labelled.policy.uid for labelled in policies.values()}
-        excluded = (
-            self._progress.excluded_nodes(uid) for key in pod.keys if (uid := key.rpartition("/")[2]) in uids
-        )
-        return frozenset(chain.from_iterable(excluded))
+        await self._statuses.run(writes())
 
-    async def _remove_gate(self, pod: UnscheduledPod, excluded: frozenset[str]) -> None:
-        path = PODS.path(pod.metadata.namespace, pod.metadata.name)
+    async def _remove_gate(self, path: str, patch: list[dict[str, Any]]) -> None:
         params = {"fieldManager": VERDICT_LABELS.field_manager}
-        patch = native_mode_pods.gate_removal(pod, excluded)
-        if patch is None:
-            return  # it waits until the nodes have their labels
-        try:
+        # the pod may have changed, and the watch shows it soon
+        with contextlib.suppress(Conflict, NotFound, BadInput):
             await self._handle.api.patch(path, patch, "json", params)
-        except (Conflict, NotFound, BadInput):
-            return  # the pod has changed, and the watch shows it soon
+
+    async def _record_events(
+        self,
+        pods: Iterable[UnscheduledPod],
+        states: Mapping[PolicyKey, PolicyState],
+        deleted: frozenset[str],
+        node_count: int,
+    ) -> None:
+        """Record an event for waiting pods whose policies reject nodes, within a limit; the next step continues.
+
+        `deleted` are the label keys of policies that do not exist any more.
+        """
+        now_s = self._handle.clock.monotonic()
+        by_key = native_mode_pods.states_by_label_key(states.values())
+        due = await cooperative_scheduling.run(self._notes.due(pods, by_key, deleted, node_count, now_s))
+        for pod, note in due:
+            if self._event_limit.take(now_s, 0.0) is None:
+                return
+            metadata = pod.metadata
+            about = ObjectReference(PODS, metadata.namespace, metadata.name, metadata.uid)
+            text = native_mode_pods.event_text(pod, note)
+            self._handle.recorder.record(about, "Warning", NO_NODE_PASSES, text, "Filtering")
+            self._notes.record(pod, note, now_s)
 
 
 class NativeStatusReset:
@@ -425,48 +391,50 @@ class NativeStatusReset:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+        # deleted, replaced, or no right to write it: not tried again
+        self._statuses = _status_patcher(handle, Conflict, NotFound, Refused)
         self._examined: set[str] = set()
         """Policies by uid."""
 
     def begin(self) -> None:
+        """Start as the leader: all policies are examined again."""
         self._examined = set()
 
     async def step(self, states: Mapping[PolicyKey, PolicyState]) -> None:
-        """Reset the policies that this leader has not examined, for `_STEP_S` at most."""
-        until_s = self._handle.clock.monotonic() + _STEP_S
+        """Reset the policies that this leader has not examined, for `STEP_S` at most."""
         policies = [state.policy for state in states.values() if state.policy.uid]
         self._examined &= {policy.uid for policy in policies}
-        due = (policy for policy in policies if policy.uid not in self._examined)
-        in_time = takewhile(lambda _: self._handle.clock.monotonic() < until_s, due)
-        await run_api_calls(self._reset(policy) for policy in in_time)
+        await self._statuses.run(
+            (policy.key, partial(self._reset, policy))
+            for policy in policies
+            if policy.uid not in self._examined
+        )
 
     async def _reset(self, policy: Policy) -> None:
-        policy_object = _policy_object(self._handle, policy)
+        policy_object = find_policy_object(self._handle, policy.key, policy.uid)
         if policy_object and decode_status(policy_object, _NativeStatus) != _NativeStatus():
             # deleted, replaced, or no right to write it
             with contextlib.suppress(Conflict, NotFound, Refused):
-                await _apply_status(self._handle.api, policy, _NativeStatus())
+                await self._statuses.write(policy.key, policy.uid, _NativeStatus())
         self._examined.add(policy.uid)
 
 
-def _policy_object(handle: Handle, policy: Policy) -> PolicyObject | None:
-    """The object of exactly this policy; None if it is gone."""
-    store = handle.objects[RESOURCES[policy.key.kind].plural]
-    policy_object: PolicyObject | None = store.get(policy.namespace, policy.name)
-    return policy_object if policy_object and policy_object.metadata.uid == policy.uid else None
+def _status_patcher(
+    handle: Handle, *isolated: type[NodewiseError], confirmed_s: float = 0.0
+) -> StatusPatcher[_NativeStatus]:
+    return StatusPatcher(
+        handle,
+        VERDICT_LABELS.field_manager,
+        lambda _, policy_object: decode_status(policy_object, _NativeStatus),
+        isolated,
+        confirmed_s=confirmed_s,
+    )
 
 
-async def _apply_status(api: Api, policy: Policy, status: _NativeStatus) -> None:
-    """Write the fields of native mode to the status of a policy. Raises NodewiseError."""
-    resource = RESOURCES[policy.key.kind]
-    metadata = {"name": policy.name, "namespace": policy.namespace, "uid": policy.uid}
-    body = {
-        "apiVersion": resource.api_version,
-        "kind": resource.kind,
-        "metadata": metadata,
-        "status": status,
-    }
-    await api.patch(resource.path(policy.namespace, policy.name, "status"), body, "apply", _APPLY)
+def _labelled_policy(state: PolicyState) -> LabelledPolicy:
+    has_labels = state.verdict is not None and policy_selection.has_labels(state.policy)
+    codes = state.verdict.codes if state.verdict is not None and has_labels else None
+    return LabelledPolicy(state.policy, codes, state.awaits_metrics)
 
 
 def _not_enforced(policy: Policy) -> str:
@@ -474,20 +442,3 @@ def _not_enforced(policy: Policy) -> str:
     if policy.mode == "Canary" and not policy_selection.has_labels(policy):
         return _ONLY_EXTENDER
     return policy.no_verdict_label
-
-
-def _labelled_selectors(
-    policies: Mapping[PolicyKey, LabelledPolicy], statuses: _Statuses
-) -> dict[PolicyKey, LabelledSelector]:
-    """The policies with a label that select pods. The pods of a TASPolicy without the requirement are denied."""
-    return {
-        key: LabelledSelector(policies[key].policy, status.node_label)
-        for key, status in statuses.wanted.items()
-        if status.node_label and key.kind != "TASPolicy"
-    }
-
-
-def _labelled_policy(state: PolicyState) -> LabelledPolicy:
-    has_labels = state.verdict is not None and policy_selection.has_labels(state.policy)
-    codes = state.verdict.codes if state.verdict is not None and has_labels else None
-    return LabelledPolicy(state.policy, codes, state.awaits_metrics)

@@ -123,8 +123,8 @@ class WrittenStatus(NamedTuple, Generic[S]):
     """Monotonic; -inf if it was read."""
 
 
-class StatusPatcher(ObjectPatcher[PolicyKey, WrittenStatus[S]]):
-    """Writes the fields of one field manager to the status of policies."""
+class StatusPatcher(ObjectPatcher[tuple[str, ...], WrittenStatus[S]]):
+    """Writes the fields of one field manager to the status of policies, which are identified by `PolicyKey`."""
 
     def __init__(
         self,
