@@ -9,7 +9,7 @@ meantime need no write at all.
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -182,6 +182,7 @@ class LabelWriter:
         desired = _DesiredLabels(columns, held, snapshot.nodes)
         done, pending = self._done, self._pending or {}
         self._done, self._pending = None, None
+        self._expire_conflicts()
         await self._apply_node_changes()
         if not self._unconfirmed and done is not None and done[1:] == desired[1:]:
             comparison = node_labels.require_same_labels(columns, done.columns)
@@ -233,12 +234,17 @@ class LabelWriter:
             errors = await self._patcher.run(writes, is_admitted)
         finally:
             registry.set(self._owner.pending_nodes_metric, len(unfinished))
-            nodes = {node: wanted.get(node, {}) for node in {**differing, **self._conflicts}}
-            self._pending = {node: labels for node, labels in nodes.items() if labels != owned.get(node, {})}
-            for node in failures.keys() - self._pending.keys():
-                del failures[node]
+            self._set_pending({node: wanted.get(node, {}) for node in {**differing, **self._conflicts}})
         if errors and (len(failures) > MAX_FAILING_NODES or len(failures) >= len(desired.nodes)):
             raise errors[0]
+
+    def _set_pending(self, wanted: Mapping[str, Labels]) -> None:
+        """Remember what is still to be written of these labels, and only the failures of nodes with such labels."""
+        self._pending = {
+            node: labels for node, labels in wanted.items() if labels != self._owned.get(node, {})
+        }
+        for node in self._patcher.failures.keys() - self._pending.keys():
+            del self._patcher.failures[node]
 
     def _is_isolated(self, error: NodewiseError) -> bool:
         """Whether an error is one of a single node. Without a response, the API server is unavailable."""
@@ -288,21 +294,22 @@ class LabelWriter:
         self._conflicts.setdefault(node, {}).update(dict.fromkeys(keys, conflict))
         logs.emit("label_conflict", node=node, keys=sorted(keys), error=str(error))
 
-    async def _apply_node_changes(self) -> None:
-        """Mark changed nodes whose labels differ from those that we know to own, which are read again. Forget conflicts
-        of changed nodes, and those that are older than `_CONFLICT_S`.
-        """
+    def _expire_conflicts(self) -> None:
+        """Forget conflicts that are older than `_CONFLICT_S`, whose labels are tried again."""
         now_s = self._handle.clock.monotonic()
-        for name, conflicting in list(self._conflicts.items()):
-            self._conflicts[name] = {
+        for node, conflicting in list(self._conflicts.items()):
+            self._conflicts[node] = {
                 key: conflict for key, conflict in conflicting.items() if conflict.until_s > now_s
             }
+            if not self._conflicts[node]:
+                del self._conflicts[node]
+
+    async def _apply_node_changes(self) -> None:
+        """Mark changed nodes whose labels differ from those that we know to own; they are read again."""
         changes = self._changes.take()
-        is_first = changes is None
+        nodes: Iterable[tuple[str, Any]]
         if changes is None:
-            nodes: Iterable[tuple[str, Any]] = (
-                (node.metadata.name, node) for node in self._handle.nodes.values()
-            )
+            nodes = ((node.metadata.name, node) for node in self._handle.nodes.values())
         else:
             nodes = ((name, change.new) for (_, name), change in changes.get("nodes", {}).items())
         async for name, node in cooperative_scheduling.iterate_with_pauses(nodes):
@@ -312,17 +319,12 @@ class LabelWriter:
                 self._replaced.pop(name, None)
                 continue
             owned = self._owned.get(name, {})
-            labels = decode_node_labels(node)
-            ours = {
-                key: value for key, value in labels.items() if key in owned or self._owner.may_own(key, value)
-            }
-            if ours == owned:
-                continue
-            if is_first and self._owner.is_forced:
+            labels = decode_node_labels(node).items()
+            ours = {key: value for key, value in labels if key in owned or self._owner.may_own(key, value)}
+            if ours != owned and changes is None and self._owner.is_forced:
                 self._owned[name] = ours
-            else:
+            elif ours != owned:
                 self._unconfirmed.add(name)
-        self._conflicts = {name: conflicts for name, conflicts in self._conflicts.items() if conflicts}
 
     async def _write(self, node: str, wanted: Labels) -> None:
         node_object = self._handle.nodes.get("", node)
