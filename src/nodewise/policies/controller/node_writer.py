@@ -239,12 +239,13 @@ class LabelWriter:
             raise errors[0]
 
     def _set_pending(self, wanted: Mapping[str, Labels]) -> None:
-        """Remember what is still to be written of these labels, and only the failures of nodes with such labels."""
+        """Remember what is still to be written of these labels, and forget failures of nodes without such labels."""
         self._pending = {
             node: labels for node, labels in wanted.items() if labels != self._owned.get(node, {})
         }
         for node in self._patcher.failures.keys() - self._pending.keys():
             del self._patcher.failures[node]
+        self._replaced = {node: uid for node, uid in self._replaced.items() if node in self._pending}
 
     def _is_isolated(self, error: NodewiseError) -> bool:
         """Whether an error is one of a single node. Without a response, the API server is unavailable."""
@@ -315,8 +316,6 @@ class LabelWriter:
         async for name, node in cooperative_scheduling.iterate_with_pauses(nodes):
             self._conflicts.pop(name, None)
             if node is None:
-                self._patcher.failures.pop(name, None)
-                self._replaced.pop(name, None)
                 continue
             owned = self._owned.get(name, {})
             labels = decode_node_labels(node).items()
