@@ -313,16 +313,19 @@ class LabelWriter:
             nodes = ((node.metadata.name, node) for node in self._handle.nodes.values())
         else:
             nodes = ((name, change.new) for (_, name), change in changes.get("nodes", {}).items())
+        is_trusted = changes is None and self._owner.is_forced
         async for name, node in cooperative_scheduling.iterate_with_pauses(nodes):
             self._conflicts.pop(name, None)
             if node is None:
                 continue
             owned = self._owned.get(name, {})
-            labels = decode_node_labels(node).items()
-            ours = {key: value for key, value in labels if key in owned or self._owner.may_own(key, value)}
-            if ours != owned and changes is None and self._owner.is_forced:
+            labels = decode_node_labels(node)
+            ours = self._owner.select(labels) | {key: labels[key] for key in owned.keys() & labels}
+            if ours == owned:
+                continue
+            if is_trusted:
                 self._owned[name] = ours
-            elif ours != owned:
+            else:
                 self._unconfirmed.add(name)
 
     async def _write(self, node: str, wanted: Labels) -> None:
