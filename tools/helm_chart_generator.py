@@ -1,5 +1,6 @@
 """Generates the derived parts of the Helm chart; `make chart` writes them, a test compares them.
 
+- `deploy/crds`: the definitions of placement policies, and `deploy/policy-fields.yaml`, from the table of their fields.
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
 - `README.md`: the table of values, from their schema and defaults.
 - `crds/`: the definitions of `deploy/crds`.
@@ -26,7 +27,7 @@ from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.setting_declarations import Setting, list_settings
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise_scorers.cli import annotate
-from tools import native_mode_generator
+from tools import native_mode_generator, policy_definitions
 
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"
@@ -343,6 +344,7 @@ def _prometheus_rule(alert_rules: str) -> str:
 
 def main() -> None:
     """Write all files."""
+    _write(policy_definitions.generated_files())
     _write(parts())
     _write(kustomizations(program_cache.helm()))
 

@@ -29,10 +29,13 @@ WHOLE: dict[str, Any] = {
     | {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}},
 }
 NAMES = sorted(
-    {*fields.SPEC_FIELDS, *fields.AVOID_FIELDS, *fields.LABEL_RULE_FIELDS, *fields.PREFERENCE_FIELDS}
-    | {
-        *fields.SELECTOR_FIELDS,
-        *fields.REQUIREMENT_FIELDS,
+    {
+        *fields.SPEC.fields,
+        *fields.AVOID_RULE.fields,
+        *fields.LABEL_RULE.fields,
+        *fields.PREFERENCE.fields,
+        *fields.SELECTOR.fields,
+        *fields.REQUIREMENT.fields,
         "when_missing",
         "colour",
         "a b",

@@ -22,8 +22,9 @@ from nodewise.kube import event_recorder, leader_election
 from nodewise.kube.event_recorder import Type
 from nodewise.metrics.missing_values import CauseReason
 from nodewise.policies import policy_status
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_selection import POLICY_LABEL
-from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
+from nodewise.policies.taspolicy_parser import PREFIX
 from nodewise_cpu import cmk_names
 from nodewise_scorers.annotator import node_patches
 from nodewise_scorers.statistics import load_annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from nodewise.policies import policy_selection, verdict_labels
-from nodewise.policies.taspolicy_parser import VIOLATING
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.verdict_labels import LabelledPolicy
 
 MAX_EXCLUDED_NODES: Final = 10

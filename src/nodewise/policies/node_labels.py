@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from nodewise.agent import NodeIndex
 from nodewise.policies import rule_operators
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.rule_evaluation import RuleEvaluation
-from nodewise.policies.taspolicy_parser import PREFIX, VIOLATING
+from nodewise.policies.taspolicy_parser import PREFIX
 
 _NODES_PER_YIELD: Final = 100
 """Yielding costs as much as one label."""

@@ -1,66 +1,37 @@
-"""The fields of a PlacementPolicy and a ClusterPlacementPolicy, and the parsers of their values.
+"""The description of PlacementPolicy and ClusterPlacementPolicy: their fields with texts, types and limits.
 
-The names, limits and patterns are those of the CRDs and of the admission policy `nodewise-placement-policy-fields`;
-`tests/unit/policies/test_placement_policy_definitions.py` compares them. Each parser raises a ValueError whose
-text is the expected value.
+The parser reads these tables. `make chart` generates the definitions in `deploy/crds` and the lists of fields in
+`deploy/policy-fields.yaml` from them (`tools/policy_definitions.py`), and `make docs` the reference.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nodewise.base import quantity
 from nodewise.base.errors import did_you_mean
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.policies.policy_objects import MAX_METRIC_NAME
-from nodewise.policies.rule_operators import OPERATOR_FIELDS, OPERATORS, RANGE_OPERATORS
+from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS
 
 API_VERSION: Final = "nodewise.io/v1alpha1"
-
-CLUSTER_FIELDS: Final = ("namespaceSelector", "nodeLabels", "query", "emptyMeans")
-"""The fields that only a ClusterPlacementPolicy has."""
-SPEC_FIELDS: Final = (
-    "podSelector",
-    "mode",
-    "canary",
-    "avoid",
-    "enforcement",
-    "prefer",
-    "guard",
-    "namespaceSelector",
-    "nodeLabels",
-)
-COMPARISON_FIELDS: Final = ("metric", "aggregate", *OPERATOR_FIELDS, "maxAge", "query", "emptyMeans")
-AVOID_PART_FIELDS: Final = (*COMPARISON_FIELDS, "whenMissing", "release")
-HOLD_TIME_FIELDS: Final = ("for", "keepFor")
-AVOID_FIELDS: Final = (*AVOID_PART_FIELDS, *HOLD_TIME_FIELDS, "all")
-LABEL_RULE_FIELDS: Final = (*COMPARISON_FIELDS, "all", "labels")
-PREFERENCE_FIELDS: Final = ("metric", "aggregate", "order", "weight", "maxAge", "query")
-SELECTOR_FIELDS: Final = ("matchLabels", "matchExpressions")
-REQUIREMENT_FIELDS: Final = ("key", "operator", "values")
-
 MAX_RULES: Final = 100
 """Rules of `avoid`, and of `nodeLabels`, counting those in `all`."""
-MAX_PARTS: Final = 16
-"""Rules of one `all`."""
-MAX_PREFERENCES: Final = 16
-MAX_RULE_LABELS: Final = 16
-MAX_SELECTOR_ENTRIES: Final = 20
-"""Labels of `matchLabels`, and requirements of `matchExpressions`."""
-MAX_VALUES: Final = 50
 MAX_LABEL_VALUE: Final = 63
-MAX_LABEL_KEY: Final = 317
 MAX_QUERY: Final = 4096
 MAX_QUANTITY: Final = 64
-MAX_DURATION: Final = 32
-MAX_WEIGHT: Final = 100
+_MAX_VALUES: Final = 50
+_MAX_DURATION: Final = 32
 
 METRIC: Final = "[a-zA-Z0-9_:-][a-zA-Z0-9_:.-]*"
 """`:` is in names of recording rules, and `.` in those of OpenTelemetry. A name is a part of a path in the custom
 metrics API, so that `..` is none."""
 QUANTITY: Final = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 DURATION: Final = r"([0-9]{1,8}([.][0-9]+)?m?s|[0-9]{1,5}([.][0-9]+)?[mh])+"
+_SHARE: Final = "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
+"""A number between 0 and 1. Others could always, or never, be exceeded."""
+_GUARD_DURATION: Final = "[1-9][0-9]{0,3}[smh]"
 LABEL_NAME: Final = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DOMAIN_PART: Final = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 LABEL_VALUE: Final = f"({LABEL_NAME})?"
@@ -80,17 +51,88 @@ _MAX_EXACT: Final = 2**53
 """Up to here the API server accepts whole numbers in floating point, such as 1e3, as integers."""
 
 
-def _parse_metric(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_METRIC_NAME or not re.fullmatch(METRIC, value):
-        expected = f"letters, digits, _, :, . and -, not beginning with ., at most {MAX_METRIC_NAME}"
-        raise ValueError(expected)
-    return value
+class ValueType(NamedTuple):
+    """The type of fields with a single value."""
+
+    parse: Callable[[Any], Any]
+    """Raises a ValueError whose text is the expected value."""
+    schema: Mapping[str, Any]
+    """The OpenAPI schema."""
 
 
-def _parse_query(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_QUERY:
-        raise ValueError(f"an expression of at most {MAX_QUERY} characters")
-    return value
+class LabelsType(NamedTuple):
+    """Keys and values of labels."""
+
+    least: int
+    most: int
+
+
+class ObjectType(NamedTuple):
+    """Fields, in the order in which messages list them."""
+
+    fields: "Mapping[str, Field]"
+    required: tuple[str, ...] = ()
+    """`metric` and `podSelector` only in a PlacementPolicy: a ClusterPlacementPolicy may have `query` or no pods."""
+
+
+class ListType(NamedTuple):
+    """A list of objects."""
+
+    least: int
+    most: int
+    entry_text: str
+    entry: ObjectType
+
+
+class Field(NamedTuple):
+    """The description of a field."""
+
+    text: str
+    type: ValueType | LabelsType | ObjectType | ListType
+    only_cluster: bool = False
+    """Whether only ClusterPlacementPolicy has it."""
+
+
+def is_integer(value: Any) -> bool:
+    """Whether the API server accepts a number of a JSON document as an integer."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, float):
+        return value.is_integer() and abs(value) < _MAX_EXACT
+    return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
+
+
+def choice(*valid: str) -> ValueType:
+    """One of several texts."""
+
+    def parse(value: Any) -> str:
+        if value not in valid:
+            hint = did_you_mean(value, valid) if isinstance(value, str) else ""
+            raise ValueError(" or ".join(valid) + hint)
+        return str(value)
+
+    return ValueType(parse, {"type": "string", "enum": [*valid]})
+
+
+def _integer(least: int, most: int) -> ValueType:
+    def parse(value: Any) -> int:
+        if not is_integer(value) or not least <= value <= most:
+            raise ValueError(f"an integer from {least} to {most}")
+        return int(value)
+
+    return ValueType(parse, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def _text(
+    expected: str, schema: Mapping[str, Any], pattern: str = "", convert: Callable[[str], Any] = str
+) -> ValueType:
+    def parse(value: Any) -> Any:
+        is_text = isinstance(value, str) and 0 < len(value) <= schema["maxLength"]
+        if not is_text or (pattern and not re.fullmatch(pattern, value)):
+            raise ValueError(expected)
+        return convert(value)
+
+    return ValueType(parse, {"type": "string", **schema})
 
 
 def _parse_quantity(value: Any) -> int:
@@ -98,7 +140,7 @@ def _parse_quantity(value: Any) -> int:
     if is_integer(value) and not isinstance(value, float):
         return int(value) * quantity.NANO
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f'an integer of 64 bits, or a text such as "{value}"')  # noqa: TRY004 - see the module
+        raise ValueError(f'an integer of 64 bits, or a text such as "{value}"')  # noqa: TRY004 - see ValueType
     if not isinstance(value, str) or len(value) > MAX_QUANTITY or not re.fullmatch(QUANTITY, value):
         raise ValueError(quantity.EXPECTED)
     return quantity.parse(value)
@@ -115,130 +157,280 @@ def _parse_range(value: Any) -> tuple[int, int]:
     return low, high
 
 
-def is_integer(value: Any) -> bool:
-    """Whether the API server accepts a number of a JSON document as an integer."""
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, float):
-        return value.is_integer() and abs(value) < _MAX_EXACT
-    return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
-
-
 def _parse_duration(value: Any) -> float:
     """Seconds. As in Go, each part of the duration is cut to whole nanoseconds."""
     ns = 0
-    if isinstance(value, str) and len(value) <= MAX_DURATION and re.fullmatch(DURATION, value):
+    if isinstance(value, str) and len(value) <= _MAX_DURATION and re.fullmatch(DURATION, value):
         ns = sum(int(Fraction(number) * _UNIT_NS[unit]) for number, unit in _DURATION_PART.findall(value))
     if not 0 < ns <= _MAX_DURATION_NS:
         raise ValueError("a duration such as 30s or 5m, of at most a year")
     return ns / 10**9
 
 
-def _parse_share(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(SHARE, value):
-        raise ValueError('a text with a number between 0 and 1, such as "0.5"')
-    return value
-
-
-def _parse_guard_duration(value: Any) -> float:
-    """Seconds."""
-    if not isinstance(value, str) or not re.fullmatch(GUARD_DURATION, value):
-        raise ValueError("a duration such as 30s, 5m or 12h")
-    return int(value[:-1]) * _UNIT_NS[value[-1]] / 10**9
-
-
-def _parse_key(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_LABEL_KEY:
-        raise ValueError("the key of a label")
-    return value
-
-
 def _parse_values(value: Any) -> frozenset[str]:
-    if not isinstance(value, list) or len(value) > MAX_VALUES:
-        raise ValueError(f"a list of at most {MAX_VALUES} texts")
+    if not isinstance(value, list) or len(value) > _MAX_VALUES:
+        raise ValueError(f"a list of at most {_MAX_VALUES} texts")
     if not all(isinstance(text, str) and len(text) <= MAX_LABEL_VALUE for text in value):
         raise ValueError(f"texts of at most {MAX_LABEL_VALUE} characters")
     return frozenset(value)
 
 
-def whole_number(least: int, most: int) -> Callable[[Any], int]:
-    """The parser of a field that has an integer within limits."""
-
-    def parse(value: Any) -> int:
-        if not is_integer(value) or not least <= value <= most:
-            raise ValueError(f"an integer from {least} to {most}")
-        return int(value)
-
-    return parse
-
-
-def choice(valid: Sequence[str]) -> Callable[[Any], str]:
-    """The parser of a field that has one of several texts."""
-
-    def parse(value: Any) -> str:
-        if value not in valid:
-            raise ValueError(
-                " or ".join(valid) + (did_you_mean(value, valid) if isinstance(value, str) else "")
-            )
-        return str(value)
-
-    return parse
-
-
-AGGREGATES: Final = tuple(AGGREGATIONS)
-WHEN_MISSING: Final = ("Allow", "Reject")
-EMPTY_MEANS: Final = ("Healthy",)
-ORDERS: Final = ("Ascending", "Descending")
-ENFORCEMENTS: Final = ("Required", "Preferred")
-MODES: Final = ("Enforce", "Canary", "Shadow")
-CANARY_FIELDS: Final = ("podSelector", "percent")
-MAX_PERCENT: Final = 99
-GUARD_FIELDS: Final = ("maxRejectedShare", "maxWaitingPods", "within", "resumeAfter")
-MAX_WAITING_PODS: Final = 100000
-SHARE: Final = "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
-"""A number between 0 and 1. Others could always, or never, be exceeded."""
-GUARD_DURATION: Final = "[1-9][0-9]{0,3}[smh]"
-SELECTOR_OPERATORS: Final = ("In", "NotIn", "Exists", "DoesNotExist")
-
-PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "metric": _parse_metric,
-    "query": _parse_query,
-    "aggregate": choice(AGGREGATES),
-    **dict.fromkeys(OPERATORS, _parse_quantity),
-    **dict.fromkeys(RANGE_OPERATORS, _parse_range),
-    "maxAge": _parse_duration,
-    "release": _parse_quantity,
-    "whenMissing": choice(WHEN_MISSING),
-    "emptyMeans": choice(EMPTY_MEANS),
-    "order": choice(ORDERS),
-    "weight": whole_number(1, MAX_WEIGHT),
+METRIC_TYPE: Final = _text(
+    f"letters, digits, _, :, . and -, not beginning with ., at most {MAX_METRIC_NAME}",
+    {"minLength": 1, "maxLength": MAX_METRIC_NAME},
+    METRIC,
+)
+DURATION_TYPE: Final = ValueType(_parse_duration, {"type": "string", "maxLength": _MAX_DURATION})
+AGGREGATE_TYPE: Final = choice(*AGGREGATIONS)
+QUERY_TYPE: Final = _text(
+    f"an expression of at most {MAX_QUERY} characters", {"minLength": 1, "maxLength": MAX_QUERY}
+)
+_QUANTITY_SCHEMA: Final = {
+    "x-kubernetes-int-or-string": True,
+    "maxLength": MAX_QUANTITY,
+    "pattern": f"^{QUANTITY}$",
 }
-"""The parsers of the values in rules and preferences."""
-SPEC_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "enforcement": choice(ENFORCEMENTS),
-    "mode": choice(MODES),
+_QUANTITY_TYPE: Final = ValueType(_parse_quantity, _QUANTITY_SCHEMA)
+RANGE_TYPE: Final = ValueType(
+    _parse_range,
+    {
+        "type": "array",
+        "minItems": 2,
+        "maxItems": 2,
+        "items": {"description": "The lower value, then the higher one.", **_QUANTITY_SCHEMA},
+    },
+)
+_GUARD_DURATION_TYPE: Final = _text(
+    "a duration such as 30s, 5m or 12h",
+    {"maxLength": 5, "pattern": f"^{_GUARD_DURATION}$"},
+    _GUARD_DURATION,
+    lambda text: int(text[:-1]) * _UNIT_NS[text[-1]] / 10**9,
+)
+
+REQUIREMENT: Final = ObjectType(
+    {
+        "key": Field(
+            "The key of the label.", _text("the key of a label", {"minLength": 1, "maxLength": 317})
+        ),
+        "operator": Field(
+            "In or NotIn compare the label with values; Exists and DoesNotExist do not.",
+            choice("In", "NotIn", "Exists", "DoesNotExist"),
+        ),
+        "values": Field(
+            "Values of the label, for In and NotIn.",
+            ValueType(
+                _parse_values,
+                {
+                    "type": "array",
+                    "maxItems": _MAX_VALUES,
+                    "items": {"type": "string", "maxLength": MAX_LABEL_VALUE},
+                },
+            ),
+        ),
+    },
+    ("key", "operator"),
+)
+MATCH_LABELS: Final = LabelsType(0, 20)
+MATCH_EXPRESSIONS: Final = ListType(0, 20, "A requirement for one label.", REQUIREMENT)
+SELECTOR: Final = ObjectType(
+    {
+        "matchLabels": Field("Labels that the object must have, with these values.", MATCH_LABELS),
+        "matchExpressions": Field("Requirements for labels; all of them must be met.", MATCH_EXPRESSIONS),
+    }
+)
+CANARY: Final = ObjectType(
+    {
+        "podSelector": Field("Pods with these labels, among those that the policy selects.", SELECTOR),
+        "percent": Field(
+            "The share of workloads. All pods of a workload are part of it, or none. Native mode needs podSelector.",
+            _integer(1, 99),
+        ),
+    }
+)
+GUARD: Final = ObjectType(
+    {
+        "maxRejectedShare": Field(
+            'The share of all nodes that the policy may reject, such as "0.5". Between 0 and 1.',
+            _text(
+                'a text with a number between 0 and 1, such as "0.5"',
+                {"maxLength": 20, "pattern": f"^{_SHARE}$"},
+                _SHARE,
+            ),
+        ),
+        "maxWaitingPods": Field(
+            "The number of pods that may wait because of the policy. For a ClusterPlacementPolicy, without those of "
+            "the namespace in which most wait.",
+            _integer(0, 100000),
+        ),
+        "within": Field(
+            "How long a limit may be exceeded before the policy steps back; 30s by default.",
+            _GUARD_DURATION_TYPE,
+        ),
+        "resumeAfter": Field(
+            "The time after which the policy has an effect again. By default, only an edit of the spec does that.",
+            _GUARD_DURATION_TYPE,
+        ),
+    }
+)
+
+_METRIC: Final = Field("The name of a metric of nodes in its source.", METRIC_TYPE)
+_AGGREGATE: Final = Field(
+    "How several series of one node become one value. Without it series of one node that differ are invalid.",
+    AGGREGATE_TYPE,
+)
+_MAX_AGE: Final = Field(
+    "The age at which a value counts as missing, such as 90s. By default the largest of 60 s, five refresh periods, "
+    "and 2.5 times the distance of the metric's samples, at most 10 minutes.",
+    DURATION_TYPE,
+)
+_QUERY: Final = Field(
+    "A PromQL expression, which a Prometheus source evaluates in place of a metric. Each series of its result has "
+    "the label that names the node.",
+    QUERY_TYPE,
+    only_cluster=True,
+)
+COMPARISON: Final = ObjectType(
+    {
+        "metric": _METRIC,
+        "aggregate": _AGGREGATE,
+        **{name: Field(operator.text, _QUANTITY_TYPE) for name, operator in OPERATORS.items()},
+        **{name: Field(operator.text, RANGE_TYPE) for name, operator in RANGE_OPERATORS.items()},
+        "maxAge": _MAX_AGE,
+        "query": _QUERY,
+        "emptyMeans": Field(
+            "Only with query. With Healthy a node without a series does not meet the rule, and an empty result is a "
+            "result. Without it an empty result rejects every node.",
+            choice("Healthy"),
+            only_cluster=True,
+        ),
+    },
+    ("metric",),
+)
+AVOID_PART: Final = ObjectType(
+    {
+        **COMPARISON.fields,
+        "whenMissing": Field(
+            "The treatment of a node without a value that is new enough. Allow, the default, does not reject it; "
+            "Reject does.",
+            choice("Allow", "Reject"),
+        ),
+        "release": Field(
+            "What takes the place of the value of above, atLeast, below or atMost while a node is rejected, so that "
+            "a value near it does not reject and accept the node in turn.",
+            _QUANTITY_TYPE,
+        ),
+    },
+    ("metric",),
+)
+HOLD_TIMES: Final = {
+    "for": Field(
+        "How long a node must meet the rule before it is rejected, such as 2m. Without it the first value that "
+        "meets the rule rejects the node.",
+        DURATION_TYPE,
+    ),
+    "keepFor": Field(
+        "How long a node stays rejected after it no longer meets the rule, such as 10m. Not together with release.",
+        DURATION_TYPE,
+    ),
 }
-"""The parsers of the values that are fields of the spec."""
-CANARY_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {"percent": whole_number(1, MAX_PERCENT)}
-"""The parsers of the values of `canary`."""
-HOLD_TIME_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "for": _parse_duration,
-    "keepFor": _parse_duration,
+_PART_TEXT: Final = "A comparison of one metric with a number."
+PART_LISTS: Final = {
+    "avoid": ListType(1, 16, _PART_TEXT, AVOID_PART),
+    "nodeLabels": ListType(1, 16, _PART_TEXT, COMPARISON),
 }
-"""The parsers of the times of a rule."""
-GUARD_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "maxRejectedShare": _parse_share,
-    "maxWaitingPods": whole_number(0, MAX_WAITING_PODS),
-    "within": _parse_guard_duration,
-    "resumeAfter": _parse_guard_duration,
+"""`all` in a rule of each section."""
+AVOID_RULE: Final = ObjectType(
+    {
+        **AVOID_PART.fields,
+        **HOLD_TIMES,
+        "all": Field("Rules. The node is avoided if it meets all of them.", PART_LISTS["avoid"]),
+    }
+)
+NODE_LABELS: Final = LabelsType(1, 16)
+LABEL_RULE: Final = ObjectType(
+    {
+        **COMPARISON.fields,
+        "all": Field("Rules. The node gets the labels if it meets all of them.", PART_LISTS["nodeLabels"]),
+        "labels": Field(
+            "The labels. The domain of a key ends in .nodewise.io, such as gpu.nodewise.io/suspect.",
+            NODE_LABELS,
+        ),
+    },
+    ("labels",),
+)
+PREFERENCE: Final = ObjectType(
+    {
+        "metric": _METRIC,
+        "aggregate": _AGGREGATE,
+        "order": Field(
+            "Ascending prefers small values, Descending large ones.", choice("Ascending", "Descending")
+        ),
+        "weight": Field("The weight of this rank in the mean; 1 by default.", _integer(1, 100)),
+        "maxAge": _MAX_AGE,
+        "query": _QUERY,
+    },
+    ("metric", "order"),
+)
+PREFER: Final = ListType(1, 16, "A metric and the order in which it ranks nodes.", PREFERENCE)
+_RULE_TEXT: Final = "A comparison of one metric with a number, or several of them in all"
+RULE_LISTS: Final = {
+    "avoid": ListType(1, MAX_RULES, f"{_RULE_TEXT}.", AVOID_RULE),
+    "nodeLabels": ListType(
+        1, MAX_RULES, f"{_RULE_TEXT}, and the labels of the nodes that meet it.", LABEL_RULE
+    ),
 }
-"""The parsers of the values of `guard`."""
-REQUIREMENT_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "key": _parse_key,
-    "operator": choice(SELECTOR_OPERATORS),
-    "values": _parse_values,
-}
-"""The parsers of the values in a requirement of a label selector."""
+CLUSTER_FIELDS: Final = ("namespaceSelector", "nodeLabels", "query", "emptyMeans")
+"""The fields that only a ClusterPlacementPolicy has."""
+SPEC: Final = ObjectType(
+    {
+        "podSelector": Field(
+            "Selects the pods by their labels; {} selects all pods of the namespace, or of the selected namespaces. "
+            "The labels of a pod are read when it is created. Required with avoid and prefer.",
+            SELECTOR,
+        ),
+        "mode": Field(
+            "Enforce is the default. In the mode Shadow the policy is evaluated and reported, and has no effect on "
+            "pods and nodes. In the mode Canary it has an effect on the selected pods that are part of canary.",
+            choice("Enforce", "Canary", "Shadow"),
+        ),
+        "canary": Field(
+            "The pods for which the policy has an effect in the mode Canary. Unused in other modes.", CANARY
+        ),
+        "avoid": Field(
+            "Rules. A node that meets any of them takes no selected pods. The rules of several policies that select "
+            "a pod are added together.",
+            RULE_LISTS["avoid"],
+        ),
+        "enforcement": Field(
+            "Required, the default, keeps selected pods away from the nodes that avoid rejects. With Preferred, "
+            "other nodes come first; pods are placed on these nodes if there are no others.",
+            choice("Required", "Preferred"),
+        ),
+        "prefer": Field(
+            "Metrics that rank the nodes that are not avoided. Their ranks are combined as a weighted mean, also "
+            "across all policies that select a pod.",
+            PREFER,
+        ),
+        "guard": Field(
+            "Limits of what avoid may do. If one of them is exceeded, the policy steps back, as in the mode Shadow, "
+            "until the spec is edited or resumeAfter has passed.",
+            GUARD,
+        ),
+        "namespaceSelector": Field(
+            "Selects the namespaces of the pods by their labels; {} selects all namespaces. Required with avoid and "
+            "prefer.",
+            SELECTOR,
+            only_cluster=True,
+        ),
+        "nodeLabels": Field(
+            "Rules, and the labels of the nodes that meet them. Labels change only because of values that are new "
+            "enough; a node without one keeps its labels.",
+            RULE_LISTS["nodeLabels"],
+            only_cluster=True,
+        ),
+    },
+    ("podSelector",),
+)
 
 
 def is_valid_pod_label(key: str, value: str) -> bool:

@@ -34,8 +34,8 @@ import msgspec
 from nodewise.policies import node_labels, policy_selection
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from nodewise.policies.taspolicy_parser import VIOLATING
 from nodewise.policies.verdict_labels import label_key
 
 MAX_NODE_LABEL_BYTES: Final = 16 * 1024

@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.agent import Resource
 from nodewise.base.errors import UNREADABLE, Problem, did_you_mean, shown
-from nodewise.policies.placement_policy import PolicyKind
+from nodewise.policies.placement_policy import Policy, PolicyKind
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -109,11 +109,19 @@ class ProblemCollector:
         self.problems.append(Problem(field, seen, wanted))
         return str(self.problems[-1])
 
-    def limited_problems(self) -> tuple[Problem, ...]:
-        """The first `_MAX_PROBLEMS` problems and the number of the others."""
+    def with_problems(self, policy: Policy, labels_field: str) -> Policy:
+        """The policy with the first `MAX_POLICY_LABELS` different labels of nodes, the first `_MAX_PROBLEMS` problems
+        and the number of the others.
+        """
+        keys = dict.fromkeys(key for rule in policy.node_labels for part in rule.labels for key, _ in part)
+        if len(keys) > MAX_POLICY_LABELS:
+            expected = f"at most {MAX_POLICY_LABELS} per policy; the others are left out"
+            self.add_problem(labels_field, f"{len(keys)} different node labels", expected)
+            kept = frozenset([*keys][:MAX_POLICY_LABELS])
+            policy = policy.with_label_keys(lambda key: key in kept)
         more = len(self.problems) - _MAX_PROBLEMS
         rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
-        return (*self.problems[:_MAX_PROBLEMS], *rest)
+        return msgspec.structs.replace(policy, problems=(*self.problems[:_MAX_PROBLEMS], *rest))
 
     def decode_spec(self, policy: PolicyObject) -> Any:
         """The spec; None, with a problem, if it is too large or cannot be read."""

@@ -28,6 +28,8 @@ class Operator(NamedTuple):
     """What takes its place in mutants: one that differs at the target only, if there is one, and the opposite."""
     promql: str
     """The same comparison in PromQL."""
+    text: str
+    """Its description in the definitions of policies."""
     taspolicy: str = ""
     """Its name in a TASPolicy; empty if that does not have it."""
 
@@ -37,18 +39,51 @@ class Operator(NamedTuple):
         return bool(self.compare(0, 0))
 
 
+_TEXT: Final = "The rule is met by "
+_ABOVE_TEXT: Final = (
+    'a value above this one. A whole number, or a quantity as text, such as 80, "0.8", "250m" or "64Gi".'
+)
+
 OPERATORS: Final[Mapping[str, Operator]] = {
-    "above": Operator(COMPARISONS["above"], -1, ("atLeast", "below"), ">", "GreaterThan"),
-    "atLeast": Operator(COMPARISONS["atLeast"], -1, ("above", "atMost"), ">="),
-    "below": Operator(COMPARISONS["below"], 1, ("atMost", "above"), "<", "LessThan"),
-    "atMost": Operator(COMPARISONS["atMost"], 1, ("below", "atLeast"), "<="),
-    "equals": Operator(COMPARISONS["equals"], 0, ("notEquals", "atLeast", "atMost"), "==", "Equals"),
-    "notEquals": Operator(COMPARISONS["notEquals"], 0, ("equals",), "!="),
+    "above": Operator(
+        COMPARISONS["above"], -1, ("atLeast", "below"), ">", _TEXT + _ABOVE_TEXT, "GreaterThan"
+    ),
+    "atLeast": Operator(
+        COMPARISONS["atLeast"], -1, ("above", "atMost"), ">=", _TEXT + "a value at or above this one."
+    ),
+    "below": Operator(
+        COMPARISONS["below"], 1, ("atMost", "above"), "<", _TEXT + "a value below this one.", "LessThan"
+    ),
+    "atMost": Operator(
+        COMPARISONS["atMost"], 1, ("below", "atLeast"), "<=", _TEXT + "a value at or below this one."
+    ),
+    "equals": Operator(
+        COMPARISONS["equals"],
+        0,
+        ("notEquals", "atLeast", "atMost"),
+        "==",
+        _TEXT + "exactly this value.",
+        "Equals",
+    ),
+    "notEquals": Operator(COMPARISONS["notEquals"], 0, ("equals",), "!=", _TEXT + "every other value."),
 }
 
-RANGE_OPERATORS: Final[Mapping[str, tuple[str, str]]] = {"between": ("atLeast", "atMost")}
-"""Operators with a list of two values, the lower one first. Such a rule stands for two rules in `all`: the first
-operator with the first value, and the second operator with the second value."""
+
+class RangeOperator(NamedTuple):
+    """An operator with a list of two values, the lower one first, which stands for two rules in `all`."""
+
+    parts: tuple[str, str]
+    """The operator with the first value, and the one with the second value."""
+    text: str
+
+
+RANGE_OPERATORS: Final[Mapping[str, RangeOperator]] = {
+    "between": RangeOperator(
+        ("atLeast", "atMost"),
+        _TEXT + "a value from the first to the second of these values, both included. It stands for two "
+        "rules in all, with atLeast and with atMost.",
+    )
+}
 OPERATOR_FIELDS: Final = (*OPERATORS, *RANGE_OPERATORS)
 """The fields of a rule that are operators. A rule has exactly one of them."""
 
@@ -90,7 +125,7 @@ def _parts_of(rule: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield rule
         return
     rest = {field: value for field, value in rule.items() if field != name}
-    for operator, value in zip(RANGE_OPERATORS[name], rule[name], strict=True):
+    for operator, value in zip(RANGE_OPERATORS[name].parts, rule[name], strict=True):
         yield {**rest, operator: value}
 
 

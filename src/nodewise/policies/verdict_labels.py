@@ -16,8 +16,8 @@ import numpy as np
 
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, LabelColumn
 from nodewise.policies.placement_policy import Policy
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.rule_evaluation import Codes
-from nodewise.policies.taspolicy_parser import VIOLATING
 
 OK: Final = "ok"
 

@@ -23,7 +23,7 @@ from nodewise.base import quantity
 from nodewise.policies import hysteresis, policy_selection, rule_operators
 from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
-from nodewise.policies.placement_policy_fields import HOLD_TIME_FIELDS
+from nodewise.policies.placement_policy_fields import HOLD_TIMES
 from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS, expand_ranges
 from nodewise.policies.state import EvaluatedPreference, PolicyState
 from nodewise.policy_tools.policy_suite import Expectation, PolicyTest, SuiteObject
@@ -129,7 +129,7 @@ def _policy_changes(spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:
     if spec.get("mode") == "Canary":
         yield PolicyMutant("spec.mode", "Canary → Enforce", {**spec, "mode": "Enforce"})
     for number, rule in enumerate(spec.get("avoid") or ()):
-        for field in HOLD_TIME_FIELDS:
+        for field in HOLD_TIMES:
             if field in rule:
                 changed = {name: value for name, value in rule.items() if name != field}
                 place = RulePlace("avoid", ("avoid", number), rule)

@@ -14,10 +14,10 @@ from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
 from nodewise.policies import policy_status, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
-from nodewise.policies.taspolicy_parser import VIOLATING
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
     metrics_snapshot,

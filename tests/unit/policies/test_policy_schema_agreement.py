@@ -25,12 +25,12 @@ def admission_fields(variable: str) -> list[str]:
 
 
 def test_fields_of_a_rule() -> None:
-    assert list(RULE["properties"]) == admission_fields("ruleFields") == list(policies._RULE_FIELDS)
+    assert list(RULE["properties"]) == admission_fields("ruleFields") == list(policies.RULE_FIELDS)
 
 
 def test_fields_of_a_strategy() -> None:
     assert list(STRATEGY["properties"]) == admission_fields("strategyFields")
-    assert list(STRATEGY["properties"]) == list(policies._STRATEGY_FIELDS)
+    assert list(STRATEGY["properties"]) == list(policies.STRATEGY_FIELDS)
 
 
 def test_strategies() -> None:
@@ -42,7 +42,7 @@ def test_strategies() -> None:
 def test_suggestions_are_unambiguous() -> None:
     """The API server recognizes strategies by their first two letters and fields by their first three."""
     assert len({name[:2] for name in policies.STRATEGIES}) == len(policies.STRATEGIES)
-    for fields in (policies._RULE_FIELDS, policies._STRATEGY_FIELDS):
+    for fields in (policies.RULE_FIELDS, policies.STRATEGY_FIELDS):
         assert len({name[:3].lower() for name in fields}) == len(fields)
 
 

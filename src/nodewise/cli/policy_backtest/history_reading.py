@@ -31,7 +31,6 @@ from nodewise.metrics.series import ValueState
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import policy_selection
 from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
-from nodewise.policies.placement_policy_fields import SELECTOR_OPERATORS
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
 from nodewise.policy_tools import policy_backtest
@@ -427,12 +426,14 @@ def _first_problem(error: NodewiseError) -> str:
     return str(error.problems[0]) if error.problems else str(error)
 
 
-def _label_keys(policy: Policy, operators: Container[str] = SELECTOR_OPERATORS) -> list[str]:
-    """The labels by which a policy selects pods, in requirements with these operators."""
+def _label_keys(policy: Policy, operators: Container[str] = ()) -> list[str]:
+    """The labels by which a policy selects pods, in requirements with these operators; all if there are none."""
     if policy.key.kind == "TASPolicy":
         return [policy_selection.POLICY_LABEL]
     requirements = policy.selection.pods.requirements if policy.selection else ()
-    return [requirement.key for requirement in requirements if requirement.operator in operators]
+    return [
+        requirement.key for requirement in requirements if not operators or requirement.operator in operators
+    ]
 
 
 def _without_unknown_labels(
