@@ -8,12 +8,40 @@ from typing import Final
 
 from nodewise.base import clock
 from nodewise.base.errors import short
-from nodewise.doctor.checks import CHECKS
+from nodewise.doctor.checks import (
+    certificates,
+    deschedulers,
+    extender_entries,
+    extender_reachability,
+    kubernetes_version,
+    metric_coverage,
+    native_mode,
+    nodes,
+    nodewise_workloads,
+    policy_namespaces,
+    telemetry_policies,
+)
 from nodewise.doctor.facts import Facts, LeaderLease, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES, Severity
 from nodewise.doctor.findings import Check, Finding, NotChecked, Report, Result, finding
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 
+_MODULES: Final = (
+    extender_reachability,
+    extender_entries,
+    certificates,
+    telemetry_policies,
+    metric_coverage,
+    deschedulers,
+    native_mode,
+    policy_namespaces,
+    nodes,
+    nodewise_workloads,
+    kubernetes_version,
+)
+CHECKS: Final = tuple(
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)
+)
 _MAX_LISTED: Final = 3
 _MAX_FINDINGS: Final = 10
 """Of one id; further ones are only counted."""

@@ -305,12 +305,3 @@ def check_reported_tls_errors(pods: Pods = ()) -> Iterator[Finding]:
             actual = f"kube-scheduler reports: {short(pod.message)}"
             yield finding(id_, pod.where, actual, "a successful handshake")
             return
-
-
-CHECKS: Final = (
-    check_server_verification,
-    check_certificates,
-    check_any_client,
-    check_refused_clients,
-    check_reported_tls_errors,
-)

@@ -61,6 +61,3 @@ def _descheduler_evicts(descheduler: Descheduler) -> bool:
         not isinstance(descheduler.plugins, UnavailableFact) and _AFFINITY_PLUGIN in descheduler.plugins
     )
     return has_plugin and (not descheduler.affinity_types or _REQUIRED in descheduler.affinity_types)
-
-
-CHECKS: Final = (check_descheduler, check_native_mode_evictions)

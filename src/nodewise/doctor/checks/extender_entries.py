@@ -323,17 +323,3 @@ def _agent_load_scoring_share(agent: str) -> LoadScoring:
     """How much an agent scores by load, as it declares; `none` for an agent that is not installed here."""
     kind = find_agent(agent)
     return "none" if kind is None else kind.load_scoring
-
-
-CHECKS: Final = (
-    check_node_cache_capable,
-    check_http_timeout,
-    check_private_key_is_in_a_file,
-    check_ignorable,
-    check_entry_verbs,
-    check_managed_resources,
-    check_entry_weight,
-    check_own_pods_need_no_extender,
-    check_load_aware_scorers,
-    check_agents_with_similar_scores,
-)

@@ -247,13 +247,3 @@ def _format_scheduler_of_name(name: str, schedulers: Schedulers) -> str:
         if any(profile.scheduler_name == name for profile in scheduler.profiles)
     ]
     return f"{', '.join(where)} serves it" if where else "no examined scheduler serves it"
-
-
-CHECKS: Final = (
-    check_extender_registered,
-    check_entry_addresses,
-    check_extender_calls,
-    check_reported_call_errors,
-    check_pods_without_scheduler,
-    check_schedulers_without_pods,
-)

@@ -1,7 +1,6 @@
 """The check of the cluster's version of Kubernetes."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from nodewise.doctor.findings import Finding, check, finding
 from nodewise.install import scheduler_versions
@@ -22,6 +21,3 @@ def check_kubernetes_version(cluster_version: SchedulerVersion | None) -> Iterat
         yield finding(
             "kubernetes-version-untested", "API server", text, expected, severity="note" if is_older else None
         )
-
-
-CHECKS: Final = (check_kubernetes_version,)

@@ -138,6 +138,3 @@ def _check_metric_coverage(
         )
         expected = "names of nodes only"
         yield finding("metric-names-mismatch", users, actual, expected, severity="note")
-
-
-CHECKS: Final = (check_metrics_apis, check_metrics_have_values)

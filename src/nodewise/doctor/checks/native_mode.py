@@ -202,11 +202,3 @@ def check_kubelets_cannot_write_verdicts(node_restriction: NodeRestriction) -> I
     if not node_restriction.is_enforced:
         expected = "the admission plugin NodeRestriction"
         yield finding("verdict-labels-writable", "kube-apiserver", node_restriction.evidence, expected)
-
-
-CHECKS: Final = (
-    check_native_pod_admission,
-    check_extender_pod_admission,
-    check_labels_are_updated,
-    check_kubelets_cannot_write_verdicts,
-)

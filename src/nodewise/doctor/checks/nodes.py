@@ -57,6 +57,3 @@ def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
 def _format_nodes(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
     more = f" and {len(nodes) - _MAX_LISTED} more" if len(nodes) > _MAX_LISTED else ""
     return ", ".join(f"Node/{node.node}" for node in nodes[:_MAX_LISTED]) + more
-
-
-CHECKS: Final = (check_gpu_labels, check_kubelet_policies)

@@ -144,13 +144,3 @@ def check_unexamined_namespaces(
         remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
         expected = "nothing, if they are a tenant's"
         yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
-
-
-CHECKS: Final = (
-    check_nodewise_is_installed,
-    check_ready_replicas,
-    check_identities,
-    check_rights,
-    check_missing_admission_policies,
-    check_unexamined_namespaces,
-)

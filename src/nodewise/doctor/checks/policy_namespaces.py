@@ -1,7 +1,6 @@
 """Checks of what the namespaces of policies may do: trust and budgets."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from nodewise.doctor.facts import Controllers, Extenders, Policies
 from nodewise.doctor.findings import Finding, check, finding
@@ -34,6 +33,3 @@ def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers
             expected = "trust for single namespaces"
             where = listed.workload.where
             yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
-
-
-CHECKS: Final = (check_namespace_trust, check_namespace_budgets, check_trust_of_all_namespaces)

@@ -323,18 +323,3 @@ def _check_node_sample_of_policy(
         )
         expected = f"fewer than {size:,} rejected, a larger sample, or the node affinity"
         yield finding("sample-too-small", policy.where, actual, expected)
-
-
-CHECKS: Final = (
-    check_kinds_are_served,
-    check_pods_of_missing_policies,
-    check_misspelled_labels,
-    check_policy_problems,
-    check_policies_beyond_limit,
-    check_policies_rejecting_every_node,
-    check_problem_conditions,
-    check_policies_without_agent,
-    check_policies_without_filter,
-    check_pods_without_extender,
-    check_policies_against_node_sample,
-)
