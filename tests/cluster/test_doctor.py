@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 import yaml
 
-from nodewise.doctor.finding_catalogue import CATALOGUE
+from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
     child_processes,
     extender_process,

@@ -24,8 +24,7 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.cluster_reader import ClusterReader
 from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
-from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, Severity
-from nodewise.doctor.findings import PAGE, Finding, Report
+from nodewise.doctor.findings import CATALOGUE, NOT_CHECKED, PAGE, Finding, Report, Severity
 from nodewise.kube import credentials, kubeconfig
 from nodewise.kube.api_client_creation import Impersonation, connect
 from nodewise.kube.api_server_interface import Api

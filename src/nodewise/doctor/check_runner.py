@@ -22,8 +22,18 @@ from nodewise.doctor.checks import (
     telemetry_policies,
 )
 from nodewise.doctor.facts import Facts, LeaderLease, PolicyEvaluation, UnavailableFact
-from nodewise.doctor.finding_catalogue import CATALOGUE, NOT_CHECKED, SEVERITIES, Severity
-from nodewise.doctor.findings import Check, Finding, NotChecked, Report, Result, finding
+from nodewise.doctor.findings import (
+    CATALOGUE,
+    NOT_CHECKED,
+    SEVERITIES,
+    Check,
+    Finding,
+    NotChecked,
+    Report,
+    Result,
+    Severity,
+    finding,
+)
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 
 _MODULES: Final = (

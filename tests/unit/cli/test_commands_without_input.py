@@ -234,7 +234,7 @@ def test_an_annotation_of_a_cluster_without_nodes(tmp_path: Path, capfd: pytest.
 
 
 def test_a_doctor_that_skips_every_finding(capfd: pytest.CaptureFixture[str]) -> None:
-    from nodewise.doctor.finding_catalogue import CATALOGUE
+    from nodewise.doctor.findings import CATALOGUE
 
     outcome = Outcome(capfd, "doctor", *(f"--skip={id_}" for id_ in CATALOGUE))
     assert outcome.code == 2

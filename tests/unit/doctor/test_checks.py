@@ -24,7 +24,7 @@ from nodewise.doctor.facts import (
     SchedulerInfo,
     UnavailableFact,
 )
-from nodewise.doctor.finding_catalogue import CATALOGUE
+from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion

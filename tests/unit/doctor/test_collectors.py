@@ -25,8 +25,7 @@ from nodewise.doctor.collectors.rights_and_admission_policies import collect_nod
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
-from nodewise.doctor.finding_catalogue import CATALOGUE
-from nodewise.doctor.findings import Report
+from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 from nodewise.doctor.parsing.workloads import Workload
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params

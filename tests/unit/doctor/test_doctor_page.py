@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.doctor.finding_catalogue import CATALOGUE, FindingKind
-from nodewise.doctor.findings import finding
+from nodewise.doctor.findings import CATALOGUE, FindingKind, finding
 from tests.cluster import rbac_rights_comparison
 
 ROOT = Path(__file__).parents[3]

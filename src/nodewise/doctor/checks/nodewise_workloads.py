@@ -13,8 +13,7 @@ from nodewise.doctor.facts import (
     Registration,
     UnavailableFact,
 )
-from nodewise.doctor.finding_catalogue import NOT_CHECKED, Severity
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, check, finding
 from nodewise.doctor.parsing import workloads
 from nodewise.policies.policy_namespace_trust import LABEL
 
