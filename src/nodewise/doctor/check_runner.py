@@ -12,7 +12,6 @@ from nodewise.doctor.checks import (
     certificates,
     deschedulers,
     extender_entries,
-    extender_reachability,
     kubernetes_version,
     metric_coverage,
     native_mode,
@@ -37,7 +36,7 @@ from nodewise.doctor.findings import (
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 
 _MODULES: Final = (
-    extender_reachability,
+    extender_entries,
     extender_entries,
     certificates,
     telemetry_policies,
