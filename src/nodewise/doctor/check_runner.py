@@ -13,13 +13,13 @@ from nodewise.doctor.checks import (
     deschedulers,
     extender_entries,
     kubernetes_version,
-    metric_coverage,
     native_mode,
     nodes,
     nodewise_workloads,
-    policy_namespaces,
-    telemetry_policies,
 )
+from nodewise.doctor.checks import policies as metric_coverage
+from nodewise.doctor.checks import policies as policy_namespaces
+from nodewise.doctor.checks import policies as telemetry_policies
 from nodewise.doctor.facts import Facts, LeaderLease, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,

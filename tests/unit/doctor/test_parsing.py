@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.doctor.checks.telemetry_policies import feasible_nodes_to_find
+from nodewise.doctor.checks.policies import feasible_nodes_to_find
 from nodewise.doctor.collectors.nodewise_workloads import parse_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import (
     enforced_admission_policies,

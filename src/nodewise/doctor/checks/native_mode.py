@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from nodewise.doctor.checks.telemetry_policies import entry_calls_telemetry_agent
+from nodewise.doctor.checks.policies import entry_calls_telemetry_agent
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
