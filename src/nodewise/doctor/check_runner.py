@@ -10,7 +10,6 @@ from nodewise.base import clock
 from nodewise.base.errors import short
 from nodewise.doctor.checks import (
     certificates,
-    deschedulers,
     extender_entries,
     kubernetes_version,
     native_mode,
@@ -41,7 +40,7 @@ _MODULES: Final = (
     certificates,
     telemetry_policies,
     metric_coverage,
-    deschedulers,
+    native_mode,
     native_mode,
     policy_namespaces,
     nodes,

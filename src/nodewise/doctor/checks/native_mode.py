@@ -7,6 +7,7 @@ from typing import Final
 from nodewise.doctor.checks.policies import entry_calls_telemetry_agent
 from nodewise.doctor.facts import (
     Controllers,
+    Descheduler,
     Extenders,
     LeaderLease,
     NodeRestriction,
@@ -15,9 +16,10 @@ from nodewise.doctor.facts import (
     Policies,
     PolicyEvaluation,
     Registrations,
+    UnavailableFact,
     native_mode_workloads,
 )
-from nodewise.doctor.findings import Finding, check, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
 
 _EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"
 _EXTENDER_POLICIES: Final = {
@@ -202,3 +204,60 @@ def check_kubelets_cannot_write_verdicts(node_restriction: NodeRestriction) -> I
     if not node_restriction.is_enforced:
         expected = "the admission plugin NodeRestriction"
         yield finding("verdict-labels-writable", "kube-apiserver", node_restriction.evidence, expected)
+
+
+_AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_DESCHEDULER: Final = f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, here or in a namespace of -n"
+
+
+@check("descheduler-missing")
+def check_descheduler(
+    policies: Policies, deschedulers: tuple[Descheduler, ...], namespaces: tuple[str, ...]
+) -> Iterator[Result]:
+    """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
+    id_ = "descheduler-missing"
+    policy = next((candidate for candidate in policies if "deschedule" in candidate.strategies), None)
+    if policy is None:
+        return
+    if not deschedulers:
+        places = " or ".join(namespaces) or "this cluster"
+        actual = f"has the strategy deschedule, and no descheduler runs in {places}"
+        yield finding(id_, policy.where, actual, _DESCHEDULER)
+    unavailable = next(
+        (
+            descheduler.plugins
+            for descheduler in deschedulers
+            if isinstance(descheduler.plugins, UnavailableFact)
+        ),
+        None,
+    )
+    if any(map(_descheduler_evicts, deschedulers)):
+        return
+    if unavailable is not None:
+        yield NotChecked(id_, unavailable)
+        return
+    for where, plugins, _ in deschedulers:
+        names = ", ".join(map(str, plugins)) or "no plugin"
+        actual = f"has {names}, and {policy.where} has the strategy deschedule"
+        yield finding(id_, where, actual, _DESCHEDULER)
+
+
+@check("native-mode-evictions")
+def check_native_mode_evictions(
+    deschedulers: tuple[Descheduler, ...], nodes_with_verdicts: int
+) -> Iterator[Finding]:
+    """Deschedulers that evict the running pods of native mode."""
+    for descheduler in deschedulers:
+        if nodes_with_verdicts and _descheduler_evicts(descheduler):
+            count = "1 node has" if nodes_with_verdicts == 1 else f"{nodes_with_verdicts:,} nodes have"
+            actual = f"enables {_AFFINITY_PLUGIN}, and {count} labels of native mode"
+            yield finding("native-mode-evictions", descheduler.where, actual, f"no {_AFFINITY_PLUGIN}")
+
+
+def _descheduler_evicts(descheduler: Descheduler) -> bool:
+    """Whether it evicts pods from the nodes that a policy labels."""
+    has_plugin = (
+        not isinstance(descheduler.plugins, UnavailableFact) and _AFFINITY_PLUGIN in descheduler.plugins
+    )
+    return has_plugin and (not descheduler.affinity_types or _REQUIRED in descheduler.affinity_types)
