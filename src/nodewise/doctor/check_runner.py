@@ -8,14 +8,7 @@ from typing import Final
 
 from nodewise.base import clock
 from nodewise.base.errors import short
-from nodewise.doctor.checks import (
-    certificates,
-    extender_entries,
-    kubernetes_version,
-    native_mode,
-    nodes,
-    nodewise_workloads,
-)
+from nodewise.doctor.checks import certificates, extender_entries, native_mode, workloads_and_nodes
 from nodewise.doctor.checks import policies as metric_coverage
 from nodewise.doctor.checks import policies as policy_namespaces
 from nodewise.doctor.checks import policies as telemetry_policies
@@ -43,9 +36,9 @@ _MODULES: Final = (
     native_mode,
     native_mode,
     policy_namespaces,
-    nodes,
-    nodewise_workloads,
-    kubernetes_version,
+    workloads_and_nodes,
+    workloads_and_nodes,
+    workloads_and_nodes,
 )
 CHECKS: Final = tuple(
     value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)

@@ -1,6 +1,6 @@
 """Checks of nodewise's own workloads: whether they are ready, may do what they need to, and nothing more."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise.base.errors import short
@@ -8,6 +8,8 @@ from nodewise.doctor.facts import (
     AdmissionPolicy,
     Controllers,
     Extenders,
+    GpuNodeInfo,
+    KubeletConfiguration,
     MissingRights,
     NodewiseWorkload,
     Registration,
@@ -15,6 +17,8 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, check, finding
 from nodewise.doctor.parsing import workloads
+from nodewise.install import scheduler_versions
+from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.policies.policy_namespace_trust import LABEL
 
 _MAX_RIGHTS: Final = 6
@@ -143,3 +147,71 @@ def check_unexamined_namespaces(
         remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
         expected = "nothing, if they are a tenant's"
         yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
+
+
+_REJECTING: Final = frozenset({"restricted", "single-numa-node"})
+"""Topology manager policies by which a kubelet rejects pods."""
+
+
+@check("gpu-node-without-labels")
+def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
+    """Nodes whose device plugin offers GPUs that the gpu agent does not find, or not completely."""
+    id_ = "gpu-node-without-labels"
+    without = [node for node in gpu_nodes if not node.gpus]
+    if without:
+        actual = (
+            f"{without[0].resource} is allocatable, and no GPU is named{_format_gpu_label_reason(without)}"
+        )
+        yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
+    incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
+    if incomplete:
+        actual = f"not everything is known of their GPUs{_format_gpu_label_reason(incomplete)}"
+        expected = "labels or an annotation that describe each GPU"
+        yield finding(id_, _format_nodes(incomplete), actual, expected, severity="warning")
+
+
+def _format_gpu_label_reason(nodes: Sequence[GpuNodeInfo]) -> str:
+    problem = next((node.problems[0] for node in nodes if node.problems), "")
+    return f": {problem}" if problem else ""
+
+
+@check("kubelet-policy-conflict")
+def check_kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Finding]:
+    """Kubelets that assign the CPUs of pools, one finding for each combination of policies."""
+    by_policies: dict[str, list[KubeletConfiguration]] = {}
+    for kubelet in kubelets:
+        if policies := _conflicting_policies(kubelet):
+            by_policies.setdefault(policies, []).append(kubelet)
+    for policies, nodes in sorted(by_policies.items()):
+        actual = f"{policies}, and the node has pools"
+        yield finding("kubelet-policy-conflict", _format_nodes(nodes), actual, "none on nodes with pools")
+
+
+def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
+    policies = [
+        ("cpuManagerPolicy", kubelet.cpu_manager, kubelet.cpu_manager == "static"),
+        ("topologyManagerPolicy", kubelet.topology_manager, kubelet.topology_manager in _REJECTING),
+        ("memoryManagerPolicy", kubelet.memory_manager, kubelet.memory_manager == "Static"),
+    ]
+    return ", ".join(f"{name}: {policy}" for name, policy, conflicts in policies if conflicts)
+
+
+def _format_nodes(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
+    more = f" and {len(nodes) - _MAX_LISTED} more" if len(nodes) > _MAX_LISTED else ""
+    return ", ".join(f"Node/{node.node}" for node in nodes[:_MAX_LISTED]) + more
+
+
+@check("kubernetes-version-untested")
+def check_kubernetes_version(cluster_version: SchedulerVersion | None) -> Iterator[Finding]:
+    """Whether the tests of nodewise run on the minor version of the API server.
+
+    An older version is a note: what nodewise needs of it is known, and checked where it is used.
+    """
+    if cluster_version is None:
+        return
+    expected = f"1.{scheduler_versions.OLDEST_TESTED} to 1.{scheduler_versions.NEWEST}"
+    is_older = cluster_version.minor < scheduler_versions.OLDEST_TESTED
+    for text in cluster_version.untested_warnings("Kubernetes"):
+        yield finding(
+            "kubernetes-version-untested", "API server", text, expected, severity="note" if is_older else None
+        )
