@@ -22,8 +22,7 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import collect_facts
-from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.collection_session import ExaminationTarget, SchedulerClient, Session
+from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, NOT_CHECKED, PAGE, Finding, Report, Severity
 from nodewise.kube import credentials, kubeconfig
 from nodewise.kube.api_client_creation import Impersonation, connect

@@ -18,12 +18,11 @@ from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
-from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
-from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
 from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
+from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, parse_json
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration

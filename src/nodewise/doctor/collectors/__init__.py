@@ -15,7 +15,7 @@ from nodewise.doctor.collectors import (
     schedulers,
     scheduling_program_workloads,
 )
-from nodewise.doctor.collectors.collection_session import Collector, Session
+from nodewise.doctor.collectors.session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {

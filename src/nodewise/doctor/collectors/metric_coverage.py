@@ -14,11 +14,10 @@ from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import NodewiseError, short
-from nodewise.doctor.collectors.cluster_reader import API_SERVICES, ClusterReader, unavailable
-from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
 from nodewise.doctor.collectors.policy_objects import collect_policy_objects, rules_naming_metrics
+from nodewise.doctor.collectors.session import API_SERVICES, ClusterReader, Session, unavailable
 from nodewise.doctor.facts import MetricCoverage, MetricsApiStatus, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_condition, get_text
 from nodewise.kube.api_server_interface import NotFound

@@ -7,14 +7,13 @@ from typing import Final
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import shown
-from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.scheduling_program_workloads import (
     ReplicaPod,
     collect_program_workloads,
     find_container,
     read_replicas,
 )
+from nodewise.doctor.collectors.session import ClusterReader, Session
 from nodewise.doctor.facts import NodewiseWorkload, ReplicaMetrics, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.workloads import Container, Workload

@@ -11,7 +11,6 @@ from nodewise.agent import ClusterState, NodeIndex
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, short
-from nodewise.doctor.collectors.collection_session import Session
 from nodewise.doctor.collectors.metric_coverage import collect_metric_series
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
@@ -20,6 +19,7 @@ from nodewise.doctor.collectors.policy_objects import (
     collect_policy_objects,
     rules_naming_metrics,
 )
+from nodewise.doctor.collectors.session import Session
 from nodewise.doctor.facts import NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause

@@ -8,8 +8,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.base.errors import UNREADABLE
-from nodewise.doctor.collectors.cluster_reader import ClusterReader
-from nodewise.doctor.collectors.collection_session import Session
+from nodewise.doctor.collectors.session import ClusterReader, Session
 from nodewise.doctor.facts import UnavailableFact
 from nodewise.kube import resource_kinds
 from nodewise.policies import policy_selection

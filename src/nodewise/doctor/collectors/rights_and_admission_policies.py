@@ -13,22 +13,23 @@ from typing import Any, Final
 from nodewise import agents
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, NodewiseError, Refused, short
-from nodewise.doctor.collectors.cluster_reader import (
-    ADMISSION_BINDINGS,
-    ADMISSION_POLICIES,
-    MUTATING_BINDINGS,
-    MUTATING_POLICIES,
-    ClusterReader,
-    parse_json,
-    unavailable,
-)
-from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
 from nodewise.doctor.collectors.metric_coverage import collect_metric_names
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.nodewise_workloads import (
     collect_controllers,
     collect_extenders,
     collect_nodewise_workloads,
+)
+from nodewise.doctor.collectors.session import (
+    ADMISSION_BINDINGS,
+    ADMISSION_POLICIES,
+    MUTATING_BINDINGS,
+    MUTATING_POLICIES,
+    SYSTEM_NAMESPACE,
+    ClusterReader,
+    Session,
+    parse_json,
+    unavailable,
 )
 from nodewise.doctor.facts import (
     AccessRight,

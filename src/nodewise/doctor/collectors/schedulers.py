@@ -14,19 +14,22 @@ from typing import Any, Final, NamedTuple
 import httpx2
 
 from nodewise.base.errors import BadSettings, Problem, short
-from nodewise.doctor.collectors.cluster_reader import SERVICES, ClusterReader, parse_json
-from nodewise.doctor.collectors.collection_session import ExaminationTarget, Session
-from nodewise.doctor.collectors.container_files import (
-    host_path_of_container_file,
-    is_this_host,
-    may_read_host_files,
-    parse_certificate_chain,
-    read_local_file,
-)
 from nodewise.doctor.collectors.scheduling_program_workloads import (
     collect_program_workloads,
     find_container,
     runs_kube_scheduler,
+)
+from nodewise.doctor.collectors.session import (
+    SERVICES,
+    ClusterReader,
+    ExaminationTarget,
+    Session,
+    host_path_of_container_file,
+    is_this_host,
+    may_read_host_files,
+    parse_certificate_chain,
+    parse_json,
+    read_local_file,
 )
 from nodewise.doctor.facts import (
     EntryCertificates,

@@ -12,16 +12,17 @@ import msgspec
 
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, short
-from nodewise.doctor.collectors.cluster_reader import (
+from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
+from nodewise.doctor.collectors.session import (
     CRON_JOBS,
     DAEMON_SETS,
     DEPLOYMENTS,
     STATEFUL_SETS,
+    SYSTEM_NAMESPACE,
     ClusterReader,
+    Session,
     parse_json,
 )
-from nodewise.doctor.collectors.collection_session import SYSTEM_NAMESPACE, Session
-from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
 from nodewise.doctor.facts import Descheduler, PodInfo, UnavailableFact
 from nodewise.doctor.parsing import workloads
 from nodewise.doctor.parsing.object_fields import (
