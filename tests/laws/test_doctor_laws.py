@@ -12,12 +12,11 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import (
     nodes,
     nodewise_workloads,
-    policy_evaluation,
-    policy_objects,
+    policies,
     rights_and_admission_policies,
     scheduling_program_workloads,
 )
-from nodewise.doctor.collectors.policy_objects import PolicySelectors
+from nodewise.doctor.collectors.policies import PolicySelectors
 from nodewise.doctor.facts import (
     Descheduler,
     EntryCertificates,
@@ -84,10 +83,10 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
     scheduling_program_workloads.parse_pod_without_controller(encoded(value))
     scheduling_program_workloads.parse_pod(0.0, SELECTORS, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
-    if policy := policy_objects.parse_policy(encoded(value)):
+    if policy := policies.parse_policy(encoded(value)):
         key = policy.metadata.namespace, policy.metadata.name
         objects = {name: {key: policy} for name in POLICY_KINDS}
-        policy_evaluation.evaluate_policies(policy_objects.policy_objects(objects), {}, ["a"], [])
+        policies.evaluate_policies(policies.policy_objects(objects), {}, ["a"], [])
 
 
 @settings(deadline=None)

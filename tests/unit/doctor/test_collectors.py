@@ -17,7 +17,9 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.doctor import check_runner
-from nodewise.doctor.collectors import COLLECTORS, collect_facts, policy_evaluation, policy_objects
+from nodewise.doctor.collectors import COLLECTORS, collect_facts
+from nodewise.doctor.collectors import policies as policy_evaluation
+from nodewise.doctor.collectors import policies as policy_objects
 from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file

@@ -13,13 +13,13 @@ from typing import Any, Final
 from nodewise import agents
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, NodewiseError, Refused, short
-from nodewise.doctor.collectors.metric_coverage import collect_metric_names
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.nodewise_workloads import (
     collect_controllers,
     collect_extenders,
     collect_nodewise_workloads,
 )
+from nodewise.doctor.collectors.policies import collect_metric_names
 from nodewise.doctor.collectors.session import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,

@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, short
-from nodewise.doctor.collectors.policy_objects import PolicySelectors, collect_selectors
+from nodewise.doctor.collectors.policies import PolicySelectors, collect_selectors
 from nodewise.doctor.collectors.session import (
     CRON_JOBS,
     DAEMON_SETS,
