@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import vendor_resource_names
 from nodewise.base.errors import short
 from nodewise.doctor import check_runner
-from nodewise.doctor.collectors import (
-    nodes,
-    nodewise_workloads,
-    policies,
-    rights_and_admission_policies,
-    scheduling_program_workloads,
-)
+from nodewise.doctor.collectors import nodes, policies, rights_and_admission_policies, workloads
 from nodewise.doctor.collectors.policies import PolicySelectors
 from nodewise.doctor.facts import (
     Descheduler,
@@ -80,8 +74,8 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
         workloads.settings_file_path(container)
         workloads.find_mount(container, path)
         workloads.find_mount(container, f"/{path}")
-    scheduling_program_workloads.parse_pod_without_controller(encoded(value))
-    scheduling_program_workloads.parse_pod(0.0, SELECTORS, encoded(value))
+    workloads.parse_pod_without_controller(encoded(value))
+    workloads.parse_pod(0.0, SELECTORS, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policies.parse_policy(encoded(value)):
         key = policy.metadata.namespace, policy.metadata.name
@@ -93,9 +87,9 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
 @given(st.binary(max_size=80) | VALUES.map(encoded))
 def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
-    scheduling_program_workloads.parse_descheduler_policy("d", text)
+    workloads.parse_descheduler_policy("d", text)
     workloads.parse_settings(text)
-    nodewise_workloads.parse_metrics("p", text, 0.0)
+    workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
     certificates.public_key(text)
     certificates.parse_der([text])
@@ -126,12 +120,12 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             *SOUND.schedulers,
         ),
         extenders=(NodewiseWorkload(deployment, workloads.parse_settings(encoded(more))),),
-        pods=tuple(filter(None, [scheduling_program_workloads.parse_pod(0.0, SELECTORS, encoded(workload))])),
+        pods=tuple(filter(None, [workloads.parse_pod(0.0, SELECTORS, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},
         admission_policies=rights_and_admission_policies.enforced_admission_policies([config, more], [more]),
-        deschedulers=(scheduling_program_workloads.read_descheduler_policy("d", more), Descheduler("e", ())),
+        deschedulers=(workloads.read_descheduler_policy("d", more), Descheduler("e", ())),
         programs_elsewhere=(deployment.where,),
     )
     for finding in check_runner.examine(facts).findings:

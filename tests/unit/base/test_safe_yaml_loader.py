@@ -16,7 +16,7 @@ from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError
 from nodewise.base.safe_yaml_loader import MOST_FROM_ALIASES, load
 from nodewise.cli import options_from_settings
-from nodewise.doctor.collectors import scheduling_program_workloads
+from nodewise.doctor.collectors import workloads
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.install import yaml_editor
 from nodewise.kube import kubeconfig, object_files
@@ -132,9 +132,7 @@ def test_value_that_does_not_match_its_tag_is_refused() -> None:
 
 def test_doctor_ignores_refused_documents() -> None:
     assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problems)
-    assert str(MOST_FROM_ALIASES) in str(
-        scheduling_program_workloads.parse_descheduler_policy("here", BOMB.encode()).plugins
-    )
+    assert str(MOST_FROM_ALIASES) in str(workloads.parse_descheduler_policy("here", BOMB.encode()).plugins)
 
 
 class CountingLoader(safe_yaml_loader.Loader):

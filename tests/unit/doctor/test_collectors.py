@@ -20,11 +20,10 @@ from nodewise.doctor import check_runner
 from nodewise.doctor.collectors import COLLECTORS, collect_facts
 from nodewise.doctor.collectors import policies as policy_evaluation
 from nodewise.doctor.collectors import policies as policy_objects
-from nodewise.doctor.collectors.nodewise_workloads import read_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
-from nodewise.doctor.collectors.scheduling_program_workloads import ReplicaPod
 from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, parse_json
+from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration

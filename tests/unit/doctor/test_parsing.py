@@ -7,12 +7,11 @@ import pytest
 import yaml
 
 from nodewise.doctor.checks.policies import feasible_nodes_to_find
-from nodewise.doctor.collectors.nodewise_workloads import parse_metrics
 from nodewise.doctor.collectors.rights_and_admission_policies import (
     enforced_admission_policies,
     needed_rights,
 )
-from nodewise.doctor.collectors.scheduling_program_workloads import parse_descheduler_policy
+from nodewise.doctor.collectors.workloads import parse_descheduler_policy, parse_metrics
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
 from nodewise.doctor.parsing import scheduler_configuration, workloads
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration

@@ -6,24 +6,17 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise.base.clock import SystemClock
-from nodewise.doctor.collectors import (
-    nodes,
-    nodewise_workloads,
-    policies,
-    rights_and_admission_policies,
-    schedulers,
-    scheduling_program_workloads,
-)
+from nodewise.doctor.collectors import nodes, policies, rights_and_admission_policies, schedulers, workloads
 from nodewise.doctor.collectors.session import Collector, Session
 from nodewise.doctor.facts import Facts
 
 COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "schedulers": schedulers.collect_schedulers,
-    "extenders": nodewise_workloads.collect_extenders,
-    "controllers": nodewise_workloads.collect_controllers,
-    "replica_metrics": nodewise_workloads.collect_replica_metrics,
+    "extenders": workloads.collect_extenders,
+    "controllers": workloads.collect_controllers,
+    "replica_metrics": workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
-    "pods": scheduling_program_workloads.collect_pending_and_policy_pods,
+    "pods": workloads.collect_pending_and_policy_pods,
     "kinds_not_served": policies.collect_kinds_not_served,
     "policies": policies.collect_policies,
     "node_count": nodes.collect_node_count,
@@ -31,7 +24,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "nodes_with_verdicts": nodes.collect_nodes_with_verdicts,
     "metrics": policies.collect_metrics,
     "metrics_apis": policies.collect_metrics_apis,
-    "deschedulers": scheduling_program_workloads.collect_deschedulers,
+    "deschedulers": workloads.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,
     "cluster_ca": rights_and_admission_policies.collect_cluster_ca,
@@ -40,7 +33,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "leases": rights_and_admission_policies.collect_leases,
     "node_restriction": rights_and_admission_policies.collect_node_restriction,
     "admission_policies": rights_and_admission_policies.collect_admission_policies,
-    "programs_elsewhere": scheduling_program_workloads.collect_programs_elsewhere,
+    "programs_elsewhere": workloads.collect_programs_elsewhere,
 }
 
 

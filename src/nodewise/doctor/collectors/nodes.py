@@ -12,8 +12,8 @@ from nodewise.agents.gpu import node_gpus, vendor_resource_names
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import UNREADABLE, short
-from nodewise.doctor.collectors.nodewise_workloads import collect_extenders
 from nodewise.doctor.collectors.session import ClusterReader, Session, parse_json
+from nodewise.doctor.collectors.workloads import collect_extenders
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, NodewiseWorkload, UnavailableFact
 from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_text_mapping
 from nodewise.kube.resource_kinds import NODES

@@ -12,8 +12,8 @@ from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, NodewiseError, short
 from nodewise.doctor.collectors.nodes import collect_nodes
-from nodewise.doctor.collectors.nodewise_workloads import collect_nodewise_workloads
 from nodewise.doctor.collectors.session import API_SERVICES, ClusterReader, Session, unavailable
+from nodewise.doctor.collectors.workloads import collect_nodewise_workloads
 from nodewise.doctor.facts import (
     MetricCoverage,
     MetricsApiStatus,

@@ -14,11 +14,6 @@ from nodewise import agents
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, NodewiseError, Refused, short
 from nodewise.doctor.collectors.nodes import collect_nodes
-from nodewise.doctor.collectors.nodewise_workloads import (
-    collect_controllers,
-    collect_extenders,
-    collect_nodewise_workloads,
-)
 from nodewise.doctor.collectors.policies import collect_metric_names
 from nodewise.doctor.collectors.session import (
     ADMISSION_BINDINGS,
@@ -30,6 +25,11 @@ from nodewise.doctor.collectors.session import (
     Session,
     parse_json,
     unavailable,
+)
+from nodewise.doctor.collectors.workloads import (
+    collect_controllers,
+    collect_extenders,
+    collect_nodewise_workloads,
 )
 from nodewise.doctor.facts import (
     AccessRight,

@@ -14,11 +14,6 @@ from typing import Any, Final, NamedTuple
 import httpx2
 
 from nodewise.base.errors import BadSettings, Problem, short
-from nodewise.doctor.collectors.scheduling_program_workloads import (
-    collect_program_workloads,
-    find_container,
-    runs_kube_scheduler,
-)
 from nodewise.doctor.collectors.session import (
     SERVICES,
     ClusterReader,
@@ -30,6 +25,11 @@ from nodewise.doctor.collectors.session import (
     parse_certificate_chain,
     parse_json,
     read_local_file,
+)
+from nodewise.doctor.collectors.workloads import (
+    collect_program_workloads,
+    find_container,
+    runs_kube_scheduler,
 )
 from nodewise.doctor.facts import (
     EntryCertificates,
