@@ -20,7 +20,8 @@ from nodewise.doctor.facts import (
     ProbedServer,
     SchedulerInfo,
 )
-from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
+from nodewise.doctor.parsing import certificates, scheduler_configuration
+from nodewise.doctor.parsing import objects as workloads
 from nodewise.policies import taspolicy_parser as policies
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICY_KINDS

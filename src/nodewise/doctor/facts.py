@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from nodewise.doctor.parsing.certificates import Chain
+from nodewise.doctor.parsing.objects import Workload
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
-from nodewise.doctor.parsing.workloads import Workload
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.install.scheduler_versions import SchedulerVersion
 

@@ -18,7 +18,7 @@ from nodewise.cli.extender_options import setting_groups
 from nodewise.doctor.checks import extender_entries
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import NodewiseWorkload
-from nodewise.doctor.parsing.workloads import Workload
+from nodewise.doctor.parsing.objects import Workload
 from nodewise.engine.agent_chain import AgentChain, score_functions
 from nodewise_scorers.cli import bursts
 

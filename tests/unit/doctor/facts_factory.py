@@ -24,7 +24,7 @@ from nodewise.doctor.facts import (
     Service,
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
-from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.doctor.parsing.objects import Container, Workload
 from nodewise.tls.x509_certificates import CertificateIssuer, SignedCertificate
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

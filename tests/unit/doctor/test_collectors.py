@@ -26,8 +26,8 @@ from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget,
 from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
+from nodewise.doctor.parsing.objects import Workload
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
-from nodewise.doctor.parsing.workloads import Workload
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.series import Sample, Series

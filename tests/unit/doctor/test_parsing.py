@@ -13,9 +13,9 @@ from nodewise.doctor.collectors.rights_and_admission_policies import (
 )
 from nodewise.doctor.collectors.workloads import parse_descheduler_policy, parse_metrics
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
-from nodewise.doctor.parsing import scheduler_configuration, workloads
+from nodewise.doctor.parsing import objects, scheduler_configuration
+from nodewise.doctor.parsing.objects import Container, VolumeMount, Workload
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
-from nodewise.doctor.parsing.workloads import Container, VolumeMount, Workload
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -169,7 +169,7 @@ MOUNTS = (
     ],
 )
 def test_where_a_file_comes_from(path: str, wanted: tuple[str, str] | None) -> None:
-    mount = workloads.find_mount(Container("c", mounts=MOUNTS), path)
+    mount = objects.find_mount(Container("c", mounts=MOUNTS), path)
     assert (None if mount is None else (mount[0].name, mount[1])) == wanted
 
 
@@ -185,11 +185,11 @@ def test_where_a_file_comes_from(path: str, wanted: tuple[str, str] | None) -> N
     ],
 )
 def test_flags_of_a_command(words: tuple[str, ...], value: str | None) -> None:
-    assert workloads.flag(Container("c", command=words), "config") == value
+    assert objects.flag(Container("c", command=words), "config") == value
 
 
 def pod(**container: Any) -> Workload:
-    return workloads.parse(
+    return objects.parse(
         "Pod", {"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [container]}}
     )
 
@@ -208,7 +208,7 @@ def pod(**container: Any) -> Workload:
     ],
 )
 def test_what_a_container_runs(container: Any, runs: bool) -> None:
-    assert workloads.runs(pod(**container).containers[0], "kube-scheduler") == runs
+    assert objects.runs(pod(**container).containers[0], "kube-scheduler") == runs
 
 
 def test_settings_of_flags_variables_and_file() -> None:
@@ -225,7 +225,7 @@ def test_settings_of_flags_variables_and_file() -> None:
     file = (
         b"{agents: telemetry, health-port: 9003, no_cluster: true, metrics: [custom, resource], gpu: {x: 1}}"
     )
-    settings = workloads.settings(container, file)
+    settings = objects.settings(container, file)
     assert {
         name: settings[name] for name in ("agents", "client_name", "unsafe", "port", "health_port", "metrics")
     } == {
@@ -237,7 +237,7 @@ def test_settings_of_flags_variables_and_file() -> None:
         "metrics": "custom,resource",
     }
     assert EXTENDER._replace(settings=settings).is_set("no_cluster")
-    assert workloads.settings_file_path(container) == "/c"
+    assert objects.settings_file_path(container) == "/c"
 
 
 def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:

@@ -24,7 +24,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
-from nodewise.doctor.parsing import workloads
+from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.install.scheduler_versions import SchedulerVersion, parse_image_version
@@ -154,7 +154,7 @@ def _image_version(scheduler: SchedulerInfo) -> SchedulerVersion | None:
     """By the tag of its image; None if that is unknown. It is never newer than the API server."""
     containers = scheduler.workload.containers if scheduler.workload else ()
     for container in containers:
-        if workloads.runs(container, "kube-scheduler"):
+        if objects.runs(container, "kube-scheduler"):
             with contextlib.suppress(BadInput):
                 return parse_image_version(container.image)
     return None

@@ -16,7 +16,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, check, finding
-from nodewise.doctor.parsing import workloads
+from nodewise.doctor.parsing import objects
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.policies.policy_namespace_trust import LABEL
@@ -107,7 +107,7 @@ def check_missing_admission_policies(
 def _has_own_service_account(listed: NodewiseWorkload) -> bool:
     """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
     containers = listed.workload.containers
-    is_shared = any(workloads.runs(container, "kube-scheduler") for container in containers)
+    is_shared = any(objects.runs(container, "kube-scheduler") for container in containers)
     return not (is_shared or listed.is_set("no_cluster") or listed.settings.get("objects_from"))
 
 

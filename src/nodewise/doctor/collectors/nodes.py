@@ -15,7 +15,7 @@ from nodewise.base.errors import UNREADABLE, short
 from nodewise.doctor.collectors.session import ClusterReader, Session, parse_json
 from nodewise.doctor.collectors.workloads import collect_extenders
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, NodewiseWorkload, UnavailableFact
-from nodewise.doctor.parsing.object_fields import get_mapping, get_text, get_text_mapping
+from nodewise.doctor.parsing.objects import get_mapping, get_text, get_text_mapping
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields

@@ -21,7 +21,7 @@ from nodewise.doctor.facts import (
     PolicyEvaluation,
     UnavailableFact,
 )
-from nodewise.doctor.parsing.object_fields import get_condition, get_text
+from nodewise.doctor.parsing.objects import get_condition, get_text
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api, source_table

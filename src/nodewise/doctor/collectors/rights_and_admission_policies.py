@@ -43,12 +43,11 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     native_mode_workloads,
 )
-from nodewise.doctor.parsing import certificates, workloads
+from nodewise.doctor.parsing import certificates, objects
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_text_list
+from nodewise.doctor.parsing.objects import Container, get, get_list, get_number, get_text, get_text_list
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
-from nodewise.doctor.parsing.workloads import Container
 from nodewise.install import scheduler_versions, second_scheduler
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.api_server_interface import NotFound
@@ -403,13 +402,13 @@ async def _restriction_by_flags(session: Session) -> NodeRestriction | None:
 
 
 def _api_server(pod: Any) -> tuple[str, Container] | None:
-    workload = workloads.parse("Pod", pod)
-    container = next((item for item in workload.containers if workloads.runs(item, "kube-apiserver")), None)
+    workload = objects.parse("Pod", pod)
+    container = next((item for item in workload.containers if objects.runs(item, "kube-apiserver")), None)
     return None if container is None else (workload.where, container)
 
 
 def _enables_plugin(container: Container) -> bool:
     """The lists of a repeated flag are joined, and one that enables wins over one that disables."""
-    flags = workloads.flags(container)
+    flags = objects.flags(container)
     lists = [*flags.get("enable_admission_plugins", ()), *flags.get("admission_control", ())]
     return any(_PLUGIN in plugins.split(",") for plugins in lists)

@@ -39,11 +39,18 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     readable,
 )
-from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
+from nodewise.doctor.parsing import certificates, objects, scheduler_configuration
 from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
-from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_text_list
+from nodewise.doctor.parsing.objects import (
+    Container,
+    Workload,
+    get,
+    get_list,
+    get_number,
+    get_text,
+    get_text_list,
+)
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
-from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube.resource_kinds import ENDPOINT_SLICES, selector
 from nodewise.server.options import is_loopback
@@ -272,7 +279,7 @@ async def _read_configz(target: ExaminationTarget) -> SchedulerInfo:
 async def _read_scheduler_of_workload(session: Session, workload: Workload) -> SchedulerInfo:
     """A scheduler of the cluster with the configuration that its --config names."""
     container = find_container(workload, runs_kube_scheduler)
-    path = workloads.flag(container, "config")
+    path = objects.flag(container, "config")
     if not path:
         return SchedulerInfo(workload.where, _scheduler_without_config_flag(workload, container), workload)
     data = await session.files.read(workload, container, path)
@@ -288,17 +295,17 @@ async def _read_scheduler_of_workload(session: Session, workload: Workload) -> S
 def _scheduler_without_config_flag(
     workload: Workload, container: Container
 ) -> SchedulerConfiguration | UnavailableFact:
-    old = [name for name in _OLD_FLAGS if workloads.flag(container, name) is not None]
+    old = [name for name in _OLD_FLAGS if objects.flag(container, name) is not None]
     if old:
         return UnavailableFact(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
     default = SchedulerConfiguration()
-    name = workloads.flag(container, "scheduler-name") or DEFAULT_SCHEDULER
+    name = objects.flag(container, "scheduler-name") or DEFAULT_SCHEDULER
     return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
 
 
 def _find_configuration_source(workload: Workload, container: Container, path: str) -> str:
     """The object that contains the configuration; the workload itself if it is a file of the host."""
-    source = workloads.find_mount(container, path)
+    source = objects.find_mount(container, path)
     if source is None or source[0].kind == "hostPath":
         return workload.where
     kind = "ConfigMap" if source[0].kind == "configMap" else "Secret"

@@ -18,10 +18,10 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Refused, short
 from nodewise.doctor.facts import UnavailableFact
-from nodewise.doctor.parsing import certificates, workloads
+from nodewise.doctor.parsing import certificates
+from nodewise.doctor.parsing import objects as workloads
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.object_fields import get_text
-from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.doctor.parsing.objects import Container, Workload, get_text
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import CONFIG_MAPS, SECRETS, Resource

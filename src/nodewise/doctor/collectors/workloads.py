@@ -26,8 +26,10 @@ from nodewise.doctor.collectors.session import (
     parse_json,
 )
 from nodewise.doctor.facts import Descheduler, NodewiseWorkload, PodInfo, ReplicaMetrics, UnavailableFact
-from nodewise.doctor.parsing import workloads
-from nodewise.doctor.parsing.object_fields import (
+from nodewise.doctor.parsing import objects
+from nodewise.doctor.parsing.objects import (
+    Container,
+    Workload,
     get,
     get_list,
     get_mapping,
@@ -35,7 +37,6 @@ from nodewise.doctor.parsing.object_fields import (
     get_text_list,
     get_text_mapping,
 )
-from nodewise.doctor.parsing.workloads import Container, Workload
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube import object_files
 from nodewise.kube.resource_kinds import PODS, selector
@@ -72,20 +73,20 @@ class ReplicaPod(NamedTuple):
 
 
 def runs_kube_scheduler(container: Container) -> bool:
-    if any(workloads.runs(container, name) for name in _SCHEDULERS):
+    if any(objects.runs(container, name) for name in _SCHEDULERS):
         return True
-    return workloads.runs(container, "scheduler") and workloads.flag(container, "config") is not None
+    return objects.runs(container, "scheduler") and objects.flag(container, "config") is not None
 
 
 def is_descheduler(container: Container) -> bool:
-    return workloads.runs(container, "descheduler")
+    return objects.runs(container, "descheduler")
 
 
 _PROGRAMS: Final = (
     runs_kube_scheduler,
     is_descheduler,
-    workloads.runs_nodewise_extender,
-    workloads.runs_nodewise_controller,
+    objects.runs_nodewise_extender,
+    objects.runs_nodewise_controller,
 )
 
 
@@ -108,8 +109,8 @@ async def collect_program_workloads(session: Session) -> ProgramWorkloads | Unav
     return ProgramWorkloads(
         _workloads_with_container(examined, runs_kube_scheduler),
         _workloads_with_container(examined, is_descheduler),
-        _workloads_with_container(examined, workloads.runs_nodewise_extender),
-        _workloads_with_container(examined, workloads.runs_nodewise_controller),
+        _workloads_with_container(examined, objects.runs_nodewise_extender),
+        _workloads_with_container(examined, objects.runs_nodewise_controller),
         tuple(workload for workload in everywhere if workload.namespace not in session.namespaces),
     )
 
@@ -143,7 +144,7 @@ async def _read_pods_without_controller(reader: ClusterReader) -> list[Workload]
 
 
 def _parse_workload(kind: str, body: bytes) -> Workload | None:
-    workload = workloads.parse(kind, parse_json(body))
+    workload = objects.parse(kind, parse_json(body))
     return workload if _runs_examined_program(workload) else None
 
 
@@ -151,7 +152,7 @@ def parse_pod_without_controller(body: bytes) -> Workload | None:
     if b"scheduler" not in body and b"nodewise" not in body:  # most pods of a large cluster
         return None
     value = parse_json(body)
-    pod = workloads.parse("Pod", value)
+    pod = objects.parse("Pod", value)
     owners = [get_text(owner, "kind") for owner in get_list(value, "metadata", "ownerReferences")]
     is_single = all(kind == "Node" for kind in owners)
     return pod if is_single and pod.replicas and _runs_examined_program(pod) else None
@@ -173,9 +174,9 @@ async def read_replicas(reader: ClusterReader, workload: Workload) -> list[Repli
 
 def _parse_replica(body: bytes) -> ReplicaPod | None:
     value = parse_json(body)
-    if workloads.is_finished(value):
+    if objects.is_finished(value):
         return None
-    problems = workloads.parse("Pod", value).problems
+    problems = objects.parse("Pod", value).problems
     return ReplicaPod(get_text(value, "metadata", "name"), get_text(value, "status", "podIP"), problems)
 
 
@@ -215,7 +216,7 @@ def _parse_pod_of_policy(now: float, selectors: PolicySelectors, body: bytes) ->
 def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | None:
     """A pod; None if it is finished."""
     value = parse_json(body)
-    if workloads.is_finished(value):
+    if objects.is_finished(value):
         return None
     spec, labels = get(value, "spec"), get_text_mapping(value, "metadata", "labels")
     policy = labels.get(POLICY_LABEL, "")
@@ -229,7 +230,7 @@ def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | 
         node=get_text(spec, "nodeName"),
         age_s=now - _parse_creation_time(value, now),
         resources=tuple(sorted(_requested_resources(spec))),
-        message=short(workloads.unscheduled_message(value), 500),
+        message=short(objects.unscheduled_message(value), 500),
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
@@ -309,7 +310,7 @@ async def collect_deschedulers(session: Session) -> tuple[Descheduler, ...]:
 
 async def _read_descheduler(session: Session, workload: Workload) -> Descheduler:
     container = find_container(workload, is_descheduler)
-    path = workloads.flag(container, "policy-config-file")
+    path = objects.flag(container, "policy-config-file")
     if not path:
         return Descheduler(workload.where, ())
     data = await session.files.read(workload, container, path)
@@ -367,13 +368,13 @@ async def collect_replicas(session: Session) -> dict[str, list[ReplicaPod]]:
 async def collect_extenders(session: Session) -> tuple[NodewiseWorkload, ...]:
     """All workloads that run `nodewise extender`."""
     listed = (await session.require(collect_program_workloads)).extenders
-    return await _read_workloads(session, listed, workloads.runs_nodewise_extender)
+    return await _read_workloads(session, listed, objects.runs_nodewise_extender)
 
 
 async def collect_controllers(session: Session) -> tuple[NodewiseWorkload, ...]:
     """All workloads that run `nodewise controller`."""
     listed = (await session.require(collect_program_workloads)).controllers
-    read = await _read_workloads(session, listed, workloads.runs_nodewise_controller)
+    read = await _read_workloads(session, listed, objects.runs_nodewise_controller)
     return tuple(workload._replace(is_controller=True) for workload in read)
 
 
@@ -399,11 +400,11 @@ async def _read_workloads(
 async def _read_workload(
     session: Session, workload: Workload, container: Container, pods: list[ReplicaPod]
 ) -> NodewiseWorkload:
-    path, file, unread = workloads.settings_file_path(container), b"", None
+    path, file, unread = objects.settings_file_path(container), b"", None
     if path:
         data = await session.files.read(workload, container, path)
         unread, file = (data, b"") if isinstance(data, UnavailableFact) else (None, data)
-    settings = workloads.settings(container, file)
+    settings = objects.settings(container, file)
     problems = tuple(dict.fromkeys(problem for pod in pods for problem in pod.problems))
     client_ca, serving = [
         await session.files.read_certificate_chain(workload, container, settings[name])

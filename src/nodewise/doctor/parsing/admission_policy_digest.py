@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.doctor.parsing.object_fields import get_list, get_text
+from nodewise.doctor.parsing.objects import get_list, get_text
 
 _RESOURCE: Final = "resource"
 """The name of the variable with the resource of kube-scheduler's managedResources, which users may change."""

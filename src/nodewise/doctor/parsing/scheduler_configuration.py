@@ -15,7 +15,7 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, short, shown
 from nodewise.doctor.parsing import certificates
-from nodewise.doctor.parsing.object_fields import get_field_ignoring_case, get_list, get_number, get_text
+from nodewise.doctor.parsing.objects import get_field_ignoring_case, get_list, get_number, get_text
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube import object_files
 
