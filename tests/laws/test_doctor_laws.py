@@ -20,9 +20,8 @@ from nodewise.doctor.facts import (
     ProbedServer,
     SchedulerInfo,
 )
-from nodewise.doctor.parsing import certificates, scheduler_configuration
-from nodewise.doctor.parsing import objects as workloads
-from nodewise.policies import taspolicy_parser as policies
+from nodewise.doctor.parsing import certificates, objects, scheduler_configuration
+from nodewise.policies import taspolicy_parser
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICY_KINDS
 from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
@@ -70,18 +69,18 @@ def encoded(value: Any) -> bytes:
 @settings(deadline=None)
 @given(KINDS, VALUES, TEXTS)
 def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> None:
-    for container in workloads.parse(kind, value).containers:
-        workloads.settings(container, encoded(value))
-        workloads.settings_file_path(container)
-        workloads.find_mount(container, path)
-        workloads.find_mount(container, f"/{path}")
+    for container in objects.parse(kind, value).containers:
+        objects.settings(container, encoded(value))
+        objects.settings_file_path(container)
+        objects.find_mount(container, path)
+        objects.find_mount(container, f"/{path}")
     workloads.parse_pod_without_controller(encoded(value))
-    workloads.parse_pod(0.0, SELECTORS, encoded(value))
+    policies.parse_pod(0.0, SELECTORS, encoded(value))
     nodes.parse_node(list(vendor_resource_names.PROFILES.values()), encoded(value))
     if policy := policies.parse_policy(encoded(value)):
         key = policy.metadata.namespace, policy.metadata.name
-        objects = {name: {key: policy} for name in POLICY_KINDS}
-        policies.evaluate_policies(policies.policy_objects(objects), {}, ["a"], [])
+        listed = {name: {key: policy} for name in POLICY_KINDS}
+        policies.evaluate_policies(policies.policy_objects(listed), {}, ["a"], [])
 
 
 @settings(deadline=None)
@@ -89,7 +88,7 @@ def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> No
 def test_texts_of_any_kind_are_read(text: bytes) -> None:
     scheduler_configuration.parse(text)
     workloads.parse_descheduler_policy("d", text)
-    workloads.parse_settings(text)
+    objects.parse_settings(text)
     workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
     certificates.public_key(text)
@@ -104,9 +103,9 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         "extenders": [more],
         **(config if isinstance(config, dict) else {}),
     }
-    deployment = workloads.parse("Deployment", {"spec": {"template": workload}, "metadata": more})
+    deployment = objects.parse("Deployment", {"spec": {"template": workload}, "metadata": more})
     read = scheduler_configuration.read(whole)
-    listed = policies.parse_policy(PolicyObject(spec=msgspec.Raw(encoded(more))))
+    listed = taspolicy_parser.parse_policy(PolicyObject(spec=msgspec.Raw(encoded(more))))
     problems = tuple(map(str, listed.problems))
     facts = Facts(
         NOW,
@@ -120,8 +119,8 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             ),
             *SOUND.schedulers,
         ),
-        extenders=(NodewiseWorkload(deployment, workloads.parse_settings(encoded(more))),),
-        pods=tuple(filter(None, [workloads.parse_pod(0.0, SELECTORS, encoded(workload))])),
+        extenders=(NodewiseWorkload(deployment, objects.parse_settings(encoded(more))),),
+        pods=tuple(filter(None, [policies.parse_pod(0.0, SELECTORS, encoded(workload))])),
         policies=(POLICY._replace(problems=problems),),
         node_count=5000,
         metrics={"heat": MetricCoverage(0, (str(more),))},

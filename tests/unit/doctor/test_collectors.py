@@ -22,7 +22,13 @@ from nodewise.doctor.collectors import policies as policy_evaluation
 from nodewise.doctor.collectors import policies as policy_objects
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
-from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, parse_json
+from nodewise.doctor.collectors.session import (
+    ClusterReader,
+    ExaminationTarget,
+    Session,
+    attempt,
+    parse_json,
+)
 from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
@@ -207,7 +213,7 @@ def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
     api: Any = ScriptedApi({})
     settings = {"health_address": "0.0.0.0", "health_port": "9002/../../../../nodes"}
     extender = NodewiseWorkload(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
-    metrics = asyncio.run(read_metrics(reader(api), extender, ReplicaPod("p", "10.0.0.1", ())))
+    metrics = asyncio.run(attempt(read_metrics(reader(api), extender, ReplicaPod("p", "10.0.0.1", ()))))
     assert isinstance(metrics, UnavailableFact)
     assert "expected a port number" in metrics.reason
     assert api.requests == []
@@ -569,7 +575,7 @@ def test_a_list_that_never_ends_is_left() -> None:
             return b'{"items": [{}], "metadata": {"continue": "here"}}'
 
     endless: Any = Endless({})
-    listed = asyncio.run(reader(endless).get_list(NODES, parse_json))
+    listed = asyncio.run(attempt(reader(endless).get_list(NODES, parse_json)))
     assert isinstance(listed, UnavailableFact)
     assert "begins again" in listed.reason
 

@@ -16,7 +16,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "controllers": workloads.collect_controllers,
     "replica_metrics": workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
-    "pods": workloads.collect_pending_and_policy_pods,
+    "pods": policies.collect_pending_and_policy_pods,
     "kinds_not_served": policies.collect_kinds_not_served,
     "policies": policies.collect_policies,
     "node_count": nodes.collect_node_count,

@@ -4,17 +4,25 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import node_gpus, vendor_resource_names
+from nodewise.agents.gpu import node_gpus
 from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.vendor_resource_names import PROFILES, ResourceProfile
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import UNREADABLE, short
-from nodewise.doctor.collectors.session import ClusterReader, Session, parse_json
+from nodewise.doctor.collectors.session import (
+    ClusterReader,
+    MissingFact,
+    Session,
+    attempt,
+    missing_fact,
+    parse_json,
+)
 from nodewise.doctor.collectors.workloads import collect_extenders
-from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, NodewiseWorkload, UnavailableFact
+from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, UnavailableFact
 from nodewise.doctor.parsing.objects import get_mapping, get_text, get_text_mapping
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics import node_attributes
@@ -57,28 +65,20 @@ class ParsedNodes(NamedTuple):
     measured: NodeAttributes
 
 
-async def collect_nodes(session: Session) -> ParsedNodes | UnavailableFact:
-    listed = await session.get(collect_extenders)
-    profiles = [] if isinstance(listed, UnavailableFact) else _gpu_resource_profiles(listed)
+async def collect_nodes(session: Session) -> ParsedNodes:
+    """All nodes, with GPUs by the profiles of the extenders' gpu agents."""
+    names = {
+        extender.settings.get("gpu_profile", "intel")
+        for extender in await session.get_or(collect_extenders, ())
+        if "gpu" in extender.agents
+    }
+    profiles = [PROFILES[name] for name in sorted(names) if name in PROFILES]
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
-    if isinstance(nodes, UnavailableFact):
-        return nodes
-    return ParsedNodes(
-        nodes, cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes))
-    )
+    measured = cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes))
+    return ParsedNodes(nodes, measured)
 
 
-def _gpu_resource_profiles(listed: Sequence[NodewiseWorkload]) -> list[vendor_resource_names.ResourceProfile]:
-    """The profiles of the extenders' gpu agents."""
-    names = {extender.settings.get("gpu_profile", "intel") for extender in listed if "gpu" in extender.agents}
-    return [
-        vendor_resource_names.PROFILES[name]
-        for name in sorted(names)
-        if name in vendor_resource_names.PROFILES
-    ]
-
-
-def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: bytes) -> ParsedNode | None:
+def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode | None:
     """A node with its GPUs according to the first profile that finds some."""
     try:
         node = msgspec.json.decode(body, type=_NodeObject)
@@ -99,7 +99,7 @@ def parse_node(profiles: Sequence[vendor_resource_names.ResourceProfile], body: 
 
 
 def _parse_gpus(
-    body: bytes, name: str, profile: vendor_resource_names.ResourceProfile, resources: frozenset[str]
+    body: bytes, name: str, profile: ResourceProfile, resources: frozenset[str]
 ) -> GpuNodeInfo | None:
     """The GPUs of a node as the gpu agent reads them; None if its device plugin offers none."""
     offered = [resource for resource in profile.counts if resource in resources]
@@ -136,21 +136,23 @@ async def collect_kubelets(session: Session) -> tuple[KubeletConfiguration | Una
     with_pools = [node.metadata.name for node in nodes if node.has_pools]
     stride = max(1, -(-len(with_pools) // _MAX_KUBELETS))
     selected = with_pools[::stride]
-    results = await asyncio.gather(*(_read_kubelet(session.reader, name) for name in selected))
+    results = await asyncio.gather(*(attempt(_read_kubelet(session.reader, name)) for name in selected))
     if len(selected) == len(with_pools):
         return tuple(results)
     reason = f"{len(selected)} of {len(with_pools)} nodes with pools were read"
     return (*results, UnavailableFact("kubelets", reason, is_minor=True))
 
 
-async def _read_kubelet(reader: ClusterReader, name: str) -> KubeletConfiguration | UnavailableFact:
-    path = NODES.path(name=name, subresource="proxy") + "/configz"
+async def _read_kubelet(reader: ClusterReader, name: str) -> KubeletConfiguration:
     what = f"kubelet of Node/{name}"
-    response: Any = await reader.get(what, "get nodes/proxy", path, is_proxied=True)
-    if isinstance(response, UnavailableFact):
-        return response if response.right else response._replace(is_minor=True)
+    path = NODES.path(name=name, subresource="proxy") + "/configz"
+    try:
+        response = await reader.get(what, "get nodes/proxy", path, is_proxied=True)
+    except MissingFact as missing:  # without a right that is missing, the kubelet does not respond
+        is_minor = not missing.unavailable.right
+        raise MissingFact(missing.unavailable._replace(is_minor=is_minor)) from missing
     configuration = get_mapping(response, "kubeletconfig")
     if not configuration:
-        return UnavailableFact(what, "it shows no configuration", is_minor=True)
+        raise missing_fact(what, "it shows no configuration", is_minor=True)
     fields = ("cpuManagerPolicy", "topologyManagerPolicy", "memoryManagerPolicy")
     return KubeletConfiguration(name, *(short(get_text(configuration, field), 40) for field in fields))

@@ -1,7 +1,12 @@
-"""Policies of all kinds as the telemetry agent reads them, and which pods their selectors select."""
+"""Policies as the telemetry agent reads and evaluates them, the metrics that they name, and the pods that they select.
+
+Metrics are requested where the replicas request them, as far as that is possible with the rights of doctor: from the
+custom metrics API and from metrics.k8s.io, not from Prometheus or from files.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -12,18 +17,38 @@ from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, NodewiseError, short
 from nodewise.doctor.collectors.nodes import collect_nodes
-from nodewise.doctor.collectors.session import API_SERVICES, ClusterReader, Session, unavailable
-from nodewise.doctor.collectors.workloads import collect_nodewise_workloads
+from nodewise.doctor.collectors.session import (
+    ClusterReader,
+    MissingFact,
+    Session,
+    attempt,
+    missing_after_error,
+    parse_json,
+    read_all,
+)
+from nodewise.doctor.collectors.workloads import MAX_PODS, collect_nodewise_workloads
 from nodewise.doctor.facts import (
     MetricCoverage,
     MetricsApiStatus,
     NodewiseWorkload,
+    PodInfo,
     PolicyEvaluation,
     UnavailableFact,
 )
-from nodewise.doctor.parsing.objects import get_condition, get_text
+from nodewise.doctor.parsing import objects
+from nodewise.doctor.parsing.objects import (
+    get,
+    get_condition,
+    get_list,
+    get_mapping,
+    get_text,
+    get_text_list,
+    get_text_mapping,
+)
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.resource_kinds import PODS, Resource
 from nodewise.metrics import custom_metrics_api, missing_values, resource_metrics_api, source_table
 from nodewise.metrics import series as columns
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
@@ -34,13 +59,15 @@ from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.metrics.series import Series, ValueState
 from nodewise.policies import policy_selection, policy_status_fields, verdict_labels
+from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.options import TelemetryOptions, max_age_s
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.policies.policy_selection import PodFields, SelectionIndex
+from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
 from nodewise.policies.policy_status_fields import PolicyCondition
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
+from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
 
 T = TypeVar("T")
 
@@ -72,50 +99,37 @@ def rules_naming_metrics(policy: Policy) -> list[Comparison]:
     return [rule for rule in policy.usable_comparisons() if rule.metric and not rule.query]
 
 
-async def collect_policy_objects(session: Session) -> PolicyObjects | UnavailableFact:
+async def collect_policy_objects(session: Session) -> PolicyObjects:
     """All policies. Unavailable if no kind can be read."""
-    objects, missing = await _read_policies(session.reader)
-    if not objects:
-        return missing[0]._replace(right=", ".join(filter(None, (fact.right for fact in missing))))
-    if any(objects.get(name) for name, kind in POLICY_KINDS.items() if kind == "ClusterPlacementPolicy"):
-        namespaces = await _read_namespaces(session.reader)
+    lists = await asyncio.gather(
+        *(attempt(session.reader.get_list(RESOURCES[kind], parse_policy)) for kind in POLICY_KINDS.values())
+    )
+    listed: dict[str, Mapping[ObjectKey, Any]] = {}
+    missing: list[UnavailableFact] = []
+    for name, part in zip(POLICY_KINDS, lists, strict=True):
+        if isinstance(part, UnavailableFact):
+            missing.append(part)
+        else:
+            listed[name] = {(item.metadata.namespace, item.metadata.name): item for item in part}
+    if not listed:
+        rights = ", ".join(filter(None, (part.right for part in missing)))
+        raise MissingFact(missing[0]._replace(right=rights))
+    if any(listed.get(name) for name, kind in POLICY_KINDS.items() if kind == "ClusterPlacementPolicy"):
+        namespaces = await attempt(
+            session.reader.get_list(
+                resource_kinds.NAMESPACES, lambda body: _decode(body, NamespaceObject, drop_oversized_labels)
+            )
+        )
         if isinstance(namespaces, UnavailableFact):
             missing.append(namespaces)
         else:
-            objects[NAMESPACES] = namespaces
-    return policy_objects(objects, next(iter(session.target.namespaces), ""), missing)
-
-
-async def _read_policies(
-    reader: ClusterReader,
-) -> tuple[dict[str, Mapping[ObjectKey, Any]], list[UnavailableFact]]:
-    """The policies of each kind that can be read, as in `ClusterState.objects`, and the other kinds."""
-    names = list(POLICY_KINDS)
-    lists = await asyncio.gather(
-        *(reader.get_list(RESOURCES[POLICY_KINDS[name]], parse_policy) for name in names)
-    )
-    objects: dict[str, Mapping[ObjectKey, Any]] = {}
-    missing: list[UnavailableFact] = []
-    for name, listed in zip(names, lists, strict=True):
-        if isinstance(listed, UnavailableFact):
-            missing.append(listed)
-        else:
-            objects[name] = {(item.metadata.namespace, item.metadata.name): item for item in listed}
-    return objects, missing
+            listed[NAMESPACES] = {("", item.metadata.name): item for item in namespaces}
+    return policy_objects(listed, next(iter(session.target.namespaces), ""), missing)
 
 
 def parse_policy(body: bytes) -> PolicyObject | None:
     """A policy; None if the API server would not have accepted it."""
     return _decode(body, PolicyObject, drop_oversized_spec)
-
-
-async def _read_namespaces(reader: ClusterReader) -> Mapping[ObjectKey, Any] | UnavailableFact:
-    listed = await reader.get_list(
-        resource_kinds.NAMESPACES, lambda body: _decode(body, NamespaceObject, drop_oversized_labels)
-    )
-    return (
-        listed if isinstance(listed, UnavailableFact) else {("", item.metadata.name): item for item in listed}
-    )
 
 
 def _decode(body: bytes, type_: type[T], keep: Callable[[T], T]) -> T | None:
@@ -147,6 +161,117 @@ async def collect_selectors(session: Session) -> PolicySelectors:
     return PolicySelectors(selection, read.policies)
 
 
+_PENDING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"}
+_WITH_POLICY: Final = {"labelSelector": POLICY_LABEL}
+
+
+async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ...]:
+    """Pods that wait for a node, name a policy or nearly name one, or that a policy selects.
+
+    In a large cluster only waiting pods and those that name a policy are read.
+    """
+    now = SystemClock().now()
+    selectors = await session.require(collect_selectors)
+    parse = partial(parse_pod, now, selectors)
+
+    def parse_pod_of_policy(body: bytes) -> PodInfo | None:
+        """A pod that a policy selects, or that nearly names one. Of other pods only a few fields are decoded."""
+        try:
+            fields = msgspec.json.decode(body, type=PodFields)
+        except msgspec.MsgspecError:
+            return None
+        labels = fields.metadata.labels or ()
+        is_relevant = find_misspelt_policy_label(labels) or selectors.selection.select(fields)
+        return parse(body) if is_relevant else None
+
+    lists = await asyncio.gather(
+        attempt(session.reader.get_list(PODS, parse, selectors=_PENDING)),
+        attempt(session.reader.get_list(PODS, parse, selectors=_WITH_POLICY)),
+        attempt(session.reader.get_list(PODS, parse_pod_of_policy, limit=MAX_PODS)),
+    )
+    by_key: dict[tuple[str, str], PodInfo] = {}
+    for part in lists:
+        if not isinstance(part, UnavailableFact):
+            by_key |= {(pod.namespace, pod.name): pod for pod in part}
+        elif not part.is_minor:
+            raise MissingFact(part)
+    return tuple(by_key.values())
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    spec: NodeConstraints = NodeConstraints()
+
+
+def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | None:
+    """A pod; None if it is finished."""
+    value = parse_json(body)
+    if objects.is_finished(value):
+        return None
+    spec, labels = get(value, "spec"), get_text_mapping(value, "metadata", "labels")
+    policy = labels.get(POLICY_LABEL, "")
+    keys: tuple[PolicyKey, ...] = ()
+    try:
+        pod = msgspec.json.decode(body, type=PodFields)
+        keys = selectors.selection.select(pod)
+        named = policy if any(key.kind == "TASPolicy" for key in keys) else ""
+        observing = [key for key in keys if not selectors.is_enforced_for(key, pod)]
+    except msgspec.MsgspecError:
+        named, observing = policy, []
+    try:
+        requirements = verdict_requirements(msgspec.json.decode(body, type=_Pod).spec)
+        verdict_keys = frozenset(requirement.key for requirement in requirements)
+    except msgspec.MsgspecError:
+        verdict_keys = frozenset()
+    resources = {
+        name
+        for container in (*get_list(spec, "containers"), *get_list(spec, "initContainers"))
+        for kind in ("requests", "limits")
+        for name in get_mapping(container, "resources", kind)
+        if "/" in name
+    }
+    return PodInfo(
+        name=get_text(value, "metadata", "name"),
+        namespace=get_text(value, "metadata", "namespace"),
+        policy=named,
+        scheduler_name=get_text(spec, "schedulerName") or DEFAULT_SCHEDULER,
+        node=get_text(spec, "nodeName"),
+        age_s=_age_s(get_text(value, "metadata", "creationTimestamp"), now),
+        resources=tuple(sorted(resources)),
+        message=short(objects.unscheduled_message(value), 500),
+        avoids_violating=_avoids_nodes_violating_policy(spec, policy),
+        is_gated=bool(get_list(spec, "schedulingGates")),
+        misspelled_label=find_misspelt_policy_label(labels),
+        selected_by=tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy"),
+        observed_by=tuple(f"{key.kind}/{key.path}" for key in observing),
+        verdict_keys=verdict_keys,
+    )
+
+
+def _avoids_nodes_violating_policy(spec: Any, policy: str) -> bool:
+    """Whether every term of its required node affinity excludes nodes that the policy labels."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = get_list(spec, "affinity", "nodeAffinity", required, "nodeSelectorTerms")
+
+    def excludes(expression: Any) -> bool:
+        operator = get_text(expression, "operator")
+        return get_text(expression, "key") == policy and (
+            operator == "DoesNotExist"
+            or (operator == "NotIn" and "violating" in get_text_list(expression, "values"))
+        )
+
+    return bool(policy and terms) and all(
+        any(map(excludes, get_list(term, "matchExpressions"))) for term in terms
+    )
+
+
+def _age_s(created: str, now: float) -> float:
+    """The age of an object; 0 if its creation time cannot be read."""
+    try:
+        return now - clock.parse_rfc3339(created)
+    except ValueError:
+        return 0.0
+
+
 MAX_METRICS: Final = 100
 _MAX_NAMES: Final = 5
 _MAX_CONCURRENT: Final = 8
@@ -163,8 +288,8 @@ class _MetricSources(NamedTuple):
 
 
 async def _collect_metric_sources(session: Session) -> _MetricSources:
-    listed = await session.get(collect_nodewise_workloads)
-    if isinstance(listed, UnavailableFact) or not listed:
+    listed = await session.get_or(collect_nodewise_workloads, ())
+    if not listed:
         return _MetricSources(custom=True, resource=True, other=True)
     kinds = source_table.kinds(name for extender in listed for name in extender.values("metrics") or ["auto"])
     has_prometheus = any("prometheus_url" in extender.settings for extender in listed)
@@ -185,9 +310,7 @@ async def collect_metric_requests(session: Session) -> list[MetricRequest]:
 
 
 async def collect_metric_names(session: Session) -> list[str]:
-    return sorted(
-        {metric_request.metric for metric_request in await session.require(collect_metric_requests)}
-    )
+    return sorted({request.metric for request in await session.require(collect_metric_requests)})
 
 
 async def collect_metric_series(session: Session) -> dict[str, Series | Cause | UnavailableFact]:
@@ -200,59 +323,44 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Cause | 
     sources = await session.require(_collect_metric_sources)
     session.reader.say("requesting metrics")
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
-    api = session.reader.api
 
     async def lookup() -> NodeAttributes:
         return nodes
 
-    custom_source, resource_source = (
-        CustomMetricsSource(api, _TIMEOUT_S),
-        ResourceMetricsSource(api, lookup, _TIMEOUT_S),
-    )
+    custom_source = CustomMetricsSource(session.reader.api, _TIMEOUT_S)
+    resource_source = ResourceMetricsSource(session.reader.api, lookup, _TIMEOUT_S)
 
     async def fetch(request: MetricRequest) -> Series | Cause | UnavailableFact:
-        series: Series | Cause | UnavailableFact = missing_values.NEVER_FETCHED
+        values: Series | Cause | UnavailableFact = missing_values.NEVER_FETCHED
         async with limit:
             if sources.custom:
-                series = await _fetch_metric(
-                    custom_source, f"get nodes/{request.metric}.{custom_metrics_api.GROUP}", request
-                )
-            if (
-                sources.resource
-                and request.metric in resource_metrics_api.METRICS
-                and not _has_samples(series)
-            ):
-                series = await _fetch_metric(
-                    resource_source, f"list nodes.{resource_metrics_api.GROUP}", request
-                )
-        return series
+                right = f"get nodes/{request.metric}.{custom_metrics_api.GROUP}"
+                values = await attempt(_fetch_metric(custom_source, right, request))
+            has_samples = isinstance(values, Series) and bool(values.samples)
+            if sources.resource and request.metric in resource_metrics_api.METRICS and not has_samples:
+                right = f"list nodes.{resource_metrics_api.GROUP}"
+                values = await attempt(_fetch_metric(resource_source, right, request))
+        return values
 
     if not (sources.custom or sources.resource):
         return {}
     requested = requests[:MAX_METRICS]
-    series: dict[MetricRequest, Series | Cause | UnavailableFact] = dict(
-        zip(requested, await asyncio.gather(*map(fetch, requested)), strict=True)
-    )
+    fetched = await asyncio.gather(*map(fetch, requested))
+    series = {request.name: values for request, values in zip(requested, fetched, strict=True)}
     reason = f"there are {len(requests)} metrics, of which {MAX_METRICS} are requested"
     for request in requests[MAX_METRICS:]:
-        series[request] = UnavailableFact(f"metric {request.name}", reason, is_minor=True)
-    return {request.name: values for request, values in series.items()}
+        series[request.name] = UnavailableFact(f"metric {request.name}", reason, is_minor=True)
+    return series
 
 
-async def _fetch_metric(
-    source: MetricsSource, right: str, request: MetricRequest
-) -> Series | Cause | UnavailableFact:
+async def _fetch_metric(source: MetricsSource, right: str, request: MetricRequest) -> Series | Cause:
     """A metric from a source, or why the source does not have it."""
     try:
         return await source.fetch(request, SystemClock().now())
     except (NotFound, MetricNotFound, NoValues) as error:
         return missing_values.cause_of_error(error, source.name)
     except NodewiseError as error:
-        return unavailable(f"metric {short(request.metric, 100)}", right, error)
-
-
-def _has_samples(series: Series | Cause | UnavailableFact) -> bool:
-    return isinstance(series, Series) and bool(series.samples)
+        raise missing_after_error(f"metric {short(request.metric, 100)}", right, error) from error
 
 
 async def collect_metrics(session: Session) -> dict[str, MetricCoverage | UnavailableFact]:
@@ -281,52 +389,39 @@ def _metric_node_coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), text, remedy)
 
 
-async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...] | UnavailableFact:
+async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]:
     """The API groups that the policies' metrics have to come from."""
     names = await session.require(collect_metric_names)
     sources = await session.require(_collect_metric_sources)
     if sources.other:
         return ()
     usage = set(names) & set(resource_metrics_api.METRICS)
-    groups = {
-        custom_metrics_api.GROUP: ("v1beta1", "v1beta2") if sources.custom and set(names) - usage else (),
-        resource_metrics_api.GROUP: ("v1beta1",) if sources.resource and usage else (),
-    }
     apis: list[MetricsApiStatus] = []
-    for group, versions in groups.items():
-        api = await _read_metrics_api(session.reader, group, versions) if versions else ()
-        if isinstance(api, UnavailableFact):
-            return api
-        apis += [api] if api else []
+    if sources.custom and set(names) - usage:
+        apis.append(await _read_metrics_api(session.reader, custom_metrics_api.GROUP, ("v1beta1", "v1beta2")))
+    if sources.resource and usage:
+        apis.append(await _read_metrics_api(session.reader, resource_metrics_api.GROUP, ("v1beta1",)))
     return tuple(apis)
 
 
-async def _read_metrics_api(
-    reader: ClusterReader, group: str, versions: Sequence[str]
-) -> MetricsApiStatus | UnavailableFact:
+_API_SERVICES: Final = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
+
+
+async def _read_metrics_api(reader: ClusterReader, group: str, versions: Sequence[str]) -> MetricsApiStatus:
     """The available version of an API group, or any that exists."""
-    services = await asyncio.gather(
-        *(_read_api_service(reader, f"{version}.{group}") for version in versions)
-    )
-    existing: list[MetricsApiStatus] = []
-    for service in services:
-        if isinstance(service, UnavailableFact):
-            return service
-        existing += [service] if service.exists else []
+
+    async def read_api_service(version: str) -> MetricsApiStatus:
+        name = f"{version}.{group}"
+        right = f"get {_API_SERVICES.plural}.{_API_SERVICES.group}"
+        service = await reader.get(f"APIService/{name}", right, _API_SERVICES.path(name=name))
+        condition = get_condition(service, "Available")
+        message = f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
+        is_available = get_text(condition, "status") == "True"
+        return MetricsApiStatus(name, service is not None, is_available, short(message))
+
+    services = await read_all(map(read_api_service, versions))
     missing = MetricsApiStatus(f"{versions[0]}.{group}", exists=False, available=False)
-    return max(existing, key=lambda api: api.available, default=missing)
-
-
-async def _read_api_service(reader: ClusterReader, name: str) -> MetricsApiStatus | UnavailableFact:
-    right = f"get {API_SERVICES.plural}.{API_SERVICES.group}"
-    service: Any = await reader.get(f"APIService/{name}", right, API_SERVICES.path(name=name))
-    if isinstance(service, UnavailableFact):
-        return service
-    condition = get_condition(service, "Available")
-    message = f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
-    return MetricsApiStatus(
-        name, service is not None, get_text(condition, "status") == "True", short(message)
-    )
+    return max((api for api in services if api.exists), key=lambda api: api.available, default=missing)
 
 
 _SYNC_PERIOD_S: Final = 5.0
@@ -338,7 +433,7 @@ async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableF
     if not any("telemetry" in extender.agents for extender in listed):
         return ()
     kinds = RESOURCES.values()
-    answers = await asyncio.gather(*map(session.reader.is_served, kinds))
+    answers = await asyncio.gather(*(attempt(session.reader.is_served(kind)) for kind in kinds))
     return tuple(
         answer if isinstance(answer, UnavailableFact) else f"{kind.plural}.{kind.group}"
         for kind, answer in zip(kinds, answers, strict=True)
@@ -349,20 +444,15 @@ async def collect_kinds_not_served(session: Session) -> tuple[str | UnavailableF
 async def collect_policies(session: Session) -> tuple[PolicyEvaluation | UnavailableFact, ...]:
     """All policies, evaluated with the metrics that doctor can read, and what replicas wrote into their status."""
     read = await session.require(collect_policy_objects)
-    listed = await session.get(collect_nodewise_workloads)
-    series = await session.get(collect_metric_series)
+    listed = await session.get_or(collect_nodewise_workloads, ())
+    series: Mapping[str, Series | Cause | UnavailableFact] = await session.get_or(collect_metric_series, {})
     nodes = await session.get(collect_nodes)
-    states = evaluate_policies(
-        read,
-        {} if isinstance(series, UnavailableFact) else series,
-        [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable,
-        [] if isinstance(listed, UnavailableFact) else listed,
-    )
+    is_unknown = isinstance(nodes, UnavailableFact)
+    names = [] if isinstance(nodes, UnavailableFact) else nodes.measured.allocatable
+    states = evaluate_policies(read, series, names, listed)
     now = SystemClock().now()
     evaluations = (
-        _create_evaluation(
-            read.objects[name][key.namespace, key.name], state, now, isinstance(nodes, UnavailableFact)
-        )
+        _create_evaluation(read.objects[name][key.namespace, key.name], state, now, is_unknown)
         for name, kind in POLICY_KINDS.items()
         for key, state in states.items()
         if key.kind == kind
@@ -438,19 +528,19 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
         return self.message_if(reason, "True") or next(messages, "")
 
 
-def _parse_status(status: msgspec.Raw) -> _PolicyStatus:
-    try:
-        return msgspec.json.decode(status, type=_PolicyStatus | None) or _PolicyStatus()
-    except UNREADABLE:
-        return _PolicyStatus()
-
-
 def _create_evaluation(
     item: PolicyObject, state: PolicyState, now: float, is_unknown: bool
 ) -> PolicyEvaluation:
     """A policy with its status."""
-    policy, status = state.policy, _parse_status(item.status)
+    policy = state.policy
+    try:
+        status = msgspec.json.decode(item.status, type=_PolicyStatus | None) or _PolicyStatus()
+    except UNREADABLE:
+        status = _PolicyStatus()
     rejected, source = _count_rejected_nodes(state, status, is_unknown)
+    unavailable = status.message_if("MetricsFetched", "False") or status.message_if(
+        "MetricsAvailable", "False"
+    )
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
@@ -458,10 +548,7 @@ def _create_evaluation(
         tuple(dict.fromkeys(rule.metric_request().name for rule in rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
-        short(
-            status.message_if("MetricsFetched", "False") or status.message_if("MetricsAvailable", "False"),
-            policy_status_fields.MAX_LENGTH,
-        ),
+        short(unavailable, policy_status_fields.MAX_LENGTH),
         rejected,
         source,
         short(status.refusal("NotTrusted"), 500),
@@ -490,11 +577,3 @@ def _count_rejected_nodes(
         return (counted if status.conditions else None), "by its status"
     rejected = 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
     return rejected, "by its metrics"
-
-
-def _age_s(created: str, now: float) -> float:
-    """The age of an object; 0 if its creation time cannot be read."""
-    try:
-        return now - clock.parse_rfc3339(created)
-    except ValueError:
-        return 0.0

@@ -16,15 +16,15 @@ from nodewise.base.errors import BadInput, NodewiseError, Refused, short
 from nodewise.doctor.collectors.nodes import collect_nodes
 from nodewise.doctor.collectors.policies import collect_metric_names
 from nodewise.doctor.collectors.session import (
-    ADMISSION_BINDINGS,
-    ADMISSION_POLICIES,
-    MUTATING_BINDINGS,
-    MUTATING_POLICIES,
     SYSTEM_NAMESPACE,
     ClusterReader,
+    MissingFact,
     Session,
+    attempt,
+    missing_after_error,
+    missing_fact,
     parse_json,
-    unavailable,
+    read_all,
 )
 from nodewise.doctor.collectors.workloads import (
     collect_controllers,
@@ -46,17 +46,30 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.parsing import certificates, objects
 from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.objects import Container, get, get_list, get_number, get_text, get_text_list
+from nodewise.doctor.parsing.objects import get, get_list, get_number, get_text, get_text_list
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.install import scheduler_versions, second_scheduler
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
-from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES, NODES, PODS
+from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from nodewise.metrics import custom_metrics_api, resource_metrics_api, source_table
 from nodewise.policies import deleted_policies
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
+
+def _admission_resource(plural: str, kind: str) -> Resource:
+    return Resource("admissionregistration.k8s.io", "v1", plural, kind, namespaced=False)
+
+
+_VALIDATING: Final = (
+    _admission_resource("validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+    _admission_resource("validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
+)
+_MUTATING: Final = (
+    _admission_resource("mutatingadmissionpolicies", "MutatingAdmissionPolicy"),
+    _admission_resource("mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding"),
+)
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
 _MAX_METRICS: Final = 20
@@ -77,67 +90,43 @@ _CONTROLLER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
 async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
     """Of each workload of nodewise, the rights that its account does not have."""
     listed = await session.require(collect_nodewise_workloads)
-    names = await session.get(collect_metric_names)
-    metrics = [] if isinstance(names, UnavailableFact) else names
+    metrics: Sequence[str] = await session.get_or(collect_metric_names, ())
     session.reader.say("reviewing the rights of nodewise")
     return tuple(
         await asyncio.gather(
-            *(_find_missing_rights(session.reader, extender, metrics) for extender in listed)
+            *(attempt(_find_missing_rights(session.reader, extender, metrics)) for extender in listed)
         )
     )
 
 
 async def _find_missing_rights(
     reader: ClusterReader, extender: NodewiseWorkload, metrics: Sequence[str]
-) -> MissingRights | UnavailableFact:
+) -> MissingRights:
     namespace, account = extender.workload.namespace, extender.workload.account
-    rights = needed_rights(extender, metrics)
-    user = f"system:serviceaccount:{namespace}:{account}"
-    answers = await asyncio.gather(*(_is_right_granted(reader, user, right) for right in rights))
-    for answer in answers:
-        if isinstance(answer, UnavailableFact):
-            return answer
-    missing = tuple(right for right, is_allowed in zip(rights, answers, strict=True) if not is_allowed)
-    return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
-
-
-async def _is_right_granted(reader: ClusterReader, user: str, right: AccessRight) -> bool | UnavailableFact:
-    """Whether a service account has a right, according to the API server."""
-    name, _, subresource = right.resource.partition("/")
-    attributes = {
-        "verb": right.verb,
-        "group": right.group,
-        "resource": name,
-        "subresource": subresource,
-        "namespace": right.namespace,
-        "name": right.name,
-    }
     accounts = "system:serviceaccounts"
-    spec = {
-        "user": user,
-        "groups": [accounts, f"{accounts}:{user.split(':')[2]}", "system:authenticated"],
-        "resourceAttributes": {key: value for key, value in attributes.items() if value},
+    subject = {
+        "user": f"system:serviceaccount:{namespace}:{account}",
+        "groups": [accounts, f"{accounts}:{namespace}", "system:authenticated"],
     }
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-    response: Any = await reader.review(body, _REVIEW)
-    return response if isinstance(response, UnavailableFact) else get(response, "status", "allowed") is True
+
+    async def is_granted(right: AccessRight) -> bool:
+        """Whether the account has a right, according to the API server."""
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {**right._asdict(), "resource": resource, "subresource": subresource}
+        spec = {**subject, "resourceAttributes": {key: value for key, value in attributes.items() if value}}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        return get(await reader.review(body, _REVIEW), "status", "allowed") is True
+
+    rights = needed_rights(extender, metrics)
+    granted = await read_all(map(is_granted, rights))
+    missing = tuple(right for right, is_allowed in zip(rights, granted, strict=True) if not is_allowed)
+    return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
 
 
 def needed_rights(extender: NodewiseWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
     """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
-    cluster_rules, own_rules = _parse_deployed_rbac_rules(extender)
-    rights = [right for rule in cluster_rules for right in _expand_rbac_rule(rule, "")]
-    rights += [right for rule in own_rules for right in _expand_rbac_rule(rule, extender.workload.namespace)]
-    rights = [right for right in rights if _is_right_needed(extender, right)]
-    return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
-
-
-def _parse_deployed_rbac_rules(
-    extender: NodewiseWorkload,
-) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
-    """The rules for the cluster, and for nodewise's own namespace."""
     cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
     if extender.is_set("native_mode"):
         cluster_rules += _NATIVE_CLUSTER_RULES
@@ -149,7 +138,10 @@ def _parse_deployed_rbac_rules(
     kinds = filter(None, map(agents.find_agent_kind, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
         own_rules += second_scheduler.MEMORY_RULES
-    return cluster_rules, own_rules
+    rights = [right for rule in cluster_rules for right in _expand_rbac_rule(rule, "")]
+    rights += [right for rule in own_rules for right in _expand_rbac_rule(rule, extender.workload.namespace)]
+    rights = [right for right in rights if _is_right_needed(extender, right)]
+    return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
 
 
 def _expand_rbac_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[AccessRight]:
@@ -187,17 +179,13 @@ def _rights_to_read_custom_metrics(
             yield AccessRight("get", custom_metrics_api.GROUP, f"nodes/{name}")
 
 
-async def collect_admission_policies(session: Session) -> tuple[AdmissionPolicy, ...] | UnavailableFact:
+async def collect_admission_policies(session: Session) -> tuple[AdmissionPolicy, ...]:
     """The admission policies that are enforced; none if the API server does not have the kind."""
-    policies, bindings = await asyncio.gather(
-        session.reader.get_list(ADMISSION_POLICIES, parse_json),
-        session.reader.get_list(ADMISSION_BINDINGS, parse_json),
-    )
-    if isinstance(policies, UnavailableFact):
-        return policies
-    return (
-        bindings if isinstance(bindings, UnavailableFact) else enforced_admission_policies(policies, bindings)
-    )
+    return enforced_admission_policies(*await _read_admission_objects(session.reader, _VALIDATING))
+
+
+async def _read_admission_objects(reader: ClusterReader, kinds: Iterable[Resource]) -> list[list[Any]]:
+    return await read_all(reader.get_list(kind, parse_json) for kind in kinds)
 
 
 def enforced_admission_policies(
@@ -211,30 +199,26 @@ def enforced_admission_policies(
         and get(binding, "spec", "matchResources") is None
     }
     return tuple(
-        _parse_admission_policy(policy)
+        AdmissionPolicy(
+            get_text(policy, "metadata", "name"),
+            frozenset(
+                name
+                for rule in get_list(policy, "spec", "matchConstraints", "resourceRules")
+                for name in get_text_list(rule, "resources")
+            ),
+            tuple(get_text(item, "expression") for item in get_list(policy, "spec", "matchConditions")),
+        )
         for policy in policies
         if get_text(policy, "metadata", "name") in denying
         and get_text(policy, "spec", "failurePolicy") != "Ignore"
     )
 
 
-def _parse_admission_policy(policy: Any) -> AdmissionPolicy:
-    rules = get_list(policy, "spec", "matchConstraints", "resourceRules")
-    conditions = get_list(policy, "spec", "matchConditions")
-    return AdmissionPolicy(
-        get_text(policy, "metadata", "name"),
-        frozenset(name for rule in rules for name in get_text_list(rule, "resources")),
-        tuple(get_text(condition, "expression") for condition in conditions),
-    )
-
-
-async def collect_cluster_ca(session: Session) -> Chain | UnavailableFact:
+async def collect_cluster_ca(session: Session) -> Chain:
     """The CA of the cluster's clients, whose private key no other program may have."""
     what = f"ConfigMap/{SYSTEM_NAMESPACE}/{_CLUSTER_CA}"
     right = f"get configmaps {_CLUSTER_CA} in namespace {SYSTEM_NAMESPACE}"
     config_map = await session.reader.get(what, right, CONFIG_MAPS.path(SYSTEM_NAMESPACE, _CLUSTER_CA))
-    if isinstance(config_map, UnavailableFact):
-        return config_map
     return certificates.parse_pem(get_text(config_map, "data", "client-ca-file").encode())
 
 
@@ -243,38 +227,25 @@ _PREFIX: Final = "nodewise"
 """The beginning of the shipped names, which the chart replaces by the name of the release."""
 
 
-async def collect_cluster_version(session: Session) -> SchedulerVersion | UnavailableFact:
+async def collect_cluster_version(session: Session) -> SchedulerVersion:
     """The version that the API server states."""
     what = "version of the API server"
-    response: Any = await session.reader.get(what, "get the non-resource URL /version", "/version")
-    if isinstance(response, UnavailableFact):
-        return response
+    response = await session.reader.get(what, "get the non-resource URL /version", "/version")
     try:
         return scheduler_versions.parse_cluster_version(get_text(response, "gitVersion"))
     except BadInput as error:
-        return UnavailableFact(what, str(error))
+        raise missing_fact(what, str(error)) from error
 
 
-async def collect_pod_admission(session: Session) -> PodAdmission | UnavailableFact:
+async def collect_pod_admission(session: Session) -> PodAdmission:
     """The policies with a binding that are, or are named like, those that nodewise ships."""
-    is_served = await session.reader.is_served(MUTATING_POLICIES)
-    if isinstance(is_served, UnavailableFact):
-        return is_served
-    kinds = [(ADMISSION_POLICIES, ADMISSION_BINDINGS)]
-    if is_served:
-        kinds.append((MUTATING_POLICIES, MUTATING_BINDINGS))
-    lists = await asyncio.gather(
-        *(session.reader.get_list(resource, parse_json) for pair in kinds for resource in pair)
-    )
-    read: list[list[Any]] = []
-    for part in lists:
-        if isinstance(part, UnavailableFact):
-            return part
-        read.append(part)
+    is_served = await session.reader.is_served(_MUTATING[0])
+    kinds = [_VALIDATING[0], *(_MUTATING[:1] if is_served else ())]
+    read = await _read_admission_objects(session.reader, [*_VALIDATING, *(_MUTATING if is_served else ())])
     policies = (
         policy
-        for (resource, _), listed, bindings in zip(kinds, read[::2], read[1::2], strict=True)
-        for policy in _shipped_policies(resource.kind, listed, bindings)
+        for kind, listed, bindings in zip(kinds, read[::2], read[1::2], strict=True)
+        for policy in _shipped_policies(kind.kind, listed, bindings)
     )
     return PodAdmission(is_served, tuple(policies))
 
@@ -300,38 +271,25 @@ def _find_by_name(kind: str, name: str) -> str:
     )
 
 
-async def collect_leases(session: Session) -> tuple[LeaderLease, ...] | UnavailableFact:
+async def collect_leases(session: Session) -> tuple[LeaderLease, ...]:
     """The Leases of the extender and of the controller, in the namespaces of nodewise."""
-    read = await asyncio.gather(
-        *(
-            _read_lease(session.reader, namespace, name)
-            for namespace in session.target.namespaces
-            for name in (CONTROLLER_LEASE, EXTENDER_LEASE)
-        )
-    )
-    leases: list[LeaderLease] = []
-    for lease in read:
-        if isinstance(lease, UnavailableFact):
-            return lease
-        leases += [lease] if lease else []
-    return tuple(leases)
+    names = (CONTROLLER_LEASE, EXTENDER_LEASE)
+    places = [(namespace, name) for namespace in session.target.namespaces for name in names]
+    leases = await read_all(_read_lease(session.reader, *place) for place in places)
+    return tuple(lease for lease in leases if lease is not None)
 
 
-async def _read_lease(
-    reader: ClusterReader, namespace: str, name: str
-) -> LeaderLease | UnavailableFact | None:
+async def _read_lease(reader: ClusterReader, namespace: str, name: str) -> LeaderLease | None:
     where = f"Lease/{namespace}/{name}"
     right = f"get leases.{LEASES.group} {name} in namespace {namespace}"
-    lease: Any = await reader.get(where, right, LEASES.path(namespace, name))
-    if lease is None or isinstance(lease, UnavailableFact):
-        return lease
-    duration_s = get_number(lease, "spec", "leaseDurationSeconds") or _DEFAULT_DURATION_S
-    holder = get_text(lease, "spec", "holderIdentity")
+    lease = await reader.get(where, right, LEASES.path(namespace, name))
+    if lease is None:
+        return None
     return LeaderLease(
         where,
-        holder,
+        get_text(lease, "spec", "holderIdentity"),
         _parse_time(get_text(lease, "spec", "renewTime")),
-        duration_s,
+        get_number(lease, "spec", "leaseDurationSeconds") or _DEFAULT_DURATION_S,
         _parse_time(get_text(lease, "metadata", "annotations", EVALUATION_ANNOTATION)),
     )
 
@@ -351,64 +309,64 @@ _NOT_AUTHORIZED: Final = re.compile(r"cannot impersonate|cannot patch resource")
 """RBAC or the node authorizer refuses, before any admission plugin examines the labels."""
 
 
-async def collect_node_restriction(session: Session) -> NodeRestriction | UnavailableFact:
+async def collect_node_restriction(session: Session) -> NodeRestriction:
     """Tried only if nodewise runs in native mode, or nodes have its labels."""
     nodes = (await session.require(collect_nodes)).nodes
-    extenders, controllers = await session.get(collect_extenders), await session.get(collect_controllers)
-    listed = [part for part in (extenders, controllers) if not isinstance(part, UnavailableFact)]
+    listed = [await session.get_or(collect, ()) for collect in (collect_extenders, collect_controllers)]
     labelled = [node.metadata.name for node in nodes if node.has_verdicts]
     if not nodes or not (labelled or native_mode_workloads(*listed)):
         return NodeRestriction(True, "native mode is not used")
-    tried = await _try_write_as_node(session, (labelled or [nodes[0].metadata.name])[0])
-    if not isinstance(tried, UnavailableFact):
-        return tried
-    return await _restriction_by_flags(session) or tried
+    try:
+        return await _try_write_as_node(session, (labelled or [nodes[0].metadata.name])[0])
+    except MissingFact:
+        if (restriction := await _restriction_by_flags(session)) is None:
+            raise
+        return restriction
 
 
-async def _try_write_as_node(session: Session, node: str) -> NodeRestriction | UnavailableFact:
+async def _try_write_as_node(session: Session, node: str) -> NodeRestriction:
     """The result of a dry run, which the API server does not store."""
     what, user = f"the rights of the kubelet of Node/{node}", f"system:node:{node}"
     right = f"impersonate users {user} and groups system:nodes"
-    connect_as_node = session.target.connect_as_node
-    if connect_as_node is None:
-        return UnavailableFact(what, "the kubeconfig impersonates a user", is_minor=True)
-    api = connect_as_node(user)
+    if session.target.connect_as_node is None:
+        raise missing_fact(what, "the kubeconfig impersonates a user", is_minor=True)
+    api = session.target.connect_as_node(user)
     body = {"metadata": {"labels": {_LABEL: "ok"}}}
     try:
         await api.patch(NODES.path(name=node), body, "merge", {"dryRun": "All"})
-    except NotFound:
-        return UnavailableFact(what, "the node no longer exists", is_minor=True)
+    except NotFound as error:
+        raise missing_fact(what, "the node no longer exists", is_minor=True) from error
     except Refused as error:
         if _NOT_AUTHORIZED.search(str(error)):
-            return UnavailableFact(what, "forbidden", right, is_minor=True)
+            raise missing_fact(what, "forbidden", right, is_minor=True) from error
         return NodeRestriction(True, short(str(error)))
     except NodewiseError as error:
-        return unavailable(what, right, error)._replace(is_minor=True)
+        unavailable = missing_after_error(what, right, error).unavailable
+        raise MissingFact(unavailable._replace(is_minor=True)) from error
     finally:
         await api.close()
     return NodeRestriction(False, f"a dry run as {user} may write the label {VERDICT_LABEL_PREFIX}…")
 
 
 async def _restriction_by_flags(session: Session) -> NodeRestriction | None:
-    """What the flags of kube-apiserver's static pods say; None without any that are visible."""
-    pods = await session.reader.get_list(PODS, parse_json, namespace=SYSTEM_NAMESPACE, selectors=_API_SERVERS)
-    servers = [] if isinstance(pods, UnavailableFact) else [*filter(None, map(_api_server, pods))]
-    if not servers:
+    """What the flags of kube-apiserver's static pods say; None without any that are visible.
+
+    The lists of a repeated flag are joined, and one that enables wins over one that disables.
+    """
+    pods = await attempt(
+        session.reader.get_list(PODS, parse_json, namespace=SYSTEM_NAMESPACE, selectors=_API_SERVERS)
+    )
+    restricting = {}
+    for pod in () if isinstance(pods, UnavailableFact) else pods:
+        workload = objects.parse("Pod", pod)
+        container = next((item for item in workload.containers if objects.runs(item, "kube-apiserver")), None)
+        if container is not None:
+            flags = objects.flags(container)
+            lists = [*flags.get("enable_admission_plugins", ()), *flags.get("admission_control", ())]
+            restricting[workload.where] = any(_PLUGIN in plugins.split(",") for plugins in lists)
+    if not restricting:
         return None
-    missing = [where for where, container in servers if not _enables_plugin(container)]
-    if missing:
-        return NodeRestriction(False, f"{missing[0]} does not enable the admission plugin {_PLUGIN}")
-    return NodeRestriction(True, f"{servers[0][0]} enables the admission plugin {_PLUGIN}")
-
-
-def _api_server(pod: Any) -> tuple[str, Container] | None:
-    workload = objects.parse("Pod", pod)
-    container = next((item for item in workload.containers if objects.runs(item, "kube-apiserver")), None)
-    return None if container is None else (workload.where, container)
-
-
-def _enables_plugin(container: Container) -> bool:
-    """The lists of a repeated flag are joined, and one that enables wins over one that disables."""
-    flags = objects.flags(container)
-    lists = [*flags.get("enable_admission_plugins", ()), *flags.get("admission_control", ())]
-    return any(_PLUGIN in plugins.split(",") for plugins in lists)
+    where = next((where for where, enables in restricting.items() if not enables), "")
+    if where:
+        return NodeRestriction(False, f"{where} does not enable the admission plugin {_PLUGIN}")
+    return NodeRestriction(True, f"{next(iter(restricting))} enables the admission plugin {_PLUGIN}")

@@ -15,15 +15,17 @@ import httpx2
 
 from nodewise.base.errors import BadSettings, Problem, short
 from nodewise.doctor.collectors.session import (
-    SERVICES,
     ClusterReader,
     ExaminationTarget,
+    MissingFact,
     Session,
+    attempt,
     host_path_of_container_file,
     is_this_host,
     may_read_host_files,
-    parse_certificate_chain,
+    missing_fact,
     parse_json,
+    read_certificate_chain,
     read_local_file,
 )
 from nodewise.doctor.collectors.workloads import (
@@ -50,12 +52,18 @@ from nodewise.doctor.parsing.objects import (
     get_text,
     get_text_list,
 )
-from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
+from nodewise.doctor.parsing.scheduler_configuration import (
+    ExtenderEntry,
+    Profile,
+    SchedulerConfiguration,
+    split_url,
+)
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.kube.resource_kinds import ENDPOINT_SLICES, selector
+from nodewise.kube.resource_kinds import ENDPOINT_SLICES, Resource, selector
 from nodewise.server.options import is_loopback
 from nodewise.server.server_tls_context import peer_certificates
 
+_SERVICES: Final = Resource("", "v1", "services", "Service")
 _CONNECT_TIMEOUT_S: Final = 3.0
 _RESPONSE_TIMEOUT_S: Final = 5.0
 _MAX_ADDRESSES: Final = 4
@@ -91,6 +99,8 @@ async def connect(probe: Probe) -> ProbedServer:
     _, host, _, port = split_url(probe.entry.url)
     if not host:
         return ProbedServer()
+    # an address means the same server from everywhere, unless it is the name of a Service
+    is_absolute = ".svc" not in f"{host}."
     attempts: list[str] = []
     refusals = 0
     addresses = list(dict.fromkeys([(host, port), *probe.addresses]))[:_MAX_ADDRESSES]
@@ -98,7 +108,7 @@ async def connect(probe: Probe) -> ProbedServer:
         name = f"{address[0]}:{address[1]}"
         try:
             server = await _probe_address(probe, address)
-            if _is_same_server_everywhere(host, address) or _is_server_of_entry(probe, server):
+            if (is_absolute and address[0] == host) or _is_server_of_entry(probe, server):
                 return server._replace(rejection=await _probe_client_certificate(probe, address))
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
@@ -111,11 +121,6 @@ async def connect(probe: Probe) -> ProbedServer:
     return ProbedServer(attempts=tuple(attempts), is_refused=refusals == len(addresses))
 
 
-def _is_same_server_everywhere(host: str, address: Address) -> bool:
-    """Whether an address means the same server from everywhere. The name of a Service does so in the cluster only."""
-    return address[0] == host and ".svc" not in f"{host}."
-
-
 def _is_server_of_entry(probe: Probe, server: ProbedServer) -> bool:
     """Whether it is the server of the entry: outside of the cluster another one may have its addresses."""
     if IN_CLUSTER in os.environ:
@@ -123,9 +128,7 @@ def _is_server_of_entry(probe: Probe, server: ProbedServer) -> bool:
     if not server.certificates:
         return False
     leaf, *intermediates = server.certificates
-    return is_valid_for(leaf, probe.server_name) or is_signed_by(
-        leaf, tuple(intermediates), probe.authorities
-    )
+    return is_valid_for(leaf, probe.server_name) or is_signed_by(leaf, intermediates, probe.authorities)
 
 
 async def _probe_address(probe: Probe, address: Address) -> ProbedServer:
@@ -190,9 +193,10 @@ _WRONG_HOST: Final = (
 )
 
 
-async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | UnavailableFact:
+async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...]:
     """All schedulers: of the command line, then of the cluster.
 
+    A configuration of the command line is taken for that of the static pods whose own cannot be read from here.
     `BadSettings` if the command line names a file or a URL that cannot be used.
     """
     target = session.target
@@ -200,40 +204,34 @@ async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...] | Un
     if target.scheduler_url:
         named.append(await _read_configz(target))
     listed = await session.get(collect_program_workloads)
-    if isinstance(listed, UnavailableFact) and not named:
-        return listed
-    pods = () if isinstance(listed, UnavailableFact) else listed.schedulers
-    running = await asyncio.gather(*(_read_scheduler_of_workload(session, pod) for pod in pods))
-    names = frozenset(scheduler.where for scheduler in named)
-    merged = _merge_named_and_running(named, list(running))
+    if isinstance(listed, UnavailableFact):
+        if not named:
+            raise MissingFact(listed)
+        running = []
+    else:
+        running = await asyncio.gather(
+            *(_read_scheduler_of_workload(session, pod) for pod in listed.schedulers)
+        )
+    names = {scheduler.where for scheduler in named}
+    if named:
+        hidden = [
+            scheduler
+            for scheduler in running
+            if isinstance(scheduler.configuration, UnavailableFact)
+            and scheduler.workload is not None
+            and (scheduler.workload.is_static or scheduler.workload.host_network)
+        ]
+        workload = hidden[0].workload if hidden else None
+        named = [scheduler._replace(workload=scheduler.workload or workload) for scheduler in named]
+        running = [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
     return tuple(
         await asyncio.gather(
             *(
                 _collect_nodewise_entries(session, scheduler, is_named=scheduler.where in names)
-                for scheduler in merged
+                for scheduler in running
             )
         )
     )
-
-
-def _merge_named_and_running(named: list[SchedulerInfo], running: list[SchedulerInfo]) -> list[SchedulerInfo]:
-    """A configuration of the command line is taken for that of the static pods whose own cannot be read from here."""
-    if not named:
-        return running
-    hidden = [
-        scheduler
-        for scheduler in running
-        if isinstance(scheduler.configuration, UnavailableFact)
-        and scheduler.workload is not None
-        and (scheduler.workload.is_static or scheduler.workload.host_network)
-    ]
-    if hidden:
-        workload = hidden[0].workload
-        named = [
-            scheduler._replace(workload=workload) if scheduler.workload is None else scheduler
-            for scheduler in named
-        ]
-    return [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
 
 
 def read_configuration_file(path: str) -> SchedulerInfo:
@@ -277,19 +275,26 @@ async def _read_configz(target: ExaminationTarget) -> SchedulerInfo:
 
 
 async def _read_scheduler_of_workload(session: Session, workload: Workload) -> SchedulerInfo:
-    """A scheduler of the cluster with the configuration that its --config names."""
+    """A scheduler of the cluster with the configuration that its --config names. It is named after the object that
+    contains the configuration, or after the workload if it is a file of the host.
+    """
     container = find_container(workload, runs_kube_scheduler)
     path = objects.flag(container, "config")
     if not path:
         return SchedulerInfo(workload.where, _scheduler_without_config_flag(workload, container), workload)
-    data = await session.files.read(workload, container, path)
-    if isinstance(data, UnavailableFact):
-        return SchedulerInfo(workload.where, data, workload)
+    try:
+        data = await session.files.read(workload, container, path)
+    except MissingFact as missing:
+        return SchedulerInfo(workload.where, missing.unavailable, workload)
+    where, source = workload.where, objects.find_mount(container, path)
+    if source is not None and source[0].kind != "hostPath":
+        kind = "ConfigMap" if source[0].kind == "configMap" else "Secret"
+        where = f"{kind}/{workload.namespace}/{source[0].name}"
     configuration = scheduler_configuration.parse(data)
     if configuration.problems and not configuration.profiles:
         problem = UnavailableFact(f"{path} of {workload.where}", "; ".join(configuration.problems))
-        return SchedulerInfo(_find_configuration_source(workload, container, path), problem, workload)
-    return SchedulerInfo(_find_configuration_source(workload, container, path), configuration, workload)
+        return SchedulerInfo(where, problem, workload)
+    return SchedulerInfo(where, configuration, workload)
 
 
 def _scheduler_without_config_flag(
@@ -298,18 +303,8 @@ def _scheduler_without_config_flag(
     old = [name for name in _OLD_FLAGS if objects.flag(container, name) is not None]
     if old:
         return UnavailableFact(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
-    default = SchedulerConfiguration()
     name = objects.flag(container, "scheduler-name") or DEFAULT_SCHEDULER
-    return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
-
-
-def _find_configuration_source(workload: Workload, container: Container, path: str) -> str:
-    """The object that contains the configuration; the workload itself if it is a file of the host."""
-    source = objects.find_mount(container, path)
-    if source is None or source[0].kind == "hostPath":
-        return workload.where
-    kind = "ConfigMap" if source[0].kind == "configMap" else "Secret"
-    return f"{kind}/{workload.namespace}/{source[0].name}"
+    return SchedulerConfiguration((Profile(name),))
 
 
 class _EntryFiles(NamedTuple):
@@ -328,13 +323,18 @@ class _EntryFiles(NamedTuple):
             return host_path_of_container_file(self.container, file)
         return file if self.is_named else ""
 
-    async def read(self, file: str) -> bytes | UnavailableFact:
+    async def read(self, file: str) -> bytes:
         if path := self.local_path(file):
-            data = read_local_file(path)
-            return data._replace(remedy=_WRONG_HOST) if isinstance(data, UnavailableFact) else data
+            return read_local_file(path, _WRONG_HOST)
         if self.workload is None or self.container is None:
-            return UnavailableFact(file, "its host is unknown")
+            raise missing_fact(file, "its host is unknown")
         return await self.session.files.read(self.workload, self.container, file)
+
+    async def read_chain(self, data: bytes, file: str) -> Chain | UnavailableFact | None:
+        """The certificates in the configuration, or else in a file; None without both."""
+        if data:
+            return certificates.parse_pem(data)
+        return await read_certificate_chain(self.read(file)) if file else None
 
 
 async def _collect_nodewise_entries(
@@ -359,47 +359,28 @@ async def _collect_nodewise_entries(
 async def _read_entry_certificates_and_server(
     files: _EntryFiles, entry: ExtenderEntry
 ) -> tuple[EntryCertificates, Service | UnavailableFact | None, ProbedServer]:
-    own = await _read_entry_certificates(files, entry)
-    reader = files.session.reader
+    key: bytes | UnavailableFact | None = entry.key_data or None
+    if not key and entry.key_file:
+        pem = await attempt(files.read(entry.key_file))
+        key = pem if isinstance(pem, UnavailableFact) else certificates.public_key(pem)
+    own = EntryCertificates(
+        await files.read_chain(entry.ca_data, entry.ca_file),
+        await files.read_chain(entry.cert_data, entry.cert_file),
+        key,
+    )
+    reader, workload = files.session.reader, files.workload
     service, addresses = await _read_service(reader, entry)
-    if _is_address_inside_scheduler_pod(files.workload, entry) and not files.is_named:
+    if (
+        not files.is_named
+        and workload is not None
+        and is_loopback(split_url(entry.url)[1])
+        and not (workload.host_network and is_this_host(workload.node))
+    ):
         return own, service, ProbedServer(attempts=("it is the scheduler's own pod",))
     reader.say(f"connecting to {entry.url}")
     cert_file, key_file = files.local_path(entry.cert_file), files.local_path(entry.key_file)
-    probe = Probe(entry, tuple(addresses), cert_file, key_file, readable(own.ca))
-    server = await connect(probe)
+    server = await connect(Probe(entry, addresses, cert_file, key_file, readable(own.ca)))
     return own, service, server
-
-
-def _is_address_inside_scheduler_pod(workload: Workload | None, entry: ExtenderEntry) -> bool:
-    """Whether the address is one of the scheduler's own pod, which cannot be reached from here."""
-    if workload is None or not is_loopback(split_url(entry.url)[1]):
-        return False
-    return not (workload.host_network and is_this_host(workload.node))
-
-
-async def _read_entry_certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
-    """The certificates of an entry, and the public key of its private key."""
-    return EntryCertificates(
-        ca=await _read_certificate_chain(files, entry.ca_data, entry.ca_file),
-        client=await _read_certificate_chain(files, entry.cert_data, entry.cert_file),
-        key=entry.key_data or await _read_public_key(files, entry.key_file),
-    )
-
-
-async def _read_certificate_chain(
-    files: _EntryFiles, data: bytes, file: str
-) -> Chain | UnavailableFact | None:
-    if data:
-        return certificates.parse_pem(data)
-    return parse_certificate_chain(await files.read(file)) if file else None
-
-
-async def _read_public_key(files: _EntryFiles, file: str) -> bytes | UnavailableFact | None:
-    if not file:
-        return None
-    pem = await files.read(file)
-    return pem if isinstance(pem, UnavailableFact) else certificates.public_key(pem)
 
 
 async def _read_service(
@@ -415,8 +396,8 @@ async def _read_service(
     right = f"get services {name} in namespace {namespace}"
     selectors = {"labelSelector": selector("kubernetes.io/service-name", name)}
     service, slices = await asyncio.gather(
-        reader.get(where, right, SERVICES.path(namespace, name)),
-        reader.get_list(ENDPOINT_SLICES, parse_json, namespace=namespace, selectors=selectors),
+        attempt(reader.get(where, right, _SERVICES.path(namespace, name))),
+        attempt(reader.get_list(ENDPOINT_SLICES, parse_json, namespace=namespace, selectors=selectors)),
     )
     if isinstance(service, UnavailableFact):
         return service, []

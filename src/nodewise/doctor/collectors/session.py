@@ -1,15 +1,15 @@
-"""One run of doctor: what to examine, and the facts that were collected so far.
+"""One run of doctor: reads the API server and files, and keeps the facts that were collected so far.
 
-A collector reads one fact. It gets further facts from the session, which runs each collector once.
+It changes nothing. A collector reads one fact, and gets further facts from the session, which runs each collector once.
+Whatever cannot be read raises `MissingFact`.
 """
 
 import asyncio
 import base64
-import binascii
 import posixpath
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -18,49 +18,17 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Refused, short
 from nodewise.doctor.facts import UnavailableFact
-from nodewise.doctor.parsing import certificates
-from nodewise.doctor.parsing import objects as workloads
+from nodewise.doctor.parsing import certificates, objects
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.objects import Container, Workload, get_text
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import CONFIG_MAPS, SECRETS, Resource
 
-DEPLOYMENTS: Final = Resource("apps", "v1", "deployments", "Deployment")
-DAEMON_SETS: Final = Resource("apps", "v1", "daemonsets", "DaemonSet")
-STATEFUL_SETS: Final = Resource("apps", "v1", "statefulsets", "StatefulSet")
-CRON_JOBS: Final = Resource("batch", "v1", "cronjobs", "CronJob")
-SERVICES: Final = Resource("", "v1", "services", "Service")
-ADMISSION_POLICIES: Final = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "validatingadmissionpolicies",
-    "ValidatingAdmissionPolicy",
-    namespaced=False,
-)
-ADMISSION_BINDINGS: Final = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "validatingadmissionpolicybindings",
-    "ValidatingAdmissionPolicyBinding",
-    namespaced=False,
-)
-MUTATING_POLICIES: Final = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "mutatingadmissionpolicies",
-    "MutatingAdmissionPolicy",
-    namespaced=False,
-)
-MUTATING_BINDINGS: Final = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "mutatingadmissionpolicybindings",
-    "MutatingAdmissionPolicyBinding",
-    namespaced=False,
-)
-API_SERVICES: Final = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
+T = TypeVar("T")
+D = TypeVar("D")
 
+SYSTEM_NAMESPACE: Final = "kube-system"
 _MAX_CONCURRENT: Final = 12
 _PAGE_SIZE: Final = "500"
 _PAGE_TIMEOUT_S: Final = 30.0
@@ -68,6 +36,51 @@ _PAGE_TIMEOUT_S: Final = 30.0
 _PROXY_TIMEOUT_S: Final = 5.0
 _LIST_ATTEMPTS: Final = 3
 _FORBIDDEN: Final = "forbidden"
+_MAX_BYTES: Final = 2**20
+_COPY: Final = "copy it from there and name the copy: --scheduler-config FILE"
+_FORWARD: Final = (
+    "kubectl -n {0} port-forward {1} 10259, and --scheduler-url https://127.0.0.1:10259; or copy the file and name the"
+    " copy: --scheduler-config FILE"
+)
+
+
+class MissingFact(Exception):
+    """A fact cannot be read, or needs another one that cannot be read."""
+
+    def __init__(self, unavailable: UnavailableFact) -> None:
+        super().__init__(unavailable.reason)
+        self.unavailable = unavailable
+
+
+def missing_fact(
+    what: str, reason: str, right: str = "", *, remedy: str = "", is_minor: bool = False
+) -> MissingFact:
+    return MissingFact(UnavailableFact(what, reason, right, remedy, is_minor))
+
+
+def missing_after_error(what: str, right: str, error: NodewiseError) -> MissingFact:
+    """Why something could not be read, with the missing right if that is the reason."""
+    if isinstance(error, Refused) and _FORBIDDEN in str(error):
+        return missing_fact(what, "forbidden", right)
+    return missing_fact(what, short(str(error)))
+
+
+async def attempt(reading: Awaitable[T]) -> T | UnavailableFact:
+    """What was read, or why it is unavailable."""
+    try:
+        return await reading
+    except MissingFact as missing:
+        return missing.unavailable
+
+
+async def read_all(readings: Iterable[Awaitable[T]]) -> list[T]:
+    """All results, read at once. Raises the first `MissingFact` in the order of the readings."""
+    values: list[T] = []
+    for value in await asyncio.gather(*map(attempt, readings)):
+        if isinstance(value, UnavailableFact):
+            raise MissingFact(value)
+        values.append(value)
+    return values
 
 
 class _ListMetadata(msgspec.Struct, frozen=True):
@@ -100,16 +113,12 @@ class ClusterReader:
     async def get(self, what: str, right: str, path: str, *, is_proxied: bool = False) -> Any:
         """The JSON at a path; None if there is no such object."""
         body = await self.get_bytes(what, right, path, is_proxied=is_proxied)
-        if body is None or isinstance(body, UnavailableFact):
-            return body
         try:
-            return msgspec.json.decode(body)
+            return None if body is None else msgspec.json.decode(body)
         except UNREADABLE as error:
-            return UnavailableFact(what, f"the response is no JSON: {short(str(error))}")
+            raise missing_fact(what, f"the response is no JSON: {short(str(error))}") from error
 
-    async def get_bytes(
-        self, what: str, right: str, path: str, *, is_proxied: bool = False
-    ) -> bytes | UnavailableFact | None:
+    async def get_bytes(self, what: str, right: str, path: str, *, is_proxied: bool = False) -> bytes | None:
         """The same as bytes. `is_proxied`: the API server passes the request on to a server that may not respond."""
         timeout_s = min(self._timeout_s, _PROXY_TIMEOUT_S) if is_proxied else self._timeout_s
         try:
@@ -118,27 +127,27 @@ class ClusterReader:
         except NotFound:
             return None
         except NodewiseError as error:
-            return unavailable(what, right, error)
+            raise missing_after_error(what, right, error) from error
 
     async def review(self, body: Mapping[str, Any], right: str) -> Any:
         """The response to a SubjectAccessReview, which the API server does not store."""
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
         try:
             async with self._requests:
-                response = await self.api.create(path, body, timeout_s=self._timeout_s)
-            return msgspec.json.decode(response)
+                return msgspec.json.decode(await self.api.create(path, body, timeout_s=self._timeout_s))
         except NodewiseError as error:
-            return unavailable("SubjectAccessReviews", right, error)
+            raise missing_after_error("SubjectAccessReviews", right, error) from error
         except UNREADABLE as error:
-            return UnavailableFact("SubjectAccessReviews", short(str(error)))
+            raise missing_fact("SubjectAccessReviews", short(str(error))) from error
 
-    async def is_served(self, resource: Resource) -> bool | UnavailableFact:
+    async def is_served(self, resource: Resource) -> bool:
         """Whether the API server has a kind."""
         try:
             async with self._requests:
                 return await resource_kinds.is_served(self.api, resource)
         except NodewiseError as error:
-            return unavailable("the kinds of the API server", "get the path /apis", error)
+            what = "the kinds of the API server"
+            raise missing_after_error(what, "get the path /apis", error) from error
 
     async def get_list(
         self,
@@ -148,7 +157,7 @@ class ClusterReader:
         namespace: str = "",
         selectors: Mapping[str, str] | None = None,
         limit: int = 0,
-    ) -> list[T] | UnavailableFact:
+    ) -> list[T]:
         """All objects of a kind, each parsed by `parse`; None leaves it out.
 
         A kind that the API server does not have is empty. `limit`: with more objects the list is not read.
@@ -157,26 +166,26 @@ class ClusterReader:
         what = f"{name} in namespace {namespace}" if namespace else name
         for _ in range(_LIST_ATTEMPTS):
             try:
-                return await self._read_pages(resource, namespace, dict(selectors or {}), parse, limit)
+                return await self._read_pages(resource, namespace, selectors or {}, parse, limit)
             except Expired:  # the continue token is too old: read the list from its beginning
                 continue
             except NotFound:
                 return []
             except NodewiseError as error:
-                return unavailable(what, f"list {what}", error)
+                raise missing_after_error(what, f"list {what}", error) from error
             except UNREADABLE as error:
-                return UnavailableFact(what, f"the response is no list: {short(str(error))}")
-        return UnavailableFact(what, "the list expired before it was complete", is_minor=True)
+                raise missing_fact(what, f"the response is no list: {short(str(error))}") from error
+        raise missing_fact(what, "the list expired before it was complete", is_minor=True)
 
     async def _read_pages(
         self,
         resource: Resource,
         namespace: str,
-        selectors: dict[str, str],
+        selectors: Mapping[str, str],
         parse: Callable[[bytes], T | None],
         limit: int,
-    ) -> list[T] | UnavailableFact:
-        objects: list[T] = []
+    ) -> list[T]:
+        parsed: list[T] = []
         token, count = "", 0
         while True:
             params = {**selectors, "limit": _PAGE_SIZE, **({"continue": token} if token else {})}
@@ -186,23 +195,16 @@ class ClusterReader:
             items = page.items or ()
             if limit and len(items) + page.metadata.remaining > limit and not token:
                 reason = f"there are more than {limit:,}, which are too many to read"
-                return UnavailableFact(resource.plural, reason, is_minor=True)
-            objects += filter(None, (parse(bytes(item)) for item in items))
+                raise missing_fact(resource.plural, reason, is_minor=True)
+            parsed += filter(None, (parse(bytes(item)) for item in items))
             count += len(items)
             if token and page.metadata.token == token:
-                return UnavailableFact(resource.plural, "the list begins again where it should continue")
+                raise missing_fact(resource.plural, "the list begins again where it should continue")
             token = page.metadata.token
             self.say(f"reading {count:,} {resource.plural}")
             if not token:
-                return objects
+                return parsed
             await asyncio.sleep(0)  # parsing a page takes time: let other collectors run in between
-
-
-def unavailable(what: str, right: str, error: NodewiseError) -> UnavailableFact:
-    """Why something could not be read, with the missing right if that is the reason."""
-    if isinstance(error, Refused) and _FORBIDDEN in str(error):
-        return UnavailableFact(what, "forbidden", right)
-    return UnavailableFact(what, short(str(error)))
 
 
 def parse_json(body: bytes) -> Any:
@@ -213,93 +215,78 @@ def parse_json(body: bytes) -> Any:
         return None
 
 
-_MAX_BYTES: Final = 2**20
-_COPY: Final = "copy it from there and name the copy: --scheduler-config FILE"
-_FORWARD: Final = (
-    "kubectl -n {0} port-forward {1} 10259, and --scheduler-url https://127.0.0.1:10259; or copy the file and name the"
-    " copy: --scheduler-config FILE"
-)
-
-
 class FileReader:
-    """Reads files of containers and of this host. Callers keep only the public key of a private key."""
+    """Reads files as containers see them: from ConfigMaps and Secrets through the API server, or from this host.
+
+    Callers keep only the public key of a private key.
+    """
 
     def __init__(self, reader: ClusterReader) -> None:
         self._reader = reader
         self._objects: dict[str, Any] = {}
 
-    async def read(self, workload: Workload, container: Container, path: str) -> bytes | UnavailableFact:
+    async def read(self, workload: Workload, container: Container, path: str) -> bytes:
         """A file as a container sees it."""
         what = f"{path} of {workload.where}"
-        source = workloads.find_mount(container, path)
+        source = objects.find_mount(container, path)
         if source is None:
-            return UnavailableFact(what, "it is part of the image", remedy=_COPY)
-        mount, inside = source
+            raise missing_fact(what, "it is part of the image", remedy=_COPY)
+        mount, key = source
         if mount.kind == "hostPath":
-            return _read_host_path(
-                what, posixpath.join(mount.name, inside) if inside else mount.name, workload
-            )
-        if mount.kind == "configMap":
-            return await self._read_config_map_or_secret_key(
-                CONFIG_MAPS, workload.namespace, mount.name, inside
-            )
-        if mount.kind == "secret":
-            return await self._read_config_map_or_secret_key(SECRETS, workload.namespace, mount.name, inside)
-        return UnavailableFact(what, "its volume is of a kind that cannot be read from here")
-
-    async def read_certificate_chain(
-        self, workload: Workload, container: Container, path: str
-    ) -> Chain | UnavailableFact:
-        """The certificates of a file."""
-        return parse_certificate_chain(await self.read(workload, container, path))
-
-    async def _read_config_map_or_secret_key(
-        self, resource: Resource, namespace: str, name: str, key: str
-    ) -> bytes | UnavailableFact:
-        """A key of a ConfigMap or a Secret."""
-        value = await self._read_object_once(resource, namespace, name)
-        if isinstance(value, UnavailableFact):
-            return value
-        what = f"{resource.kind}/{namespace}/{name}"
+            return _read_host_path(what, host_path_of_container_file(container, path), workload)
+        if mount.kind not in ("configMap", "secret"):
+            raise missing_fact(what, "its volume is of a kind that cannot be read from here")
+        resource = CONFIG_MAPS if mount.kind == "configMap" else SECRETS
+        value = await self._read_object_once(resource, workload.namespace, mount.name)
+        what = f"{resource.kind}/{workload.namespace}/{mount.name}"
         if value is None:
-            return UnavailableFact(what, "it does not exist, and a pod mounts it")
+            raise missing_fact(what, "it does not exist, and a pod mounts it")
         text = get_text(value, "data", key)
         if resource is CONFIG_MAPS and text:
             return text.encode(errors="replace")[:_MAX_BYTES]
         encoded = get_text(value, "binaryData", key) if resource is CONFIG_MAPS else text
-        return _decode_utf8(encoded) or UnavailableFact(what, f"it has no key {key}")
+        try:
+            data = base64.b64decode(encoded, validate=True)[:_MAX_BYTES]
+        except ValueError:
+            data = b""
+        if not data:
+            raise missing_fact(what, f"it has no key {key}")
+        return data
 
     async def _read_object_once(self, resource: Resource, namespace: str, name: str) -> Any:
-        """An object, read once."""
         what = f"{resource.kind}/{namespace}/{name}"
         try:
             path = resource.path(namespace, name)
         except BadInput as error:  # the API server accepts volumes with such a name
-            return UnavailableFact(what, str(error))
+            raise missing_fact(what, str(error)) from error
         if path not in self._objects:
             right = f"get {resource.plural} {name} in namespace {namespace}"
-            self._objects[path] = await self._reader.get(what, right, path)
+            self._objects[path] = await attempt(self._reader.get(what, right, path))
+        if isinstance(self._objects[path], UnavailableFact):
+            raise MissingFact(self._objects[path])
         return self._objects[path]
 
 
-def read_local_file(path: str) -> bytes | UnavailableFact:
+async def read_certificate_chain(file: Awaitable[bytes]) -> Chain | UnavailableFact:
+    """The certificates of a file that is read."""
+    pem = await attempt(file)
+    return pem if isinstance(pem, UnavailableFact) else certificates.parse_pem(pem)
+
+
+def read_local_file(path: str, remedy: str = "") -> bytes:
     """A file of this host."""
     try:
         with Path(path).open("rb") as file:
             return file.read(_MAX_BYTES)
     except OSError as error:
-        return UnavailableFact(path, error.strerror or str(error))
-    except ValueError:
-        return UnavailableFact(path, "it is no file name")
-
-
-def parse_certificate_chain(pem: bytes | UnavailableFact) -> Chain | UnavailableFact:
-    return pem if isinstance(pem, UnavailableFact) else certificates.parse_pem(pem)
+        raise missing_fact(path, error.strerror or str(error), remedy=remedy) from error
+    except ValueError as error:
+        raise missing_fact(path, "it is no file name", remedy=remedy) from error
 
 
 def host_path_of_container_file(container: Container, path: str) -> str:
     """The path on its host of a container's file; empty if the file is not of the host."""
-    source = workloads.find_mount(container, path)
+    source = objects.find_mount(container, path)
     if source is None or source[0].kind != "hostPath":
         return ""
     mount, inside = source
@@ -311,39 +298,24 @@ def may_read_host_files(workload: Workload) -> bool:
 
     Tenants can make pods that name any path and any node, but no static pods of kube-system.
     """
-    return workload.is_static and workload.namespace == "kube-system" and is_this_host(workload.node)
+    return workload.is_static and workload.namespace == SYSTEM_NAMESPACE and is_this_host(workload.node)
 
 
 def is_this_host(node: str) -> bool:
     """Whether doctor runs on a node, by its name."""
-    return bool(node) and _first_host_name_label(node) == _first_host_name_label(socket.gethostname())
+    labels = [name.partition(".")[0].lower() for name in (node, socket.gethostname())]
+    return bool(node) and labels[0] == labels[1]
 
 
-def _first_host_name_label(host: str) -> str:
-    return host.partition(".")[0].lower()
-
-
-def _read_host_path(what: str, path: str, workload: Workload) -> bytes | UnavailableFact:
+def _read_host_path(what: str, path: str, workload: Workload) -> bytes:
     if may_read_host_files(workload):
-        data = read_local_file(path)
-        return data._replace(remedy=_COPY) if isinstance(data, UnavailableFact) else data
+        return read_local_file(path, _COPY)
     kind, namespace, name = workload.where.split("/")
     remedy = _FORWARD.format(namespace, name) if kind == "Pod" else _COPY
-    return UnavailableFact(what, f"it lies on host {workload.node or 'of the pod'}, as {path}", remedy=remedy)
+    raise missing_fact(what, f"it lies on host {workload.node or 'of the pod'}, as {path}", remedy=remedy)
 
 
-def _decode_utf8(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)[:_MAX_BYTES]
-    except (binascii.Error, ValueError):
-        return b""
-
-
-T = TypeVar("T")
-
-SYSTEM_NAMESPACE: Final = "kube-system"
-
-Collector = Callable[["Session"], Awaitable[T | UnavailableFact]]
+Collector = Callable[["Session"], Awaitable[T]]
 
 
 class SchedulerClient(NamedTuple):
@@ -366,14 +338,6 @@ class ExaminationTarget(NamedTuple):
     """Connects as a user of the group system:nodes; None if the kubeconfig impersonates a user itself."""
 
 
-class MissingFact(Exception):
-    """A collector needs a fact that is unavailable."""
-
-    def __init__(self, unavailable: UnavailableFact) -> None:
-        super().__init__(unavailable.reason)
-        self.unavailable = unavailable
-
-
 class Session:
     """Runs collectors."""
 
@@ -390,8 +354,13 @@ class Session:
     async def get(self, collector: Collector[T]) -> T | UnavailableFact:
         """A fact, or why it is unavailable."""
         if collector not in self._tasks:
-            self._tasks[collector] = asyncio.create_task(self._run_collector_once(collector))
+            self._tasks[collector] = asyncio.create_task(attempt(collector(self)))
         return cast("T | UnavailableFact", await self._tasks[collector])
+
+    async def get_or(self, collector: Collector[T], default: D) -> T | D:
+        """A fact; the default if it is unavailable."""
+        value = await self.get(collector)
+        return default if isinstance(value, UnavailableFact) else value
 
     async def require(self, collector: Collector[T]) -> T:
         """A fact. If it is unavailable, the fact of the collector that requires it is so, too, for the same reason."""
@@ -399,12 +368,6 @@ class Session:
         if isinstance(value, UnavailableFact):
             raise MissingFact(value)
         return value
-
-    async def _run_collector_once(self, collector: Collector[T]) -> T | UnavailableFact:
-        try:
-            return await collector(self)
-        except MissingFact as missing:
-            return missing.unavailable
 
     async def close(self) -> None:
         """End collectors that still run after an error."""

@@ -1,7 +1,7 @@
 """Certificates as values. Of a private key only the public key is kept."""
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -59,7 +59,9 @@ def public_key(pem: bytes) -> bytes:
         return b""
 
 
-def is_signed_by(leaf: ParsedCertificate, intermediates: Chain, authorities: Chain) -> bool:
+def is_signed_by(
+    leaf: ParsedCertificate, intermediates: Sequence[ParsedCertificate], authorities: Chain
+) -> bool:
     """Whether a certificate leads to one of the authorities, directly or by the given intermediates."""
     current, remaining = leaf, list(intermediates)
     for _ in range(len(intermediates) + 1):

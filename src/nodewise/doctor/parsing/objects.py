@@ -328,14 +328,19 @@ def settings(container: Container, file: bytes = b"") -> dict[str, str]:
     return {**parse_settings(file), **variables, **joined}
 
 
+def parse_documents(text: bytes, name: str) -> list[Any]:
+    """The documents of the first MiB of a YAML or JSON text. `BadInput` if it cannot be read."""
+    try:
+        return [msgspec.json.decode(json) for _, json in object_files.split_documents(text[:_MAX_FILE], name)]
+    except UNREADABLE as error:
+        raise BadInput(str(error)) from error
+
+
 def parse_settings(text: bytes) -> dict[str, str]:
     """The settings of a file, those of agents' sections included; empty if it cannot be read."""
     try:
-        values = [
-            msgspec.json.decode(json)
-            for _, json in object_files.split_documents(text[:_MAX_FILE], "settings")
-        ]
-    except (BadInput, *UNREADABLE):
+        values = parse_documents(text, "settings")
+    except BadInput:
         return {}
     top = get_mapping(values[0]) if values else {}
     sections = [get_mapping(value) for value in top.values()]

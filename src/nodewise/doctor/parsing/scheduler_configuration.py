@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
-
-from nodewise.base.errors import UNREADABLE, BadInput, short, shown
+from nodewise.base.errors import BadInput, short, shown
 from nodewise.doctor.parsing import certificates
-from nodewise.doctor.parsing.objects import get_field_ignoring_case, get_list, get_number, get_text
+from nodewise.doctor.parsing.objects import (
+    get_field_ignoring_case,
+    get_list,
+    get_number,
+    get_text,
+    parse_documents,
+)
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.kube import object_files
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000
@@ -98,10 +101,8 @@ def parse(text: bytes) -> SchedulerConfiguration:
     if len(text) > _MAX_BYTES:
         return _invalid_configuration(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
-        values = [
-            msgspec.json.decode(json) for _, json in object_files.split_documents(text, "configuration")
-        ]
-    except (BadInput, *UNREADABLE) as error:
+        values = parse_documents(text, "configuration")
+    except BadInput as error:
         return _invalid_configuration(short(str(error)))
     if len(values) != 1:
         return _invalid_configuration(f"found {len(values)} documents, expected 1")
