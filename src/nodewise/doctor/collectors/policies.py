@@ -217,18 +217,6 @@ def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | 
         observing = [key for key in keys if not selectors.is_enforced_for(key, pod)]
     except msgspec.MsgspecError:
         named, observing = policy, []
-    try:
-        requirements = verdict_requirements(msgspec.json.decode(body, type=_Pod).spec)
-        verdict_keys = frozenset(requirement.key for requirement in requirements)
-    except msgspec.MsgspecError:
-        verdict_keys = frozenset()
-    resources = {
-        name
-        for container in (*get_list(spec, "containers"), *get_list(spec, "initContainers"))
-        for kind in ("requests", "limits")
-        for name in get_mapping(container, "resources", kind)
-        if "/" in name
-    }
     return PodInfo(
         name=get_text(value, "metadata", "name"),
         namespace=get_text(value, "metadata", "namespace"),
@@ -236,15 +224,33 @@ def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | 
         scheduler_name=get_text(spec, "schedulerName") or DEFAULT_SCHEDULER,
         node=get_text(spec, "nodeName"),
         age_s=_age_s(get_text(value, "metadata", "creationTimestamp"), now),
-        resources=tuple(sorted(resources)),
+        resources=tuple(sorted(_extended_resources(spec))),
         message=short(objects.unscheduled_message(value), 500),
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
         selected_by=tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy"),
         observed_by=tuple(f"{key.kind}/{key.path}" for key in observing),
-        verdict_keys=verdict_keys,
+        verdict_keys=_verdict_keys(body),
     )
+
+
+def _extended_resources(spec: Any) -> set[str]:
+    return {
+        name
+        for container in (*get_list(spec, "containers"), *get_list(spec, "initContainers"))
+        for kind in ("requests", "limits")
+        for name in get_mapping(container, "resources", kind)
+        if "/" in name
+    }
+
+
+def _verdict_keys(body: bytes) -> frozenset[str]:
+    try:
+        requirements = verdict_requirements(msgspec.json.decode(body, type=_Pod).spec)
+    except msgspec.MsgspecError:
+        return frozenset()
+    return frozenset(requirement.key for requirement in requirements)
 
 
 def _avoids_nodes_violating_policy(spec: Any, policy: str) -> bool:

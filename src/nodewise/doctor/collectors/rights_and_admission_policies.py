@@ -123,7 +123,9 @@ async def _find_missing_rights(
     return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
 
 
-def needed_rights(extender: NodewiseWorkload, metrics: Sequence[str] = ()) -> list[AccessRight]:
+def needed_rights(  # complexity: each agent and mode adds rules
+    extender: NodewiseWorkload, metrics: Sequence[str] = ()
+) -> list[AccessRight]:
     """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []

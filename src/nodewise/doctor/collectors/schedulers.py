@@ -196,7 +196,6 @@ _WRONG_HOST: Final = (
 async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...]:
     """All schedulers: of the command line, then of the cluster.
 
-    A configuration of the command line is taken for that of the static pods whose own cannot be read from here.
     `BadSettings` if the command line names a file or a URL that cannot be used.
     """
     target = session.target
@@ -213,25 +212,30 @@ async def collect_schedulers(session: Session) -> tuple[SchedulerInfo, ...]:
             *(_read_scheduler_of_workload(session, pod) for pod in listed.schedulers)
         )
     names = {scheduler.where for scheduler in named}
-    if named:
-        hidden = [
-            scheduler
-            for scheduler in running
-            if isinstance(scheduler.configuration, UnavailableFact)
-            and scheduler.workload is not None
-            and (scheduler.workload.is_static or scheduler.workload.host_network)
-        ]
-        workload = hidden[0].workload if hidden else None
-        named = [scheduler._replace(workload=scheduler.workload or workload) for scheduler in named]
-        running = [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
     return tuple(
         await asyncio.gather(
             *(
                 _collect_nodewise_entries(session, scheduler, is_named=scheduler.where in names)
-                for scheduler in running
+                for scheduler in _merge_named_and_running(named, running)
             )
         )
     )
+
+
+def _merge_named_and_running(named: list[SchedulerInfo], running: list[SchedulerInfo]) -> list[SchedulerInfo]:
+    """A configuration of the command line is taken for that of the static pods whose own cannot be read from here."""
+    if not named:
+        return running
+    hidden = [
+        scheduler
+        for scheduler in running
+        if isinstance(scheduler.configuration, UnavailableFact)
+        and scheduler.workload is not None
+        and (scheduler.workload.is_static or scheduler.workload.host_network)
+    ]
+    workload = hidden[0].workload if hidden else None
+    merged = [scheduler._replace(workload=scheduler.workload or workload) for scheduler in named]
+    return [*merged, *(scheduler for scheduler in running if scheduler not in hidden)]
 
 
 def read_configuration_file(path: str) -> SchedulerInfo:

@@ -94,18 +94,24 @@ async def collect_program_workloads(session: Session) -> ProgramWorkloads:
         attempt(_read_pods_without_controller(reader)),
     )
     if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
-        what = ", ".join(part.what for part in missing)
-        rights = "; ".join(dict.fromkeys(part.right for part in missing if part.right))
-        raise MissingFact(missing[0]._replace(what=what, right=rights))
+        raise MissingFact(_join_unavailable_facts(missing))
     everywhere = [workload for part in lists if isinstance(part, list) for workload in part]
     examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
-    by_program = (
-        tuple(workload for workload in examined if any(map(is_program, workload.containers)))
-        for is_program in _PROGRAMS
+    schedulers, deschedulers, extenders, controllers = (
+        _find_workloads(examined, is_program) for is_program in _PROGRAMS
     )
     elsewhere = tuple(workload for workload in everywhere if workload.namespace not in session.namespaces)
-    schedulers, deschedulers, extenders, controllers = by_program
     return ProgramWorkloads(schedulers, deschedulers, extenders, controllers, elsewhere)
+
+
+def _join_unavailable_facts(facts: list[UnavailableFact]) -> UnavailableFact:
+    what = ", ".join(fact.what for fact in facts)
+    rights = "; ".join(dict.fromkeys(fact.right for fact in facts if fact.right))
+    return facts[0]._replace(what=what, right=rights)
+
+
+def _find_workloads(listed: list[Workload], is_program: Callable[[Container], bool]) -> tuple[Workload, ...]:
+    return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
 
 
 async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
