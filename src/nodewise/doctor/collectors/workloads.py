@@ -44,14 +44,12 @@ _SCHEDULERS: Final = ("kube-scheduler", "koord-scheduler", "crane-scheduler")
 
 
 class ProgramWorkloads(NamedTuple):
-    """Workloads by the program that they run."""
+    """Workloads of the examined namespaces by the program that they run."""
 
     schedulers: tuple[Workload, ...]
     deschedulers: tuple[Workload, ...]
     extenders: tuple[Workload, ...]
     controllers: tuple[Workload, ...]
-    elsewhere: tuple[Workload, ...] = ()
-    """Those of other namespaces, which are not examined: a tenant can name any container a scheduler."""
 
 
 class ReplicaPod(NamedTuple):
@@ -86,36 +84,35 @@ def find_container(workload: Workload, is_wanted: Callable[[Container], bool]) -
     return next(container for container in workload.containers if is_wanted(container))
 
 
-async def collect_program_workloads(session: Session) -> ProgramWorkloads:
-    """All workloads, and pods that no workload made."""
+async def collect_workloads(session: Session) -> list[Workload]:
+    """All workloads that run one of the programs, and such pods that no workload made."""
     reader = session.reader
     lists = await asyncio.gather(
         *(attempt(reader.get_list(kind, partial(_parse_workload, kind.kind))) for kind in _KINDS),
         attempt(_read_pods_without_controller(reader)),
     )
     if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
-        raise MissingFact(_join_unavailable_facts(missing))
-    everywhere = [workload for part in lists if isinstance(part, list) for workload in part]
+        what = ", ".join(part.what for part in missing)
+        rights = "; ".join(dict.fromkeys(part.right for part in missing if part.right))
+        raise MissingFact(missing[0]._replace(what=what, right=rights))
+    return [workload for part in lists if isinstance(part, list) for workload in part]
+
+
+async def collect_program_workloads(session: Session) -> ProgramWorkloads:
+    everywhere = await session.require(collect_workloads)
     examined = [workload for workload in everywhere if workload.namespace in session.namespaces]
-    schedulers, deschedulers, extenders, controllers = (
-        _find_workloads(examined, is_program) for is_program in _PROGRAMS
+    return ProgramWorkloads(
+        *(
+            tuple(workload for workload in examined if any(map(is_program, workload.containers)))
+            for is_program in _PROGRAMS
+        )
     )
-    elsewhere = tuple(workload for workload in everywhere if workload.namespace not in session.namespaces)
-    return ProgramWorkloads(schedulers, deschedulers, extenders, controllers, elsewhere)
-
-
-def _join_unavailable_facts(facts: list[UnavailableFact]) -> UnavailableFact:
-    what = ", ".join(fact.what for fact in facts)
-    rights = "; ".join(dict.fromkeys(fact.right for fact in facts if fact.right))
-    return facts[0]._replace(what=what, right=rights)
-
-
-def _find_workloads(listed: list[Workload], is_program: Callable[[Container], bool]) -> tuple[Workload, ...]:
-    return tuple(workload for workload in listed if any(map(is_program, workload.containers)))
 
 
 async def collect_programs_elsewhere(session: Session) -> tuple[str, ...]:
-    return tuple(workload.where for workload in (await session.require(collect_program_workloads)).elsewhere)
+    """Workloads of other namespaces, which are not examined: a tenant can name any container a scheduler."""
+    everywhere = await session.require(collect_workloads)
+    return tuple(workload.where for workload in everywhere if workload.namespace not in session.namespaces)
 
 
 async def _read_pods_without_controller(reader: ClusterReader) -> list[Workload]:
