@@ -3,7 +3,7 @@
 | module | what it contains |
 |---|---|
 | `facts.py` | the facts that checks need, as typed values, and facts that could not be read |
-| `findings.py`, `finding_catalogue.py` | findings and the report, and the catalogue of all findings |
+| `findings.py` | findings and the report, the catalogue of all findings, and the declaration of checks |
 | `checks/` | the checks: facts in, findings out; no I/O |
 | `collectors/` | one collector for each fact, which reads the API server, files of this host, or a server |
 | `parsing/` | parsers of objects and files; no I/O |

@@ -19,7 +19,6 @@ class FindingKind(NamedTuple):
 
     severity: Severity
     title: str
-    meaning: str
     remedy: str
 
 
@@ -27,7 +26,6 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "extender-not-registered": FindingKind(
         "error",
         "No scheduler calls nodewise",
-        "Pods are scheduled without nodewise, and pods that request its resources may wait forever.",
         "run nodewise configure on each host of the control plane. On a managed control plane, install native mode for"
         " policies (nodewise configure --mode native, from Kubernetes 1.36), otherwise a second scheduler"
         " (--mode second-scheduler)",
@@ -35,288 +33,208 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "extender-not-reached": FindingKind(
         "error",
         "kube-scheduler cannot reach nodewise",
-        "The Service or the port of the entry does not exist, no endpoint is ready, kube-scheduler"
-        " cannot resolve the name, or it reports an error on pods that wait.",
         "make the urlPrefix an address that kube-scheduler's own host reaches: the Service's cluster IP, or"
         " its name with dnsPolicy: ClusterFirstWithHostNet",
     ),
     "names-not-used": FindingKind(
-        "warning",
-        "kube-scheduler sends whole nodes with each call",
-        "With nodeCacheCapable: false kube-scheduler sends every node object, 800 times as much, and"
-        " its own scores treat every node as empty.",
-        "nodeCacheCapable: true",
+        "warning", "kube-scheduler sends whole nodes with each call", "nodeCacheCapable: true"
     ),
     "no-ca-file": FindingKind(
         "error",
         "kube-scheduler does not verify nodewise",
-        "An attacker on the network can respond instead of nodewise and decide where pods are placed.",
         "tlsConfig.caFile: the CA of nodewise's serving certificate, and no insecure: true",
     ),
     "ca-key-as-client-key": FindingKind(
         "error",
         "kube-scheduler's client key is a CA's key",
-        "Anyone who can read that key can issue certificates for any identity, with the cluster's CA"
-        " also for its administrator.",
         "a client certificate of its own: nodewise certs; then remove the copy of the CA's key from the host",
     ),
     "key-in-configuration": FindingKind(
         "warning",
         "An entry contains kube-scheduler's private key",
-        "Up to Kubernetes 1.37 kube-scheduler logs keyData at verbosity 2, so everyone who can read"
-        " its log can call nodewise as kube-scheduler (kubernetes/kubernetes#140519).",
         "write the key to a file that only root can read, and name it by tlsConfig.keyFile; then replace the key:"
         " nodewise certs",
     ),
     "client-certificate-wrong": FindingKind(
         "error",
         "nodewise rejects kube-scheduler's client certificate",
-        "The certificate has expired, is not for client use, comes from another CA or has another"
-        " name. Pods that request nodewise's resources wait.",
         "make another with its own key: nodewise certs, or nodewise certs --host on the control plane",
     ),
     "any-client": FindingKind(
         "warning",
         "Every certificate of the client CA may call nodewise",
-        "With --any-client, which flags of TAS and GAS imply, every client of the CA may call filter,"
-        " prioritize and preempt. With the cluster's CA these are all kubelets and users with a"
-        " certificate.",
         "give kube-scheduler a certificate by nodewise certs, or set --client-name to the name in its certificate;"
         " then remove --any-client and the flags of TAS and GAS",
     ),
     "server-certificate-wrong": FindingKind(
         "error",
         "nodewise's certificate is not for this address, or has expired",
-        "kube-scheduler verifies both, and every call fails.",
         "nodewise certs --name with the host of the urlPrefix, or renew it",
     ),
     "unknown-ca": FindingKind(
         "error",
         "caFile is not the CA of nodewise's certificate",
-        "Every call fails with x509: certificate signed by unknown authority. kube-scheduler reads"
-        " caFile only when it starts.",
         "put the CA that signed nodewise's certificate into caFile and restart kube-scheduler",
     ),
     "sample-too-small": FindingKind(
         "warning",
         "A policy can reject every node that kube-scheduler considers",
-        "kube-scheduler sends only a sample of the nodes to an extender. If a policy rejects all of"
-        " them, the pod waits although suitable nodes exist.",
         "have kube-scheduler filter first: required node affinity `<policy> NotIn [violating]` with the"
         " strategy deschedule; or a larger percentageOfNodesToScore in a profile of its own",
     ),
     "http-timeout-missing": FindingKind(
-        "warning",
-        "An entry has no httpTimeout",
-        "An extender that hangs then delays every pod that reaches it by 5 s, twice for each pod.",
-        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+        "warning", "An entry has no httpTimeout", "httpTimeout: 1s; 5s with whole nodes or a bindVerb"
     ),
     "http-timeout-short": FindingKind(
         "warning",
         "An entry's httpTimeout is shorter than a response may take",
-        "A call that takes longer counts as failed, and with bindVerb the pod may be bound nevertheless.",
         "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
     ),
     "http-timeout-long": FindingKind(
-        "warning",
-        "An entry's httpTimeout is very long",
-        "While nodewise hangs, every pod that reaches it delays kube-scheduler by that time, twice"
-        " for each pod.",
-        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+        "warning", "An entry's httpTimeout is very long", "httpTimeout: 1s; 5s with whole nodes or a bindVerb"
     ),
     "wrong-ignorable": FindingKind(
         "error",
         "While nodewise does not respond, pods are placed without it",
-        "With ignorable: true kube-scheduler places pods without regard to policies and GPUs if"
-        " nodewise does not respond.",
         "ignorable: false in an entry with filterVerb; managedResources keep other pods out of it",
     ),
     "filters-own-pods": FindingKind(
         "warning",
         "nodewise's own pods wait for nodewise",
-        "The entry filters all pods and is not ignorable. If all replicas stop at once,"
-        " kube-scheduler cannot place them again.",
         "managedResources in the entry, or another schedulerName for nodewise's pods",
     ),
     "bind-verb-missing": FindingKind(
         "error",
         "An entry lacks a verb or a resource of its agents",
-        "Without bindVerb and managedResources nothing records which pod has which GPU. Without"
-        " preemptVerb pods are evicted from nodes that nodewise then rejects.",
         "bindVerb: bind, preemptVerb: preempt and the GPUs' managedResources: nodewise configure"
         " render-scheduler prints them",
     ),
     "resource-not-ignored": FindingKind(
         "error",
         "Pods request a resource that no node has, and kube-scheduler counts it",
-        "Without ignoredByScheduler: true kube-scheduler reports Insufficient for every node, and"
-        " places none of these pods.",
         "ignoredByScheduler: true beside the resource's name in managedResources",
     ),
     "weight-zero": FindingKind(
-        "warning",
-        "Scores have no effect",
-        "kube-scheduler multiplies scores by the entry's weight, and requests them only with a"
-        " prioritizeVerb. With prioritizeVerb and no weight it does not start.",
-        "prioritizeVerb: prioritize and a weight of 5 or more",
+        "warning", "Scores have no effect", "prioritizeVerb: prioritize and a weight of 5 or more"
     ),
     "metric-missing": FindingKind(
         "error",
         "A policy names a metric that no node has",
-        "Its rules reject every node, so pods of the policy wait.",
         "correct the metric's name in the policy, or have its source export it: the condition MetricsAvailable of the"
         " policy (MetricsFetched of a TASPolicy) has the cause",
     ),
     "metric-names-mismatch": FindingKind(
         "error",
         "A metric's values have names that are no nodes",
-        "Values have the name of an address or a pod instead of a node's, so no node has a value.",
         "with Prometheus as the source, set --prometheus-node-label; with prometheus-adapter, relabel instance to the"
         " node's name, as deploy/metrics does",
     ),
     "metrics-api-unavailable": FindingKind(
         "error",
         "The metrics API does not respond",
-        "Metrics from this API are never fetched, or become stale: pods of policies wait, or the last"
-        " verdicts hold.",
         "look at the APIService's condition and the adapter's pods; or take metrics from Prometheus:"
         " --prometheus-url",
     ),
     "policy-without-effect": FindingKind(
         "warning",
         "A policy, or a part of it, has no effect",
-        "No agent reads the policy, it is beyond the limits, a pod that it selects is not sent to"
-        " nodewise, or a part of it cannot be read. A rule that cannot be read passes no node.",
         "nodewise policy lint reports which parts of a policy can be read",
     ),
     "all-nodes-rejected": FindingKind(
         "error",
         "Policies leave no node for the pods that they select",
-        "The pods wait. Often a threshold is too strict, or a metric has no values and whenMissing is"
-        " Reject.",
         "relax a rule of one of the policies: nodewise explain shows for a waiting pod which change suffices",
     ),
     "policy-condition": FindingKind(
         "warning",
         "The status of a policy reports a problem",
-        "A rule is suspended, the policy has stepped back by its guard, node labels belong to another"
-        " owner, samples are too far apart for maxAge, or (a note) a rule rejects the same nodes again"
-        " and again.",
         "kubectl describe the policy: the message of the condition names the cause",
     ),
     "pod-admission-missing": FindingKind(
         "error",
         "Selected pods are not changed when they are created",
-        "Admission policies add the request by which kube-scheduler sends pods to nodewise"
-        " (deploy/extender-pods.yaml), or the requirement for a node label (deploy/native.yaml)."
-        " Without them the policy has no effect on these pods.",
         "kubectl apply -f deploy/extender-pods.yaml, in native mode -f deploy/native.yaml; both need Kubernetes 1.36",
     ),
     "labels-frozen": FindingKind(
         "error",
         "No controller updates the node labels of native mode",
-        "No replica leads: labels keep their last values, and pods of new policies wait. Or native"
-        " mode was uninstalled, and node labels or admission policies of deploy/native.yaml are left,"
-        " which add a scheduling gate to the pods of new policies.",
         "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
         " why no replica leads",
     ),
     "verdict-labels-writable": FindingKind(
         "warning",
         "Kubelets can write the node labels of native mode",
-        "Without the admission plugin NodeRestriction, which is not among the defaults of the API"
-        " server, the kubelet of a node can write that a policy accepts the node.",
         "add NodeRestriction to --enable-admission-plugins of kube-apiserver, whose --authorization-mode has Node",
     ),
     "kind-not-served": FindingKind(
         "warning",
         "A kind of policies is not defined",
-        "No such policy can be created; nodewise works without. helm upgrade does not add new definitions.",
         "kubectl apply --server-side -f deploy/crds; nodewise reads the kind within 30 s",
     ),
     "namespace-not-trusted": FindingKind(
         "warning",
         "A policy needs a trusted namespace",
-        "Node labels (deschedule, labeling) and raw queries affect the whole cluster, so they need a"
-        " namespace that a cluster administrator trusts.",
         "kubectl label namespace NAME nodewise.io/trusted=true, or remove these strategies and queries",
     ),
     "namespace-over-budget": FindingKind(
         "warning",
         "A policy exceeds a budget of its namespace",
-        "Older policies come first; what exceeds the budget is not evaluated, or its labels are not written.",
         "remove policies, rules or labels from the namespace, or raise the option that the message names",
     ),
     "all-namespaces-trusted": FindingKind(
         "warning",
         "The policies of every namespace are trusted",
-        "With --trust-all-namespaces anyone who may create a TASPolicy can label every node, disable"
-        " GPUs and send any query to Prometheus.",
         "label the namespaces that need it with nodewise.io/trusted=true, then remove --trust-all-namespaces",
     ),
     "policy-unknown": FindingKind(
         "error",
         "Pods name a policy that does not exist",
-        "The label telemetry-policy names no TASPolicy of the pod's own namespace, so the pod waits.",
         "create the TASPolicy in the pod's namespace, or correct the label",
     ),
     "policy-label-misspelt": FindingKind(
         "warning",
         "Pods have a label that is nearly telemetry-policy",
-        "The pods are scheduled without a policy.",
         "rename the label in the pod's template; podAdmission of the chart (deploy/pod-admission.yaml) reports it at"
         " kubectl apply",
     ),
     "gpu-node-without-labels": FindingKind(
         "error",
         "Nodes have GPUs, and no labels that name them",
-        "Without labels the node has no GPU for the gpu agent, and pods that request GPUs are not"
-        " placed there.",
         "have node feature discovery write gpu.intel.com/gpu-numbers (the GPU plugin's rules), or annotate"
         " nodes with nodewise.io/gpu-cards",
     ),
     "kubelet-policy-conflict": FindingKind(
         "warning",
         "The kubelet assigns the CPUs of pools",
-        "With cpuManagerPolicy: static the kubelet gives pods CPUs of a pool and writes cpusets"
-        " itself; a topology manager policy that rejects pods counts the same CPUs.",
         "cpuManagerPolicy: none and topologyManagerPolicy: none on nodes with pools, or no pools there:"
         " docs/cpu.md",
     ),
     "two-load-aware-scorers": FindingKind(
         "warning",
         "Two scorers score by load",
-        "Together they count load twice, by values of different age.",
         "disable one of them: the plugin in the scheduler's profile, or nodewise's scoring agents",
     ),
     "descheduler-missing": FindingKind(
         "warning",
         "No descheduler evicts pods from the nodes that a policy labels",
-        "The strategy deschedule labels nodes <policy>=violating and evicts nothing.",
         "install the descheduler with RemovePodsViolatingNodeAffinity for"
         " requiredDuringSchedulingIgnoredDuringExecution",
     ),
     "native-mode-evictions": FindingKind(
         "warning",
         "The descheduler evicts running pods in native mode",
-        "RemovePodsViolatingNodeAffinity, which the chart of the descheduler enables, evicts running"
-        " pods that have required node affinity when their node begins to violate a policy.",
         "disable RemovePodsViolatingNodeAffinity, or its nodeAffinityType"
         " requiredDuringSchedulingIgnoredDuringExecution, if running pods shall stay",
     ),
     "rights-missing": FindingKind(
         "error",
         "nodewise lacks a right",
-        "The account of nodewise's pods may not do what its agents need; docs/rights.md says what"
-        " works without it.",
         "apply deploy/rbac.yaml, with the controller deploy/controller.yaml, with the gpu agent deploy/gpu.yaml, with"
         " pigeon and learned deploy/memory.yaml",
     ),
     "admission-policy-missing": FindingKind(
         "warning",
         "No admission policy limits nodewise's writes",
-        "A stolen token of nodewise's account can change taints, images and every label, and anyone"
-        " who may write namespaces can trust one.",
         "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, in native mode"
         " deploy/controller.yaml, with the account's name in"
         " matchConditions; or set admissionPolicies.enabled=true in the chart",
@@ -324,34 +242,27 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "replicas-not-ready": FindingKind(
         "error",
         "Replicas of nodewise are not ready",
-        "Without a ready replica no pod that requests nodewise's resources is placed; with fewer than"
-        " desired, the next failure is an outage.",
         "kubectl describe and kubectl logs --previous of the pods show the reason",
     ),
     "identity-shared": FindingKind(
         "warning",
         "Replicas share an identity",
-        "Another replica does not take over at once when the leader ends, and on one host two lead"
-        " for up to 3.5 s.",
         "set NODEWISE_IDENTITY from metadata.name, as in deploy/controller.yaml, or remove it",
     ),
     "kubernetes-version-untested": FindingKind(
         "warning",
         "The tests of nodewise do not run on this version of Kubernetes",
-        "On a version that was not tried, policies may have no effect, or another one than described.",
         "use a release of nodewise that was tested with this version: docs/reference/kubernetes-versions.md lists the"
         " versions of each feature",
     ),
     "scheduler-not-running": FindingKind(
         "error",
         "Pods wait for a scheduler that does not run",
-        "No scheduler with the schedulerName of a pod runs, and no event reports it.",
         "start that scheduler, or correct the pods' schedulerName",
     ),
     NOT_CHECKED: FindingKind(
         "warning",
         "Something could not be read",
-        "A check whose facts cannot be read is not made, and never counts as passed.",
         "grant the right, as deploy/doctor.yaml does for the namespaces nodewise and kube-system; or leave the check"
         " out with --skip",
     ),
@@ -433,6 +344,12 @@ def finding(
     return Finding(id_, *texts, severity or kind.severity, short(remedy or kind.remedy, _MAX_LENGTH))
 
 
+def list_first(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """The first texts of a list, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
 Function = Callable[..., Iterable[Result]]
 
 
@@ -452,29 +369,23 @@ class Check(NamedTuple):
         return frozenset().union(*(DERIVED.get(name, frozenset({name})) for name in names))
 
     def run(self, facts: Facts) -> Iterator[Result]:
-        """Findings, and what could not be checked."""
+        """Findings, and what could not be checked. Parts that are unavailable are taken out of needed tuples."""
         needed = {name: getattr(facts, name) for name in self.needs}
-        for value in needed.values():
-            yield from (NotChecked(id_, part) for part in _unavailable_facts(value) for id_ in self.ids)
-        if any(isinstance(value, UnavailableFact) for value in needed.values()):
-            return
-        used = {name: getattr(facts, name) for name in self.uses}
-        yield from self.function(
-            **{name: _remove_unavailable_facts(value) for name, value in needed.items()},
-            **{name: value for name, value in used.items() if not isinstance(value, UnavailableFact)},
-        )
+        arguments: dict[str, Any] = {}
+        for name, value in needed.items():
+            is_tuple = type(value) is tuple  # a NamedTuple is one fact
+            for part in value if is_tuple else (value,):
+                if isinstance(part, UnavailableFact):
+                    yield from (NotChecked(id_, part) for id_ in self.ids)
+            arguments[name] = tuple(filter(_is_available, value)) if is_tuple else value
+        if all(map(_is_available, needed.values())):
+            used = {name: getattr(facts, name) for name in self.uses}
+            arguments |= {name: value for name, value in used.items() if _is_available(value)}
+            yield from self.function(**arguments)
 
 
-def _unavailable_facts(value: Any) -> list[UnavailableFact]:
-    if isinstance(value, UnavailableFact):
-        return [value]
-    return [part for part in value if isinstance(part, UnavailableFact)] if type(value) is tuple else []
-
-
-def _remove_unavailable_facts(value: Any) -> Any:
-    if type(value) is not tuple:  # a NamedTuple is one fact
-        return value
-    return tuple(part for part in value if not isinstance(part, UnavailableFact))
+def _is_available(value: Any) -> bool:
+    return not isinstance(value, UnavailableFact)
 
 
 def check(*ids: str) -> Callable[[Function], Check]:

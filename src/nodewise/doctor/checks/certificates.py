@@ -7,7 +7,6 @@ from typing import Final
 from nodewise.base.errors import short
 from nodewise.doctor.checks.extender_entries import create_entry_finding
 from nodewise.doctor.facts import (
-    EntryCertificates,
     Extenders,
     NodewiseWorkload,
     Pods,
@@ -41,7 +40,7 @@ def check_server_verification(registrations: Registrations) -> Iterator[Finding]
         entry = registration.entry
         scheme, host, _, _ = split_url(entry.url)
         if scheme == "http" and host and not is_loopback(host):
-            actual, expected = (f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address")
+            actual, expected = f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address"
         elif entry.enable_https and entry.insecure:
             actual, expected = ".tlsConfig.insecure is true", "caFile, and no insecure"
         elif entry.enable_https and not (entry.ca_file or entry.ca_data):
@@ -57,29 +56,24 @@ def check_certificates(
 ) -> Iterator[Result]:
     """The certificates of each entry that uses TLS."""
     for registration in registrations:
-        if not registration.entry.enable_https and split_url(registration.entry.url)[0] != "https":
-            continue
-        problems = [
-            *_check_client_certificate(registration, now, extenders),
-            *_check_client_key(registration, cluster_ca),
-        ]
-        yield from problems
-        if not problems:
-            yield from _check_client_ca(registration, extenders)
-        yield from _check_server_certificate(registration, now, extenders)
+        if registration.entry.enable_https or split_url(registration.entry.url)[0] == "https":
+            problems = [
+                *_check_client_certificate(registration, now, extenders),
+                *_check_client_key(registration, cluster_ca),
+            ]
+            yield from problems or _check_client_ca(registration, extenders)
+            yield from _check_server_certificate(registration, now, extenders)
 
 
 def _check_client_certificate(
     registration: Registration, now: datetime, extenders: Extenders
 ) -> Iterator[Result]:
-    """The client certificate."""
     id_, name = "client-certificate-wrong", _client_certificate_file(registration)
     client = registration.certificates.client
     if not name:
         if not (extenders and all(extender.is_set("unsafe") for extender in extenders)):
-            yield create_entry_finding(
-                id_, registration, ".tlsConfig has no certFile", "a client certificate"
-            )
+            actual = ".tlsConfig has no certFile"
+            yield create_entry_finding(id_, registration, actual, "a client certificate")
     elif isinstance(client, UnavailableFact):
         yield NotChecked(id_, client)
         yield NotChecked("ca-key-as-client-key", client)
@@ -107,15 +101,12 @@ def _check_client_name(
 ) -> Iterator[Finding]:
     """Whether the certificate has a name of --client-name, if nodewise requires one."""
     is_required = registration.entry.bind_verb or not all(map(_extender_accepts_any_client, extenders))
-    if not extenders or not is_required:
-        return
     names = {
         name
         for extender in extenders
         for name in extender.values("client_name") or [SCHEDULER, ISSUED_CLIENT]
     }
-    if names.isdisjoint(leaf.names):
-        expected = "one of these names"
+    if extenders and is_required and names.isdisjoint(leaf.names):
         actual = (
             f": {_client_certificate_file(registration)} is for {_format_names(leaf)}, and nodewise accepts"
             f" --client-name {', '.join(sorted(names))}"
@@ -123,7 +114,9 @@ def _check_client_name(
         remedy = "make another: nodewise certs"
         if leaf.names:
             remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
-        yield create_entry_finding("client-certificate-wrong", registration, actual, expected, remedy)
+        yield create_entry_finding(
+            "client-certificate-wrong", registration, actual, "one of these names", remedy
+        )
 
 
 def _extender_accepts_any_client(extender: NodewiseWorkload) -> bool:
@@ -148,37 +141,27 @@ def _check_validity(
         yield finding(id_, registration.where, actual, expected, severity="warning")
 
 
-def _check_client_key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
-    """The private key of the client certificate."""
-    cert_name = _client_certificate_file(registration)
-    id_, own = "client-certificate-wrong", registration.certificates
+def _check_client_key(
+    registration: Registration, cluster_ca: Chain
+) -> Iterator[Result]:  # complexity: a branch for each finding
+    """The private key of the client certificate. With a CA's certificate as the client's, that is the finding."""
+    cert_name, key = _client_certificate_file(registration), registration.certificates.key
+    id_, expected = "client-certificate-wrong", "the client certificate's key"
     name = registration.entry.key_file or ("keyData" if registration.entry.key_data else "")
     if not cert_name:
         return
-    if isinstance(own.key, UnavailableFact):
-        yield NotChecked(id_, own.key)
-    elif not own.key:
+    if isinstance(key, UnavailableFact):
+        yield NotChecked(id_, key)
+        return
+    if not key:
         actual = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
-        yield create_entry_finding(id_, registration, actual, "the client certificate's key")
-    else:
-        client = readable(own.client)
-        if client and client[0].public_key != own.key:
-            actual = f": {name} is not the key of {cert_name}"
-            yield create_entry_finding(id_, registration, actual, "the client certificate's key")
-        yield from _check_client_key_is_no_ca_key(registration, cluster_ca, own.key, name)
-
-
-def _check_client_key_is_no_ca_key(
-    registration: Registration, cluster_ca: Chain, key: bytes, name: str
-) -> Iterator[Finding]:
-    """A CA's key as the client's. With a CA's certificate as the client's, that is the finding."""
+        yield create_entry_finding(id_, registration, actual, expected)
+        return
     client = readable(registration.certificates.client)
-    authorities = [
-        certificate
-        for certificate in (*cluster_ca, *readable(registration.certificates.ca))
-        if certificate.is_ca
-    ]
-    owner = next((authority for authority in authorities if authority.public_key == key), None)
+    if client and client[0].public_key != key:
+        yield create_entry_finding(id_, registration, f": {name} is not the key of {cert_name}", expected)
+    authorities = (*cluster_ca, *readable(registration.certificates.ca))
+    owner = next((ca for ca in authorities if ca.is_ca and ca.public_key == key), None)
     if owner is not None and not (client and client[0].is_ca):
         actual = f": {name} is the key of the CA {_format_names(owner)}"
         yield create_entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
@@ -187,27 +170,30 @@ def _check_client_key_is_no_ca_key(
 def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
     """Whether nodewise accepts a client certificate without other problems."""
     name, chain = _client_certificate_file(registration), readable(registration.certificates.client)
-    remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
-    expected = "a certificate of the --client-ca"
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
     rejection = registration.server.rejection
     if rejection:
         actual = f": nodewise rejects {name}: {rejection}"
-        yield create_entry_finding("unknown-ca", registration, actual, expected, remedy)
-    elif rejection is not None or not chain or not accepted:
-        return
-    elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
+    else:
+        is_signed = any(is_signed_by(chain[0], chain[1:], ca) for ca in accepted if chain)
+        if rejection is not None or not chain or not accepted or is_signed:
+            return
         actual = f": {name} is not signed by nodewise's --client-ca, {_format_names(accepted[0][0])}"
-        yield create_entry_finding("unknown-ca", registration, actual, expected, remedy)
+    remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
+    yield create_entry_finding("unknown-ca", registration, actual, "a certificate of the --client-ca", remedy)
 
 
-def _check_server_certificate(
+def _check_server_certificate(  # complexity: a branch for each finding
     registration: Registration, now: datetime, extenders: Extenders
 ) -> Iterator[Result]:
     """nodewise's serving certificate, as kube-scheduler verifies it."""
-    server, entry = registration.server, registration.entry
+    server, entry, service = registration.server, registration.entry, registration.service
     if not server.certificates:
-        if _has_no_server_behind_entry(registration):
+        if isinstance(service, Service):
+            is_absent = service.ports is None or service.ready_endpoints == 0
+        else:
+            is_absent = service is None and server.is_refused
+        if is_absent:  # extender-not-reached reports it
             return
         server = _serving_certificate_in_secret(registration, extenders) or server
     if not server.certificates:
@@ -217,39 +203,32 @@ def _check_server_certificate(
         yield NotChecked("unknown-ca", unavailable)
         yield NotChecked("server-certificate-wrong", unavailable)
         return
-    leaf, host = server.certificates[0], entry.server_name or split_url(entry.url)[1]
-    id_ = "server-certificate-wrong"
+    id_, leaf, host = (
+        "server-certificate-wrong",
+        server.certificates[0],
+        entry.server_name or split_url(entry.url)[1],
+    )
     if not is_valid_for(leaf, host):
         actual = f": nodewise's certificate is for {_format_names(leaf)}, and kube-scheduler verifies {host}"
         yield create_entry_finding(id_, registration, actual, f"a certificate for {host}")
     name = f"nodewise's certificate, from {server.source},"
     yield from _check_validity(id_, registration, leaf, name, now)
     if not entry.insecure and (entry.ca_file or entry.ca_data):
-        yield from _check_server_ca(registration, server, registration.certificates)
+        yield from _check_server_ca(registration, server)
 
 
-def _check_server_ca(
-    registration: Registration, server: ProbedServer, own: EntryCertificates
-) -> Iterator[Result]:
+def _check_server_ca(registration: Registration, server: ProbedServer) -> Iterator[Result]:
     """Whether the CA of the entry signed the serving certificate."""
-    name = registration.entry.ca_file or "caData"
-    if isinstance(own.ca, UnavailableFact):
-        yield NotChecked("unknown-ca", own.ca)
-    elif not own.ca:
+    name, authorities = registration.entry.ca_file or "caData", registration.certificates.ca
+    if isinstance(authorities, UnavailableFact):
+        yield NotChecked("unknown-ca", authorities)
+    elif not authorities:
         actual = f": {name} contains no certificate in PEM"
         yield create_entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
-    elif not is_signed_by(server.certificates[0], server.certificates[1:], own.ca):
-        authority = _format_names(own.ca[0])
+    elif not is_signed_by(server.certificates[0], server.certificates[1:], authorities):
+        authority = _format_names(authorities[0])
         actual = f": {name} is {authority}, which did not sign nodewise's certificate, from {server.source}"
         yield create_entry_finding("unknown-ca", registration, actual, "the CA that did")
-
-
-def _has_no_server_behind_entry(registration: Registration) -> bool:
-    """Whether there is no server at all, which `extender-not-reached` reports."""
-    service = registration.service
-    if isinstance(service, Service):
-        return service.ports is None or service.ready_endpoints == 0
-    return service is None and registration.server.is_refused
 
 
 def _serving_certificate_in_secret(registration: Registration, extenders: Extenders) -> ProbedServer | None:
@@ -282,16 +261,14 @@ def check_refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> I
     for metrics in replica_metrics:
         if metrics.ca_clients:
             actual = f"{metrics.ca_clients} connections of a client that presents a CA's certificate"
-            expected = "a client certificate of its own"
-            yield finding("ca-key-as-client-key", metrics.pod, actual, expected)
+            yield finding("ca-key-as-client-key", metrics.pod, actual, "a client certificate of its own")
         refused = [
             f"{count} refused for {reason}"
             for reason, count in sorted(metrics.refused.items())
             if reason in _CLIENT_REASONS and count
         ]
         if refused:
-            expected = "clients that nodewise accepts"
-            id_ = "client-certificate-wrong"
+            id_, expected = "client-certificate-wrong", "clients that nodewise accepts"
             yield finding(id_, metrics.pod, ", ".join(refused), expected, severity="warning")
 
 

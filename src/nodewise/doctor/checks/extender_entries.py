@@ -1,18 +1,17 @@
-"""Checks of nodewise's entries in kube-scheduler's configuration, and of other scorers."""
+"""Checks of nodewise's entries in kube-scheduler's configuration: fields, addresses and calls, and of other scorers."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Final, cast
 
 from nodewise.agent import LoadScoring
-from nodewise.agents import find_agent_kind as find_agent
+from nodewise.agents import find_agent_kind
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, short
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
     NodewiseWorkload,
-    PodInfo,
     Pods,
     Policies,
     Registration,
@@ -23,7 +22,7 @@ from nodewise.doctor.facts import (
     Service,
     UnavailableFact,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, list_first
 from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
@@ -79,11 +78,6 @@ def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) ->
     return next((extender for extender in extenders if where and extender.workload.where == where), None)
 
 
-def is_any_policy_scoring(policies: Policies) -> bool:
-    """Whether a policy has nodes scored."""
-    return any(policy.scores_nodes for policy in policies)
-
-
 def create_entry_finding(
     id_: str, registration: Registration, actual: str, expected: str, remedy: str = ""
 ) -> Finding:
@@ -94,47 +88,37 @@ def create_entry_finding(
 @check("names-not-used")
 def check_node_cache_capable(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """Whether nodes are sent whole exactly if nodewise has no API server."""
+    id_ = "names-not-used"
     for registration in registrations:
         own = extender_in_scheduler_pod(registration.scheduler, extenders)
         needs_nodes = own is not None and own.is_set("no_cluster")
         if needs_nodes and registration.entry.node_cache_capable:
             expected = "false, as this nodewise runs with --no-cluster"
-            yield create_entry_finding(
-                "names-not-used", registration, ".nodeCacheCapable is true", expected, expected
-            )
+            yield create_entry_finding(id_, registration, ".nodeCacheCapable is true", expected, expected)
         elif not needs_nodes and not registration.entry.node_cache_capable:
-            yield create_entry_finding(
-                "names-not-used", registration, ".nodeCacheCapable is not true", "true"
-            )
+            yield create_entry_finding(id_, registration, ".nodeCacheCapable is not true", "true")
 
 
 @check("http-timeout-missing", "http-timeout-short", "http-timeout-long")
 def check_http_timeout(registrations: Registrations) -> Iterator[Finding]:
     for registration in registrations:
-        entry = registration.entry
-        is_large = bool(entry.bind_verb) or not entry.node_cache_capable
-        least_s = _LARGE_TIMEOUT_S if is_large else _NAMES_TIMEOUT_S
-        yield from _check_entry_timeout(registration, entry.http_timeout, least_s)
-
-
-def _check_entry_timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
-    expected = f"{least_s:g}s"
-    if not timeout:
-        yield create_entry_finding("http-timeout-missing", registration, ".httpTimeout is not set", expected)
-        return
-    try:
-        timeout_s = clock.parse_duration(timeout)
-    except ValueError:
-        actual = f".httpTimeout: invalid duration {timeout[:50]!r}"
-        yield create_entry_finding("http-timeout-missing", registration, actual, expected)
-        return
-    actual = f".httpTimeout: {timeout}"
-    if timeout_s < least_s:
-        yield create_entry_finding("http-timeout-short", registration, actual, expected)
-    elif timeout_s > _MAX_TIMEOUT_S:
-        yield create_entry_finding(
-            "http-timeout-long", registration, actual, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
-        )
+        entry, timeout = registration.entry, registration.entry.http_timeout
+        least_s = _LARGE_TIMEOUT_S if entry.bind_verb or not entry.node_cache_capable else _NAMES_TIMEOUT_S
+        id_, actual, expected = "http-timeout-missing", f".httpTimeout: {timeout}", f"{least_s:g}s"
+        if not timeout:
+            actual = ".httpTimeout is not set"
+        else:
+            try:
+                timeout_s = clock.parse_duration(timeout)
+            except ValueError:
+                actual = f".httpTimeout: invalid duration {timeout[:50]!r}"
+            else:
+                if least_s <= timeout_s <= _MAX_TIMEOUT_S:
+                    continue
+                id_ = "http-timeout-short"
+                if timeout_s > _MAX_TIMEOUT_S:
+                    id_, expected = "http-timeout-long", f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
+        yield create_entry_finding(id_, registration, actual, expected)
 
 
 @check("key-in-configuration")
@@ -171,34 +155,28 @@ def check_ignorable(registrations: Registrations) -> Iterator[Finding]:
 @check("bind-verb-missing")
 def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
+    id_ = "bind-verb-missing"
     for registration in registrations:
         entry = registration.entry
         others = _other_entries(registration, registrations, extenders, "gpu")
+        has_resources = _names_gpu_resource(entry)
         if "gpu" in agents_of_entry(registration, extenders) and (
-            _gpu_resources(entry) or not any(map(_gpu_resources, others))
+            has_resources or not any(map(_names_gpu_resource, others))
         ):
-            yield from _check_gpu_verbs(registration)
+            for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
+                if not verb:
+                    actual = f" has no {name}Verb, and calls the gpu agent"
+                    yield create_entry_finding(id_, registration, actual, f"{name}Verb: {name}")
+            if not has_resources:
+                actual = ".managedResources names no GPU resource"
+                yield create_entry_finding(id_, registration, actual, "gpu.intel.com/i915 and the like")
         if entry.filter_verb and not entry.preempt_verb:
-            actual = f"{entry.field} has filterVerb and no preemptVerb"
-            expected = "preemptVerb: preempt"
-            yield finding("bind-verb-missing", registration.where, actual, expected, severity="warning")
+            actual, expected = f"{entry.field} has filterVerb and no preemptVerb", "preemptVerb: preempt"
+            yield finding(id_, registration.where, actual, expected, severity="warning")
 
 
-def _check_gpu_verbs(registration: Registration) -> Iterator[Finding]:
-    entry = registration.entry
-    for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
-        if not verb:
-            actual = f" has no {name}Verb, and calls the gpu agent"
-            yield create_entry_finding("bind-verb-missing", registration, actual, f"{name}Verb: {name}")
-    if not _gpu_resources(entry):
-        actual = ".managedResources names no GPU resource"
-        yield create_entry_finding(
-            "bind-verb-missing", registration, actual, "gpu.intel.com/i915 and the like"
-        )
-
-
-def _gpu_resources(entry: ExtenderEntry) -> list[str]:
-    return [resource.name for resource in entry.managed_resources if resource.name.startswith(_GPU_RESOURCES)]
+def _names_gpu_resource(entry: ExtenderEntry) -> bool:
+    return any(resource.name.startswith(_GPU_RESOURCES) for resource in entry.managed_resources)
 
 
 def _other_entries(
@@ -237,29 +215,32 @@ def check_entry_weight(
         entry = registration.entry
         if entry.prioritize_verb:
             if not _has_weight(entry):
-                actual = (
-                    f".weight is {'not set' if entry.weight is None else entry.weight} beside prioritizeVerb"
-                )
+                weight = "not set" if entry.weight is None else entry.weight
                 expected = "5 or more; kube-scheduler does not start without"
-                yield create_entry_finding("weight-zero", registration, actual, expected)
+                yield create_entry_finding(
+                    "weight-zero", registration, f".weight is {weight} beside prioritizeVerb", expected
+                )
             continue
-        agents = agents_of_entry(registration, extenders)
-        scorers = sorted(name for name in agents if _agent_load_scoring_share(name) != "none")
-        scorers += ["telemetry"] if "telemetry" in agents and is_any_policy_scoring(policies) else []
         unused = [
             agent
-            for agent in scorers
+            for agent in _scoring_agents(agents_of_entry(registration, extenders), policies)
             if not any(map(_has_weight, _other_entries(registration, registrations, extenders, agent)))
         ]
         if unused:
             actual = f" has no prioritizeVerb, and no entry requests the scores of {', '.join(unused)}"
-            yield create_entry_finding(
-                "weight-zero", registration, actual, "prioritizeVerb: prioritize, weight: 10"
-            )
+            expected = "prioritizeVerb: prioritize, weight: 10"
+            yield create_entry_finding("weight-zero", registration, actual, expected)
 
 
 def _has_weight(entry: ExtenderEntry) -> bool:
     return bool(entry.prioritize_verb) and (entry.weight or 0) > 0
+
+
+def _scoring_agents(agents: frozenset[str], policies: Policies) -> list[str]:
+    """The agents that score nodes by load, or by policies that have nodes scored."""
+    scorers = sorted(name for name in agents if _agent_load_scoring_share(name) != "none")
+    is_scoring = "telemetry" in agents and any(policy.scores_nodes for policy in policies)
+    return [*scorers, *(["telemetry"] if is_scoring else [])]
 
 
 @check("filters-own-pods")
@@ -278,28 +259,32 @@ def check_own_pods_need_no_extender(registrations: Registrations, extenders: Ext
 
 
 @check("two-load-aware-scorers")
-def check_load_aware_scorers(
+def check_load_aware_scorers(  # complexity: agents and plugins of each profile
     registrations: Registrations,
     schedulers: Schedulers = (),
     extenders: Extenders = (),
     policies: Policies = (),
 ) -> Iterator[Finding]:
     """Score plugins of other projects together with nodewise's scores, or with each other."""
-    id_ = "two-load-aware-scorers"
     for scheduler in schedulers:
-        own_entries = [
-            registration for registration in registrations if registration.scheduler.where == scheduler.where
-        ]
-        own = sorted(_agents_scoring_by_load(own_entries, extenders, policies))
+        agents = {
+            agent
+            for registration in registrations
+            if registration.scheduler.where == scheduler.where and registration.entry.prioritize_verb
+            for agent in _scoring_agents(agents_of_entry(registration, extenders), policies)
+        }
+        names = {"telemetry": "the preferences of policies"}
+        own = ", ".join(sorted(names.get(agent, agent) for agent in agents))
         for profile in scheduler.profiles:
-            names = [name for name in profile.plugins if name in _LOAD_AWARE_PLUGINS]
-            plugins = [f"{name} ({_LOAD_AWARE_PLUGINS[name]})" for name in names]
-            actual = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
-            if plugins and own:
-                actual = f"{actual}, and nodewise scores by {', '.join(own)}"
-                yield finding(id_, scheduler.where, actual, "one of them")
-            elif len(plugins) > 1:
-                yield finding(id_, scheduler.where, actual, "one of them")
+            plugins = [
+                f"{name} ({_LOAD_AWARE_PLUGINS[name]})"
+                for name in profile.plugins
+                if name in _LOAD_AWARE_PLUGINS
+            ]
+            if plugins and (own or len(plugins) > 1):
+                actual = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
+                actual += f", and nodewise scores by {own}" if own else ""
+                yield finding("two-load-aware-scorers", scheduler.where, actual, "one of them")
 
 
 @check("two-load-aware-scorers")
@@ -313,23 +298,9 @@ def check_agents_with_similar_scores(extenders: Extenders = ()) -> Iterator[Find
             yield finding("two-load-aware-scorers", where, actual, expected, severity="note")
 
 
-def _agents_scoring_by_load(
-    registrations: list[Registration], extenders: Extenders, policies: Policies
-) -> set[str]:
-    """The agents and strategies with which these entries score by load."""
-    scorers: set[str] = set()
-    for registration in registrations:
-        if registration.entry.prioritize_verb:
-            agents = agents_of_entry(registration, extenders)
-            scorers |= {name for name in agents if _agent_load_scoring_share(name) != "none"}
-            if "telemetry" in agents and is_any_policy_scoring(policies):
-                scorers.add("the preferences of policies")
-    return scorers
-
-
 def _agent_load_scoring_share(agent: str) -> LoadScoring:
     """How much an agent scores by load, as it declares; `none` for an agent that is not installed here."""
-    kind = find_agent(agent)
+    kind = find_agent_kind(agent)
     return "none" if kind is None else kind.load_scoring
 
 
@@ -426,30 +397,21 @@ def check_entry_addresses(
             yield from _check_endpoints(registration, service)
             yield from () if is_called else _check_name_resolution(registration)
         elif is_loopback(host) and workload is not None and not workload.host_network:
-            yield from _check_extender_in_scheduler_pod(registration, extenders)
+            if extenders is not None and not extender_in_scheduler_pod(registration.scheduler, extenders):
+                actual = "leads to the scheduler's own pod, and no nodewise runs in it"
+                expected = "a container with nodewise extender, or a Service"
+                yield _extender_not_reached_finding(registration, actual, expected)
         elif isinstance(service, UnavailableFact):
             yield NotChecked("extender-not-reached", service)
         else:
             yield from _check_server_reachable(registration, is_called=is_called)
 
 
-def _check_extender_in_scheduler_pod(
-    registration: Registration, extenders: Extenders | None
-) -> Iterator[Finding]:
-    if extenders is not None and extender_in_scheduler_pod(registration.scheduler, extenders) is None:
-        actual = "leads to the scheduler's own pod, and no nodewise runs in it"
-        yield _extender_not_reached_finding(
-            registration, actual, "a container with nodewise extender, or a Service"
-        )
-
-
 def _check_server_reachable(registration: Registration, *, is_called: bool) -> Iterator[Result]:
     server = registration.server
     if not server.address and server.is_refused:
-        attempts = "; ".join(server.attempts)
-        yield _extender_not_reached_finding(
-            registration, f"leads to no server: {attempts}", "a nodewise that listens there"
-        )
+        actual = f"leads to no server: {'; '.join(server.attempts)}"
+        yield _extender_not_reached_finding(registration, actual, "a nodewise that listens there")
     elif not server.address and not is_called:
         reason = f"not reached from here: {short('; '.join(server.attempts) or 'not tried')}"
         unavailable = UnavailableFact(registration.entry.url, reason, remedy=_REMOTE)
@@ -459,39 +421,38 @@ def _check_server_reachable(registration: Registration, *, is_called: bool) -> I
 def _check_endpoints(registration: Registration, service: Service) -> Iterator[Result]:
     """Whether the Service exists, has the port, and has a ready endpoint."""
     port = split_url(registration.entry.url)[3]
+    if isinstance(service.ready_endpoints, UnavailableFact) and port in (service.ports or ()):
+        yield NotChecked("extender-not-reached", service.ready_endpoints)
+        return
     if service.ports is None:
-        actual = f"leads to {service.where}, which does not exist"
-        yield _extender_not_reached_finding(registration, actual, "a Service that exists")
+        actual, expected = f"leads to {service.where}, which does not exist", "a Service that exists"
     elif port not in service.ports:
         ports = ", ".join(map(str, service.ports)) or "none"
-        actual = f"names port {port}, and {service.where} has {ports}"
-        yield _extender_not_reached_finding(registration, actual, "one of these")
-    elif isinstance(service.ready_endpoints, UnavailableFact):
-        yield NotChecked("extender-not-reached", service.ready_endpoints)
+        actual, expected = f"names port {port}, and {service.where} has {ports}", "one of these"
     elif not service.ready_endpoints:
-        actual = f"leads to {service.where}, which has no ready endpoint"
-        yield _extender_not_reached_finding(registration, actual, "at least one")
+        actual, expected = f"leads to {service.where}, which has no ready endpoint", "at least one"
+    else:
+        return
+    yield _extender_not_reached_finding(registration, actual, expected)
 
 
 def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
     """A pod on the host's network uses the host's DNS, which does not know Services."""
     workload = registration.scheduler.workload
-    if workload is None or not workload.host_network or workload.dns_policy == "ClusterFirstWithHostNet":
-        return
-    host = split_url(registration.entry.url)[1]
-    actual = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
-    yield _extender_not_reached_finding(
-        registration, actual, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP"
-    )
+    if workload and workload.host_network and workload.dns_policy != "ClusterFirstWithHostNet":
+        host = split_url(registration.entry.url)[1]
+        policy = f"hostNetwork with dnsPolicy {workload.dns_policy}"
+        actual = f"names {host}, which {workload.where} cannot resolve: {policy}"
+        expected = "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP"
+        yield _extender_not_reached_finding(registration, actual, expected)
 
 
 def _extender_not_reached_finding(registration: Registration, actual: str, expected: str) -> Finding:
-    field = f"{registration.entry.field}.urlPrefix"
-    return finding("extender-not-reached", registration.where, f"{field} {actual}", expected)
+    return create_entry_finding("extender-not-reached", registration, f".urlPrefix {actual}", expected)
 
 
 @check("extender-not-reached")
-def check_extender_calls(
+def check_extender_calls(  # complexity: the conditions of one finding
     registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
 ) -> Iterator[Finding]:
     """Replicas without any call, although an entry leads to them and pods wait."""
@@ -500,15 +461,11 @@ def check_extender_calls(
     resources = {
         resource.name for registration in registrations for resource in registration.entry.managed_resources
     }
-    waiting = [pod for pod in pods if _waits_for_nodewise(pod, resources)]
+    waiting = [pod for pod in pods if not pod.node and (not resources or resources & {*pod.resources})]
     if registrations and waiting and uptime_s >= _IDLE_S and not is_called:
         replicas = ", ".join(metrics.pod for metrics in replica_metrics)
         actual = f"no call in {uptime_s:.0f} s, and {waiting[0].namespace}/{waiting[0].name} waits"
         yield finding("extender-not-reached", replicas, actual, "calls of kube-scheduler")
-
-
-def _waits_for_nodewise(pod: PodInfo, resources: set[str]) -> bool:
-    return not pod.node and (not resources or not resources.isdisjoint(pod.resources))
 
 
 @check("extender-not-reached")
@@ -524,22 +481,27 @@ def check_reported_call_errors(pods: Pods = ()) -> Iterator[Finding]:
 
 
 @check("scheduler-not-running")
-def check_pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
+def check_pods_without_scheduler(
+    pods: Pods, schedulers: Schedulers = ()
+) -> Iterator[Finding]:  # complexity: the conditions of one finding
     """Pods without a message of a scheduler, by their schedulerName."""
-    served = {profile.scheduler_name for scheduler in schedulers for profile in scheduler.profiles}
-    by_name: dict[str, list[PodInfo]] = {}
+    serving: dict[str, list[str]] = {}
+    for scheduler in schedulers:
+        for name in dict.fromkeys(profile.scheduler_name for profile in scheduler.profiles):
+            serving.setdefault(name, []).append(scheduler.where)
+    by_name: dict[str, list[str]] = {}
     for pod in pods:
-        is_known = pod.scheduler_name == DEFAULT_SCHEDULER or pod.scheduler_name in served
+        is_known = pod.scheduler_name == DEFAULT_SCHEDULER or pod.scheduler_name in serving
         is_due = pod.age_s >= (_QUEUE_S if is_known else _UNKNOWN_QUEUE_S)
         if is_due and not (pod.node or pod.message or pod.is_gated):
-            by_name.setdefault(pod.scheduler_name, []).append(pod)
+            by_name.setdefault(pod.scheduler_name, []).append(f"{pod.namespace}/{pod.name}")
     for name, waiting in sorted(by_name.items()):
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        first = f"{waiting[0].namespace}/{waiting[0].name}{more}"
-        actual = f"no scheduler has reported on {first}; {_format_scheduler_of_name(name, schedulers)}"
-        yield finding(
-            "scheduler-not-running", f"schedulerName/{name}", actual, "a running scheduler of that name"
+        where = (
+            f"{', '.join(serving[name])} serves it" if name in serving else "no examined scheduler serves it"
         )
+        actual = f"no scheduler has reported on {list_first(waiting, 1)}; {where}"
+        expected = "a running scheduler of that name"
+        yield finding("scheduler-not-running", f"schedulerName/{name}", actual, expected)
 
 
 @check("scheduler-not-running")
@@ -549,12 +511,3 @@ def check_schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Findi
             reasons = f": {'; '.join(workload.problems)}" if workload.problems else ""
             actual = f"0 of {workload.replicas} are ready{reasons}"
             yield finding("scheduler-not-running", workload.where, actual, "at least 1", severity="warning")
-
-
-def _format_scheduler_of_name(name: str, schedulers: Schedulers) -> str:
-    where = [
-        scheduler.where
-        for scheduler in schedulers
-        if any(profile.scheduler_name == name for profile in scheduler.profiles)
-    ]
-    return f"{', '.join(where)} serves it" if where else "no examined scheduler serves it"

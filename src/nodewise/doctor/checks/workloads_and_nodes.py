@@ -1,4 +1,4 @@
-"""Checks of nodewise's own workloads: whether they are ready, may do what they need to, and nothing more."""
+"""Checks of nodewise's own workloads and their rights, nodes with GPUs or CPU pools, and the cluster's version."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -15,14 +15,15 @@ from nodewise.doctor.facts import (
     Registration,
     UnavailableFact,
 )
-from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, Severity, check, finding
+from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, check, finding, list_first
 from nodewise.doctor.parsing import objects
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.policies.policy_namespace_trust import LABEL
 
 _MAX_RIGHTS: Final = 6
-_MAX_LISTED: Final = 3
+_REJECTING: Final = frozenset({"restricted", "single-numa-node"})
+"""Topology manager policies by which a kubelet rejects pods."""
 
 
 @check("replicas-not-ready")
@@ -32,7 +33,6 @@ def check_nodewise_is_installed(
     namespaces: tuple[str, ...],
     registrations: tuple[Registration | UnavailableFact, ...] = (),
 ) -> Iterator[Finding]:
-    id_ = "replicas-not-ready"
     is_reached = any(
         isinstance(registration, Registration) and registration.server.address
         for registration in registrations
@@ -40,11 +40,9 @@ def check_nodewise_is_installed(
     # a server that responds may run outside of this cluster
     if not extenders and not controllers and not is_reached:
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
-        actual, expected = (
-            "no workload runs nodewise extender or nodewise controller",
-            "a Deployment that does, or -n with its namespace",
-        )
-        yield finding(id_, where, actual, expected, remedy="install it: docs/install.md")
+        actual = "no workload runs nodewise extender or nodewise controller"
+        expected = "a Deployment that does, or -n with its namespace"
+        yield finding("replicas-not-ready", where, actual, expected, remedy="install it: docs/install.md")
 
 
 @check("replicas-not-ready")
@@ -57,8 +55,9 @@ def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iter
         elif workload.ready is not None and workload.ready < workload.replicas:
             reasons = f": {'; '.join(dict.fromkeys(workload.problems))}" if workload.problems else ""
             actual = f"{workload.ready} of {workload.replicas} are ready{reasons}"
-            severity: Severity = "warning" if workload.ready else "error"
-            yield finding(id_, workload.where, actual, "all", severity=severity)
+            yield finding(
+                id_, workload.where, actual, "all", severity="warning" if workload.ready else "error"
+            )
 
 
 @check("identity-shared")
@@ -80,8 +79,7 @@ def check_rights(
             yield NotChecked("rights-missing", listed.unread_settings)
     for account, missing in missing_rights:
         if missing:
-            more = f" and {len(missing) - _MAX_RIGHTS} more" if len(missing) > _MAX_RIGHTS else ""
-            actual = f"may not {'; '.join(map(str, missing[:_MAX_RIGHTS]))}{more}"
+            actual = f"may not {list_first(list(map(str, missing)), _MAX_RIGHTS, '; ')}"
             yield finding("rights-missing", account, actual, "the rights of deploy/*.yaml")
 
 
@@ -90,18 +88,30 @@ def check_missing_admission_policies(
     extenders: Extenders, controllers: Controllers, admission_policies: tuple[AdmissionPolicy, ...]
 ) -> Iterator[Finding]:
     """Accounts whose writes no policy limits, and the namespace label that everybody may set."""
+
+    def is_limited(resource: str, text: str) -> bool:
+        """Whether a policy matches a resource under a condition that contains the text."""
+        return any(
+            resource in policy.resources and any(text in condition for condition in policy.conditions)
+            for policy in admission_policies
+        )
+
     id_ = "admission-policy-missing"
     writing = [listed for listed in (*extenders, *controllers) if _has_own_service_account(listed)]
     for listed in writing:
-        yield from _check_account_admission_policy(listed, admission_policies)
-    if writing and not any(
-        _admission_policy_matches(policy, "namespaces", LABEL) for policy in admission_policies
-    ):
-        where, actual = (
-            "ValidatingAdmissionPolicy/nodewise-trust",
-            f"no policy limits who may set the namespace label {LABEL}",
-        )
-        yield finding(id_, where, actual, "the policy of deploy/trust.yaml, with a binding that denies")
+        namespace, account = listed.workload.namespace, listed.workload.account
+        files = {"nodes": "deploy/rbac.yaml"}
+        if "gpu" in listed.agents or listed.is_set("native_mode"):
+            files["pods"] = "deploy/gpu.yaml" if "gpu" in listed.agents else "deploy/controller.yaml"
+        for resource, file in files.items():
+            if not is_limited(resource, f"'system:serviceaccount:{namespace}:{account}'"):
+                actual = f"no policy limits what it writes to {resource}"
+                expected = f"the policy of {file} for this account, with a binding that denies"
+                yield finding(id_, f"ServiceAccount/{namespace}/{account}", actual, expected)
+    if writing and not is_limited("namespaces", LABEL):
+        actual = f"no policy limits who may set the namespace label {LABEL}"
+        expected = "the policy of deploy/trust.yaml, with a binding that denies"
+        yield finding(id_, "ValidatingAdmissionPolicy/nodewise-trust", actual, expected)
 
 
 def _has_own_service_account(listed: NodewiseWorkload) -> bool:
@@ -111,68 +121,36 @@ def _has_own_service_account(listed: NodewiseWorkload) -> bool:
     return not (is_shared or listed.is_set("no_cluster") or listed.settings.get("objects_from"))
 
 
-def _check_account_admission_policy(
-    listed: NodewiseWorkload, admission_policies: tuple[AdmissionPolicy, ...]
-) -> Iterator[Finding]:
-    namespace, account = listed.workload.namespace, listed.workload.account
-    files = {"nodes": "deploy/rbac.yaml"}
-    if "gpu" in listed.agents or listed.is_set("native_mode"):
-        files["pods"] = "deploy/gpu.yaml" if "gpu" in listed.agents else "deploy/controller.yaml"
-    user = f"'system:serviceaccount:{namespace}:{account}'"
-    for resource, file in files.items():
-        if not any(_admission_policy_matches(policy, resource, user) for policy in admission_policies):
-            actual = f"no policy limits what it writes to {resource}"
-            expected = f"the policy of {file} for this account, with a binding that denies"
-            where = f"ServiceAccount/{namespace}/{account}"
-            yield finding("admission-policy-missing", where, actual, expected)
-
-
-def _admission_policy_matches(policy: AdmissionPolicy, resource: str, text: str) -> bool:
-    """Whether a policy matches a resource under a condition that contains the text."""
-    return resource in policy.resources and any(text in condition for condition in policy.conditions)
-
-
 @check(NOT_CHECKED)
 def check_unexamined_namespaces(
     programs_elsewhere: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     """Programs that were not examined: a tenant's, or those of a namespace that -n does not name."""
     if programs_elsewhere:
-        count = len(programs_elsewhere)
-        more = f" and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
-        where = ", ".join(short(name, 100) for name in programs_elsewhere[:_MAX_LISTED]) + more
-        actual = (
-            f"run or are named as a scheduler, a descheduler or nodewise, outside {', '.join(namespaces)}"
-        )
+        where = list_first([short(name, 100) for name in programs_elsewhere])
+        outside = ", ".join(namespaces)
+        actual = f"run or are named as a scheduler, a descheduler or nodewise, outside {outside}"
         remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
         expected = "nothing, if they are a tenant's"
         yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
 
 
-_REJECTING: Final = frozenset({"restricted", "single-numa-node"})
-"""Topology manager policies by which a kubelet rejects pods."""
-
-
 @check("gpu-node-without-labels")
 def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
     """Nodes whose device plugin offers GPUs that the gpu agent does not find, or not completely."""
+
+    def format_reason(nodes: Sequence[GpuNodeInfo]) -> str:
+        problem = next((node.problems[0] for node in nodes if node.problems), "")
+        return f": {problem}" if problem else ""
+
     id_ = "gpu-node-without-labels"
-    without = [node for node in gpu_nodes if not node.gpus]
-    if without:
-        actual = (
-            f"{without[0].resource} is allocatable, and no GPU is named{_format_gpu_label_reason(without)}"
-        )
+    if without := [node for node in gpu_nodes if not node.gpus]:
+        actual = f"{without[0].resource} is allocatable, and no GPU is named{format_reason(without)}"
         yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
-    incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
-    if incomplete:
-        actual = f"not everything is known of their GPUs{_format_gpu_label_reason(incomplete)}"
+    if incomplete := [node for node in gpu_nodes if node.gpus and node.problems]:
+        actual = f"not everything is known of their GPUs{format_reason(incomplete)}"
         expected = "labels or an annotation that describe each GPU"
         yield finding(id_, _format_nodes(incomplete), actual, expected, severity="warning")
-
-
-def _format_gpu_label_reason(nodes: Sequence[GpuNodeInfo]) -> str:
-    problem = next((node.problems[0] for node in nodes if node.problems), "")
-    return f": {problem}" if problem else ""
 
 
 @check("kubelet-policy-conflict")
@@ -180,25 +158,21 @@ def check_kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterat
     """Kubelets that assign the CPUs of pools, one finding for each combination of policies."""
     by_policies: dict[str, list[KubeletConfiguration]] = {}
     for kubelet in kubelets:
-        if policies := _conflicting_policies(kubelet):
-            by_policies.setdefault(policies, []).append(kubelet)
-    for policies, nodes in sorted(by_policies.items()):
-        actual = f"{policies}, and the node has pools"
+        policies = [
+            ("cpuManagerPolicy", kubelet.cpu_manager, kubelet.cpu_manager == "static"),
+            ("topologyManagerPolicy", kubelet.topology_manager, kubelet.topology_manager in _REJECTING),
+            ("memoryManagerPolicy", kubelet.memory_manager, kubelet.memory_manager == "Static"),
+        ]
+        conflicts = ", ".join(f"{name}: {policy}" for name, policy, conflicts in policies if conflicts)
+        if conflicts:
+            by_policies.setdefault(conflicts, []).append(kubelet)
+    for conflicts, nodes in sorted(by_policies.items()):
+        actual = f"{conflicts}, and the node has pools"
         yield finding("kubelet-policy-conflict", _format_nodes(nodes), actual, "none on nodes with pools")
 
 
-def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
-    policies = [
-        ("cpuManagerPolicy", kubelet.cpu_manager, kubelet.cpu_manager == "static"),
-        ("topologyManagerPolicy", kubelet.topology_manager, kubelet.topology_manager in _REJECTING),
-        ("memoryManagerPolicy", kubelet.memory_manager, kubelet.memory_manager == "Static"),
-    ]
-    return ", ".join(f"{name}: {policy}" for name, policy, conflicts in policies if conflicts)
-
-
 def _format_nodes(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
-    more = f" and {len(nodes) - _MAX_LISTED} more" if len(nodes) > _MAX_LISTED else ""
-    return ", ".join(f"Node/{node.node}" for node in nodes[:_MAX_LISTED]) + more
+    return list_first([f"Node/{node.node}" for node in nodes])
 
 
 @check("kubernetes-version-untested")
@@ -209,9 +183,10 @@ def check_kubernetes_version(cluster_version: SchedulerVersion | None) -> Iterat
     """
     if cluster_version is None:
         return
-    expected = f"1.{scheduler_versions.OLDEST_TESTED} to 1.{scheduler_versions.NEWEST}"
+    id_, expected = (
+        "kubernetes-version-untested",
+        f"1.{scheduler_versions.OLDEST_TESTED} to 1.{scheduler_versions.NEWEST}",
+    )
     is_older = cluster_version.minor < scheduler_versions.OLDEST_TESTED
     for text in cluster_version.untested_warnings("Kubernetes"):
-        yield finding(
-            "kubernetes-version-untested", "API server", text, expected, severity="note" if is_older else None
-        )
+        yield finding(id_, "API server", text, expected, severity="note" if is_older else None)
