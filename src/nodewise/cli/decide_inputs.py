@@ -8,9 +8,9 @@ of pods are also in their annotations. Pods on nodes are read if an agent needs 
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,23 +28,24 @@ from nodewise.base.errors import (
     closest_names,
     shown,
 )
+from nodewise.base.option import Option
 from nodewise.cli import object_and_metric_sources, terminal_output
 from nodewise.cli.explain import pod_state
+from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.metric_values_endpoint import MetricValuesPage
 from nodewise.engine.recording_file import AgentHeader
-from nodewise.kube import object_files, reflector, replicas
+from nodewise.kube import object_files, replicas
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
-from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.replicas import Replica
-from nodewise.kube.resource_kinds import NODES, PODS, Resource
+from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics import metric_files, source_table
-from nodewise.metrics import node_attributes as node_facts
+from nodewise.metrics import metric_files, node_attributes, source_table
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import (
     MetricCatalog,
@@ -66,67 +67,22 @@ from nodewise.policies.state import TelemetryState
 from nodewise.policies.verdict_labels import NodeConstraints, label_key, verdict_requirements
 
 _MAX_LISTED: Final = 5
-
-
-class _Metadata(msgspec.Struct, frozen=True, gc=False):
-    creationTimestamp: str | None = None  # noqa: N815 - the API's name
-
-
-class _Spec(NodeConstraints, frozen=True, gc=False):
-    nodeName: str = ""  # noqa: N815 - the API's name
-
-
-class NativePodFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a pod that are read in addition to those of the agent telemetry."""
-
-    metadata: _Metadata = _Metadata()
-    spec: _Spec = _Spec()
-
-
-def print_uncovered_pods(
-    pods: Iterable[Any], state: TelemetryState, objects: Mapping[str, Mapping[ObjectKey, Any]]
-) -> None:
-    """Print a message for each of the first pods, and the number of the others."""
-    messages = [message for pod in pods for message in _messages(pod, state, objects)]
-    for message in messages[:_MAX_LISTED]:
-        terminal_output.print_message(message)
-    if len(messages) > _MAX_LISTED:
-        terminal_output.print_message(
-            f"{len(messages) - _MAX_LISTED:,} more policies of waiting pods have no effect in native mode"
-        )
-
-
-def _messages(
-    pod: Any, state: TelemetryState, objects: Mapping[str, Mapping[ObjectKey, Any]]
-) -> Iterator[str]:
-    if pod.spec.nodeName:
-        return
-    keys = {requirement.key for requirement in verdict_requirements(pod.spec)}
-    for key in state.selection.select(pod):
-        # a pod may name a TASPolicy that does not exist
-        policy_state = state.policies.get(key)
-        if policy_state is None or label_key(policy_state.policy.uid) in keys:
-            continue
-        policy = policy_state.policy
-        if not policy_selection.is_enforced_for(policy, pod):
-            continue
-        of_label = pod_state.policy_of_label(policy, objects, selects=True)
-        if of_label.is_labelled:
-            why = pod_state.why_not_covering(of_label, pod.metadata.creationTimestamp or "")
-            name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-            yield f"native mode does not apply {of_label.policy} to pod {name}: {why}; create the pod again"
-
-
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _WAITING: Final = f"spec.nodeName=,{_NOT_FINISHED}"
 _BOUND: Final = f"spec.nodeName!=,{_NOT_FINISHED}"
+_MAX_CHECKED: Final = 20
+"""Similar names of which a source is asked whether they have series."""
+_YEAR_S: Final = 365.2425 * 86400
+
+ObjectsByKey = Mapping[ObjectKey, Any]
 
 
 class _PodMetadata(msgspec.Struct, frozen=True, gc=False):
+    creationTimestamp: str | None = None  # noqa: N815 - the API's name
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class _PodSpec(msgspec.Struct, frozen=True, gc=False):
+class _PodSpec(NodeConstraints, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
@@ -135,11 +91,25 @@ class _PodStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodPlacement(msgspec.Struct, frozen=True, gc=False):
-    """The node of a pod, and whether the pod is being deleted or finished."""
+    """The node of a pod, the labels that it requires of nodes, and whether the pod is being deleted or finished."""
 
     metadata: _PodMetadata = _PodMetadata()
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
+
+
+class MetricOptions(CommandOptions, frozen=True, kw_only=True):
+    """The sources of metrics. The settings file of the extender may name them."""
+
+    metrics: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="SOURCE",
+            environment="NODEWISE_METRICS",
+            shows_default=False,
+            help=source_table.option_help(),
+        ),
+    ] = InputAndLogOptions().metrics
 
 
 class InputSelection(NamedTuple):
@@ -156,11 +126,6 @@ class InputSelection(NamedTuple):
     """The namespace of pods and of agents' objects; empty: all."""
     running: bool
     """Whether to decide pods that are on a node, too."""
-    metrics: Sequence[str]
-    """The values of `--metrics`."""
-
-
-ObjectsByKey = Mapping[ObjectKey, Any]
 
 
 class ObjectsAndMetrics(NamedTuple):
@@ -176,6 +141,52 @@ class ObjectsAndMetrics(NamedTuple):
     @property
     def node_names(self) -> list[str]:
         return [name for _, name in self.nodes]
+
+
+class MetricSettings(NamedTuple):
+    """How to fetch metrics."""
+
+    names: Sequence[str]
+    """The values of `--metrics`."""
+    refresh: RefreshOptions
+    prometheus: PrometheusOptions
+
+
+def metric_settings(command_line: CommandLine) -> MetricSettings:
+    """How the command line says to fetch metrics."""
+    return MetricSettings(
+        command_line.settings(MetricOptions).metrics,
+        command_line.settings(RefreshOptions),
+        command_line.settings(PrometheusOptions),
+    )
+
+
+def print_uncovered_pods(
+    pods: Iterable[Any], state: TelemetryState, objects: Mapping[str, ObjectsByKey]
+) -> None:
+    """Print a message for each of the first waiting pods that lack the label of a policy, and the number of others."""
+    messages = []
+    for pod in pods:
+        keys = {requirement.key for requirement in verdict_requirements(pod.spec)}
+        for key in state.selection.select(pod) if not pod.spec.nodeName else ():
+            # a pod may name a TASPolicy that does not exist
+            policy_state = state.policies.get(key)
+            if policy_state is None or label_key(policy_state.policy.uid) in keys:
+                continue
+            policy = policy_state.policy
+            of_label = pod_state.policy_of_label(policy, objects, selects=True)
+            if policy_selection.is_enforced_for(policy, pod) and of_label.is_labelled:
+                why = pod_state.why_not_covering(of_label, pod.metadata.creationTimestamp or "")
+                name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+                messages.append(
+                    f"native mode does not apply {of_label.policy} to pod {name}: {why}; create the pod again"
+                )
+    for message in messages[:_MAX_LISTED]:
+        terminal_output.print_message(message)
+    if len(messages) > _MAX_LISTED:
+        terminal_output.print_message(
+            f"{len(messages) - _MAX_LISTED:,} more policies of waiting pods have no effect in native mode"
+        )
 
 
 class _ObjectQuery(NamedTuple):
@@ -202,44 +213,74 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
     all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
-    resources = [NODES, PODS, *(watched.resource for watched in all_watched)]
-    for files in (sources.files, sources.policies):
-        _warn_of_misspelled_kinds(files, resources)
-    others_watched = [
-        watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace
-    ]
-    nodes, pods, *others = await _run_queries(
+    _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
+    node_type = object_and_metric_sources.merge_node_types(kinds)
+    pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
+    pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
+    others = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
+    nodes, pods, *lists = await _run_queries(
         sources,
         [
-            *_node_and_pod_queries(kinds, selection),
-            *(_ObjectQuery(watched, selection.namespace) for watched in others_watched),
+            _ObjectQuery(Watched("nodes", NODES, node_type)),
+            _ObjectQuery(Watched("pods", PODS, pod_type), selection.namespace, pods_of_cluster),
+            *(_ObjectQuery(watched, selection.namespace) for watched in others),
         ],
     )
-    objects = {
-        watched.name: objects_of_kind for watched, objects_of_kind in zip(others_watched, others, strict=True)
-    }
-    kinds = [
-        kind for kind in kinds if selection.agents or _agent_has_work(kind, selection, objects, nodes, pods)
-    ]
+    objects = {watched.name: listed for watched, listed in zip(others, lists, strict=True)}
+
+    if not selection.agents:
+        concerned = partial(_has_work, selection, objects, nodes, pods)
+        kinds = list(filter(concerned, kinds))
     objects |= await _read_bound_pods(sources, kinds, selection)
-    known = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(nodes.values()))
-    return ObjectsAndMetrics(
-        kinds, nodes, pods, objects, metric_files.read_snapshot(sources.files, tables, known)
-    )
+    snapshot = metric_files.read_snapshot(sources.files, tables, node_facts(nodes))
+    return ObjectsAndMetrics(kinds, nodes, pods, objects, snapshot)
 
 
-def _warn_of_misspelled_kinds(files: FileObjects, resources: Iterable[Resource]) -> None:
+def _has_work(
+    selection: InputSelection,
+    objects: Mapping[str, ObjectsByKey],
+    nodes: ObjectsByKey,
+    pods: ObjectsByKey,
+    kind: AgentKind,
+) -> bool:
+    """Whether one of the agent's objects exists, other than namespaces, or the agent says that it has work."""
+    options = selection.options[kind.name]
+    return any(
+        objects.get(watched.name)
+        for watched in kind.watched(options)
+        if watched.resource != NAMESPACES and not watched.is_optional
+    ) or kind.concerns(options, nodes.values(), pods.values())
+
+
+async def _read_bound_pods(
+    sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
+) -> dict[str, ObjectsByKey]:
+    """The pods that agents watch, by the name in `Watched`."""
+    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
+    queries = [_ObjectQuery(watched, fields=_BOUND) for watched in all_watched if watched.resource == PODS]
+    lists = await _run_queries(sources, queries)
+    return {query.watched.name: listed for query, listed in zip(queries, lists, strict=True)}
+
+
+def node_facts(nodes: ObjectsByKey) -> NodeAttributes:
+    """The attributes by which sources of metrics name nodes."""
+    return cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes.values()))
+
+
+def _warn_of_misspelled_kinds(sources: _ObjectSources, resources: Iterable[Resource]) -> None:
     """Warn of objects whose kind is nearly one that is read: without them, the decision would be another one."""
     kinds: dict[str, set[str]] = {}
     for resource in resources:
         kinds.setdefault(resource.group, set()).add(resource.kind)
-    for group, kind in files.kinds():
-        known = kinds.get(group, set())
-        if kind not in known and (similar := closest_name(kind, sorted(known))):
-            where = files.entries(group, kind)[0].where
-            terminal_output.print_message(
-                f'Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; did you mean "{similar}"?'
-            )
+    for files in (sources.files, sources.policies):
+        for group, kind in files.kinds():
+            known = kinds.get(group, set())
+            if kind not in known and (similar := closest_name(kind, sorted(known))):
+                where = files.entries(group, kind)[0].where
+                terminal_output.print_message(
+                    f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "
+                    f'did you mean "{similar}"?'
+                )
 
 
 async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics:
@@ -248,121 +289,55 @@ async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics
     files = object_files.read(plain) if plain else FileObjects({})
     query = _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(())))
     [nodes] = await _run_queries(_ObjectSources(api, files, FileObjects({})), [query])
-    known = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(nodes.values()))
-    return ObjectsAndMetrics((), nodes, {}, {}, metric_files.read_snapshot(files, tables, known))
-
-
-async def _read_bound_pods(
-    sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
-) -> dict[str, ObjectsByKey]:
-    """The pods that agents watch, by the name in `Watched`."""
-    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
-    names = [watched.name for watched in all_watched if watched.resource == PODS]
-    queries = [_ObjectQuery(watched, fields=_BOUND) for watched in all_watched if watched.resource == PODS]
-    return dict(zip(names, await _run_queries(sources, queries), strict=True))
-
-
-def _node_and_pod_queries(
-    kinds: Sequence[AgentKind], selection: InputSelection
-) -> tuple[_ObjectQuery, _ObjectQuery]:
-    pod_type = merge("Pod", PodPlacement, NativePodFields, *(kind.pod_fields for kind in kinds))
-    return (
-        _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(kinds))),
-        _ObjectQuery(
-            Watched("pods", PODS, pod_type),
-            selection.namespace,
-            _NOT_FINISHED if selection.running else _WAITING,
-        ),
-    )
-
-
-def _agent_has_work(
-    kind: AgentKind,
-    selection: InputSelection,
-    objects: Mapping[str, ObjectsByKey],
-    nodes: ObjectsByKey,
-    pods: ObjectsByKey,
-) -> bool:
-    """Whether an agent has work to do: one of its objects exists, other than namespaces, or the agent says so."""
-    options = selection.options[kind.name]
-    own = (
-        watched
-        for watched in kind.watched(options)
-        if watched.resource.kind != "Namespace" and not watched.is_optional
-    )
-    if any(objects.get(watched.name) for watched in own):
-        return True
-    return kind.concerns(options, nodes.values(), pods.values())
+    snapshot = metric_files.read_snapshot(files, tables, node_facts(nodes))
+    return ObjectsAndMetrics((), nodes, {}, {}, snapshot)
 
 
 async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
     """The objects of the cluster and of files for each query, by namespace and name."""
     listed = await _list_from_cluster(sources.api, queries) if sources.api else [{} for _ in queries]
     return [
-        {
-            **listed_objects,
-            **_objects_of_files(sources.files, query.watched),
-            **_objects_of_files(sources.policies, query.watched),
+        dict(listed_objects)
+        | {
+            (item.metadata.namespace, item.metadata.name): item
+            for files in (sources.files, sources.policies)
+            for item in object_and_metric_sources.select_watched_file_objects(files, query.watched)
         }
         for query, listed_objects in zip(queries, listed, strict=True)
     ]
 
 
-def _objects_of_files(objects: FileObjects, watched: Watched) -> ObjectsByKey:
-    return {
-        (item.metadata.namespace, item.metadata.name): item
-        for item in object_and_metric_sources.select_watched_file_objects(objects, watched)
-    }
-
-
 async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
     """The objects of the cluster for each query; the requests run concurrently."""
     counts: dict[str, int] = {}
-    with Progress() as progress:
 
-        def show_count(name: str, count: int) -> None:
-            counts[name] = count
-            progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    def show_count(name: str, count: int) -> None:
+        counts[name] = count
+        progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
-        listed = await asyncio.gather(
-            *(
-                _list_objects_of_query(api, query, partial(show_count, query.watched.name))
-                for query in queries
+    async def list_objects(query: _ObjectQuery) -> ObjectsByKey:
+        watched, namespace, fields = query
+        resource = watched.resource
+        try:
+            return await object_and_metric_sources.list_once(
+                api, watched, namespace, fields, partial(show_count, watched.name)
             )
-        )
-    for query, objects in zip(queries, listed, strict=True):
-        if objects is None and not query.watched.is_optional:
-            resource = query.watched.resource
-            name = f"{resource.plural}.{resource.group}".rstrip(".")
-            terminal_output.print_message(f"the cluster knows no {name}: is its definition (CRD) installed?")
-    return [objects or {} for objects in listed]
+        except NotFound:
+            if not watched.is_optional:
+                name = f"{resource.plural}.{resource.group}".rstrip(".")
+                messages.append(f"the cluster knows no {name}: is its definition (CRD) installed?")
+        except Refused as error:
+            if not watched.is_optional:
+                raise
+            messages.append(f"{resource.plural} cannot be read and count as absent: {error}")
+        return {}
 
-
-async def _list_objects_of_query(
-    api: Api, query: _ObjectQuery, on_progress: Callable[[int], None]
-) -> ObjectsByKey | None:
-    """The objects of a query; None if the cluster does not have the kind."""
-    watched = query.watched
-    namespace = query.namespace if watched.resource.namespaced else ""
-    selectors = dict(watched.selectors) | ({"fieldSelector": query.fields} if query.fields else {})
-    target = ReflectorTarget[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
-    try:
-        store = await reflector.list_objects(api, target, MetricsRegistry(), on_progress)
-    except NotFound:
-        return None
-    except Refused as error:
-        if not watched.is_optional:
-            raise
-        terminal_output.print_message(
-            f"{watched.resource.plural} cannot be read and count as absent: {error}"
-        )
-        return None
-    return store.snapshot()
-
-
-_MAX_CHECKED: Final = 20
-"""Similar names of which a source is asked whether they have series."""
-_YEAR_S: Final = 365.2425 * 86400
+    messages: list[str] = []
+    with Progress() as progress:
+        listed = await asyncio.gather(*map(list_objects, queries))
+    for message in messages:
+        terminal_output.print_message(message)
+    return listed
 
 
 class LoadedMetrics:
@@ -383,15 +358,6 @@ class LoadedMetrics:
         return series
 
 
-class MetricSettings(NamedTuple):
-    """How to fetch metrics."""
-
-    names: Sequence[str]
-    """The values of `--metrics`."""
-    refresh: RefreshOptions
-    prometheus: PrometheusOptions
-
-
 async def fetch_metrics(
     inputs: ObjectsAndMetrics,
     metric_requests: Iterable[MetricRequest],
@@ -403,29 +369,23 @@ async def fetch_metrics(
     their order.
     """
     requests = merge_requests(metric_requests)
-    in_files = {
-        request.key
-        for request in requests
-        if metric_files.select_series(inputs.snapshot, request) is not None
+    keys = {
+        request.key for request in requests if metric_files.select_series(inputs.snapshot, request) is None
     }
-    known = running.only(frozenset(request.key for request in requests) - in_files)
+    known = running.only(frozenset(keys))
     for key in known.failures.keys() - known.series.keys():
         logs.emit("metric_failed", metric=key, error=known.failures[key])
     rest = frozenset(request for request in requests if not known.was_fetched(request.key))
-    return known.with_older(await _fetch_from_sources(inputs, rest, settings, api)) if rest else known
-
-
-async def _fetch_from_sources(
-    inputs: ObjectsAndMetrics, requests: frozenset[MetricRequest], settings: MetricSettings, api: Api | None
-) -> MetricsSnapshot:
+    if not rest:
+        return known
     registry = MetricsRegistry()
     async with _open_sources(inputs, settings, api, registry) as sources:
         refresher = MetricsRefresher(sources, settings.refresh, clock.SystemClock(), registry)
         with Progress() as progress:
             progress.say("requesting metrics")
-            refresher.set_requests(requests)
+            refresher.set_requests(rest)
             await refresher.settle()
-        return refresher.snapshot
+        return known.with_older(refresher.snapshot)
 
 
 async def metric_names(inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None) -> list[str]:
@@ -467,7 +427,7 @@ async def _open_sources(
     inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None, registry: MetricsRegistry
 ) -> AsyncIterator[Sequence[MetricsSource]]:
     """The metrics of the files, and the live sources."""
-    nodes = cooperative_scheduling.run_without_pauses(node_facts.read_node_attributes(inputs.nodes.values()))
+    nodes = node_facts(inputs.nodes)
 
     async def lookup() -> NodeAttributes:
         return nodes
@@ -519,7 +479,6 @@ def decision_time(text: str, metrics: MetricsSnapshot | None) -> float:
 
 
 TIMEOUT_S: Final = 10.0
-_COMPONENTS: Final = (replicas.EXTENDER, replicas.CONTROLLER)
 _SOURCE_FIELDS: Final = (
     "metrics",
     "prometheus_url",
@@ -539,8 +498,8 @@ class RunningConfiguration(NamedTuple):
 
     replicas: Sequence[Replica]
     """Those that were read: one of the extender, one of the controller, or both."""
-    agents: Sequence[AgentHeader]
-    """In the order of the chain."""
+    agents: Mapping[str, AgentHeader]
+    """By name, in the order of the chain."""
     settings: Mapping[str, Any]
     """Other settings by field."""
     sources: Sequence[str]
@@ -565,24 +524,20 @@ async def read_running_configuration(api: HttpApi, namespace: str) -> RunningCon
     read. A `NodewiseError` if there is no replica, or none can be read.
     """
     running_replicas = await replicas.find_replicas(api, namespace, TIMEOUT_S)
-    by_component = [
-        [replica for replica in running_replicas if replica.component == component]
-        for component in _COMPONENTS
-    ]
-    return _combine([await _read_first_replica(api, group) for group in by_component if group])
-
-
-async def _read_first_replica(
-    api: HttpApi, running_replicas: Sequence[Replica]
-) -> tuple[Replica, list[MetricValuesPage]]:
-    """The pages of the first replica that responds."""
-    problems = []
-    for replica in running_replicas:
-        try:
-            return replica, await _read_pages(api, replica)
-        except (Unavailable, BadInput) as error:
-            problems.append(Problem(str(replica), str(error), ""))
-    raise Unavailable("no replica of nodewise answers", problems)
+    read: list[tuple[Replica, list[MetricValuesPage]]] = []
+    for component in (replicas.EXTENDER, replicas.CONTROLLER):
+        group = [replica for replica in running_replicas if replica.component == component]
+        problems = []
+        for replica in group:
+            try:
+                read.append((replica, await _read_pages(api, replica)))
+                break
+            except (Unavailable, BadInput) as error:
+                problems.append(Problem(str(replica), str(error), ""))
+        else:
+            if group:
+                raise Unavailable("no replica of nodewise answers", problems)
+    return _combine(read)
 
 
 async def _read_pages(api: HttpApi, replica: Replica) -> list[MetricValuesPage]:
@@ -615,15 +570,14 @@ def _combine(read: Sequence[tuple[Replica, list[MetricValuesPage]]]) -> RunningC
     header = read[0][1][0].header
     settings = {"sync_period_s": header.sync_period_s, "weights": header.weights}
     at = max(page.at for _, pages in read for page in pages)
-    return RunningConfiguration(
-        [replica for replica, _ in read], list(by_agent.values()), settings, list(sources), metrics, at
-    )
+    running_replicas = [replica for replica, _ in read]
+    return RunningConfiguration(running_replicas, by_agent, settings, list(sources), metrics, at)
 
 
 def apply_to_command_line(running: RunningConfiguration, command_line: CommandLine) -> CommandLine:
     """The command line with the settings of the running nodewise where the user has given none."""
     names = set(agents.names())
-    by_agent = {agent.name: agent.options for agent in running.agents if agent.name in names}
+    by_agent = {name: agent.options for name, agent in running.agents.items() if name in names}
     sources = tuple(name for name in running.sources if name in _SOURCES_OF_THE_API_SERVER)
     return command_line.with_running_settings({**running.settings, "metrics": sources}, by_agent)
 

@@ -1,5 +1,6 @@
 """`nodewise extender`: creates and connects the components of the extender, and serves until a signal."""
 
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -51,6 +52,7 @@ from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EXTENDER_LEASE
+from nodewise.kube.reflector import Reflector
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -249,7 +251,8 @@ def _create_leader_tasks(
 ) -> LeaderTasks:
     """The leader's tasks, and the watch of the pods that it requeues."""
     snapshots, chain = components.snapshots, components.request_handler.chain
-    pods = object_and_metric_sources.reflect_waiting_pods(api, config.agents, chain, *tools)
+    waiting = object_and_metric_sources.waiting_pods_target(config.agents, chain)
+    pods = Reflector(api, waiting, *tools, random.random)
 
     def create_more_controllers(handle: Handle) -> list[Controller]:
         components.extender.subscribe(PodEventRecorder(handle.recorder))

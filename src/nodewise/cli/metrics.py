@@ -1,6 +1,7 @@
 """`nodewise metrics`: lists the metrics of nodes, on how many nodes they have values, and which policies use them."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -11,25 +12,22 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
-from nodewise.cli import decide_inputs, tables, terminal_output
+from nodewise.cli import decide_inputs, object_and_metric_sources, tables, terminal_output
 from nodewise.cli.completion import NamespaceName
-from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.kube import reflector, replicas
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube import replicas
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.reflector import ReflectorTarget
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 
@@ -122,8 +120,7 @@ def command(command_line: CommandLine) -> None:
 
 async def _list_metrics(command_line: CommandLine) -> MetricList:
     own = command_line.settings(MetricsOptions)
-    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
-    try:
+    async with open_api(command_line.settings(ClusterOptions).kube) as api:
         running, at, inputs = MetricsSnapshot(), clock.SystemClock().now(), ""
         try:
             with Progress() as progress:
@@ -136,24 +133,22 @@ async def _list_metrics(command_line: CommandLine) -> MetricList:
             if not decide_inputs.selects_other_sources(command_line):
                 running, at, inputs = configuration.metrics, configuration.at, configuration.source_text()
         return await _read_metrics(command_line, api, running, at, inputs)
-    finally:
-        await api.close()
 
 
 async def _read_metrics(
     command_line: CommandLine, api: HttpApi, running: MetricsSnapshot, at: float, inputs: str
 ) -> MetricList:
     name = command_line.settings(MetricsOptions).name
-    how = MetricSettings(
-        command_line.settings(MetricOptions).metrics,
-        command_line.settings(RefreshOptions),
-        command_line.settings(PrometheusOptions),
-    )
+    settings = decide_inputs.metric_settings(command_line)
     users, by_key = await _policies_by_metric(api)
-    nodes = await _read_nodes(api)
+    try:
+        nodes = await decide_inputs.read_nodes((), api)
+    except Refused as error:  # metrics then count under all names
+        terminal_output.print_message(f"nodes are not known: {error}")
+        nodes = ObjectsAndMetrics((), {}, {}, {}, MetricsSnapshot())
     keys, requests = _select(name, {*running.series, *running.failures}, by_key)
     rest = [request for key, request in requests.items() if not running.was_fetched(key)]
-    fetched = await decide_inputs.fetch_metrics(nodes, rest, how, api)
+    fetched = await decide_inputs.fetch_metrics(nodes, rest, settings, api)
     metrics = running.only(frozenset(keys)).with_older(fetched)
     now = clock.SystemClock().now()
     rows = [
@@ -164,9 +159,9 @@ async def _read_metrics(
         similar: list[str] = []
         if not any(row.nodes for row in rows):
             known = map(_plain_name, running.series)
-            similar = await decide_inputs.similar_metrics(name, nodes, how, api, _MOST_SIMILAR, known)
+            similar = await decide_inputs.similar_metrics(name, nodes, settings, api, _MOST_SIMILAR, known)
         return MetricList(rows, inputs, similar)
-    catalog = {*await decide_inputs.metric_names(nodes, how, api)}
+    catalog = {*await decide_inputs.metric_names(nodes, settings, api)}
     others = sorted(catalog - {_plain_name(row.metric) for row in rows})
     return MetricList([*rows, *(MetricRow(other, None, None, None, [], "") for other in others)], inputs, [])
 
@@ -190,47 +185,27 @@ def _plain_name(key: str) -> str:
     return name.rpartition("(")[2].rstrip(")")
 
 
-async def _read_nodes(api: HttpApi) -> ObjectsAndMetrics:
-    """The nodes; none, with a message, without the right to list them: metrics then count under all names."""
-    try:
-        return await decide_inputs.read_nodes((), api)
-    except Refused as error:
-        terminal_output.print_message(f"nodes are not known: {error}")
-        return ObjectsAndMetrics((), {}, {}, {}, MetricsSnapshot())
-
-
 async def _policies_by_metric(api: HttpApi) -> tuple[dict[str, list[str]], dict[str, MetricRequest]]:
     """The policies that the user may list, and their requests, by `MetricRequest.key`."""
     options = TelemetryOptions(trust_all_namespaces=True)
+
+    async def list_objects(watched: Watched) -> Mapping[ObjectKey, Any]:
+        """The objects of all namespaces, or of that of the context."""
+        for namespace in ("", api.namespace):
+            with contextlib.suppress(NotFound, Refused):
+                return await object_and_metric_sources.list_once(api, watched, namespace)
+        return {}
+
     watched = KIND.watched(options)
-    objects = dict(
-        zip(
-            (kind.name for kind in watched),
-            await asyncio.gather(*(_list_objects(api, kind) for kind in watched)),
-            strict=True,
-        )
-    )
+    lists = await asyncio.gather(*map(list_objects, watched))
+    objects = {kind.name: listed for kind, listed in zip(watched, lists, strict=True)}
     users: dict[str, list[str]] = {}
     requests: dict[str, MetricRequest] = {}
     for key, policy in KIND.state(options, RefreshOptions().sync_period_s).policies(objects).items():
-        for rule in policy.usable_comparisons():
-            request = rule.metric_request()
+        for request in dict.fromkeys(rule.metric_request() for rule in policy.usable_comparisons()):
             requests[request.key] = request
-            names = users.setdefault(request.key, [])
-            names += [] if key.text() in names else [key.text()]
+            users.setdefault(request.key, []).append(key.text())
     return users, requests
-
-
-async def _list_objects(api: HttpApi, watched: Watched) -> Mapping[ObjectKey, Any]:
-    """The objects of all namespaces, or of that of the context, as far as the user may list them."""
-    for namespace in dict.fromkeys(("", api.namespace if watched.resource.namespaced else "")):
-        target = ReflectorTarget[Any](watched.resource, watched.type, namespace, {}, watched.keep)
-        try:
-            store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
-        except (NotFound, Refused):
-            continue
-        return store.snapshot()
-    return {}
 
 
 def _metric_row(
@@ -251,33 +226,17 @@ def _invalid_values(series: Series) -> str:
     """Which nodes have no valid value; empty if all have one."""
     if not series.invalid:
         return ""
-    count = len(series.invalid)
     node, why = min(series.invalid.items())
-    return (
-        f"1 node has no valid value: {node}: {why}"
-        if count == 1
-        else f"{count:,} nodes have no valid value, such as {node}: {why}"
-    )
-
-
-def _shown_rows(listed: MetricList) -> list[MetricRow]:
-    """All metrics with values or causes, and some of the other names."""
-    requested = [row for row in listed.rows if row.nodes is not None]
-    return [*requested, *[row for row in listed.rows if row.nodes is None][:_MOST_NAMES]]
+    if (count := len(series.invalid)) == 1:
+        return f"1 node has no valid value: {node}: {why}"
+    return f"{count:,} nodes have no valid value, such as {node}: {why}"
 
 
 def _print_table(listed: MetricList, name: str) -> None:
-    rows = [
-        [
-            row.metric,
-            row.source or "-",
-            "-" if row.nodes is None else f"{row.nodes:,}",
-            "-" if row.age_s is None else clock.format_duration(row.age_s),
-            ", ".join(row.policies) or "-",
-            row.cause or "-",
-        ]
-        for row in _shown_rows(listed)
-    ]
+    """All metrics with values or causes, and some of the other names."""
+    requested = [row for row in listed.rows if row.nodes is not None]
+    others = [row for row in listed.rows if row.nodes is None]
+    rows = [_cells(row) for row in [*requested, *others[:_MOST_NAMES]]]
     head = ("METRIC", "SOURCE", "NODES", "OLDEST", "USED BY", "WHY VALUES ARE MISSING")
     if rows:
         tables.print_table(*tables.drop_empty_columns(head[-1], head, rows))
@@ -289,3 +248,14 @@ def _print_table(listed: MetricList, name: str) -> None:
         terminal_output.print_line(f"similar to {name}: {', '.join(listed.similar)}")
     if listed.inputs:
         terminal_output.print_line(f"with the metric values of {listed.inputs}")
+
+
+def _cells(row: MetricRow) -> list[str]:
+    return [
+        row.metric,
+        row.source or "-",
+        "-" if row.nodes is None else f"{row.nodes:,}",
+        "-" if row.age_s is None else clock.format_duration(row.age_s),
+        ", ".join(row.policies) or "-",
+        row.cause or "-",
+    ]

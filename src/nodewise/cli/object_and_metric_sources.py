@@ -6,8 +6,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
+from msgspec.structs import replace
 
-from nodewise.agent import AgentKind, Watched
+from nodewise.agent import AgentKind, ObjectKey, Watched
 from nodewise.base.clock import Clock
 from nodewise.base.errors import NodewiseError
 from nodewise.engine import pod_requeueing
@@ -99,63 +100,65 @@ def watch_cluster(
     api: Api, needs: DataRequirements, clock: Clock, registry: MetricsRegistry, namespace: str
 ) -> ObjectFeed:
     """Watch nodes and the objects of agents; `namespace` is nodewise's own."""
-
-    def reflector(target: ReflectorTarget[Any]) -> Reflector[Any]:
-        return Reflector(api, target, clock, registry, random.random)
-
     targets = {"nodes": ReflectorTarget(NODES, needs.node_type)} | {
-        watched.name: _reflector_target(watched, namespace) for watched in needs.watched
+        watched.name: ReflectorTarget[Any](
+            watched.resource,
+            watched.type,
+            namespace if watched.own_namespace else "",
+            watched.selectors,
+            watched.keep,
+            is_optional=watched.is_optional,
+        )
+        for watched in needs.watched
     }
-    others = {name: reflector(target) for name, target in targets.items()}
+    others = {
+        name: Reflector(api, target, clock, registry, random.random) for name, target in targets.items()
+    }
     relister = StoreRelister(api, targets, others.values())
     nodes = others.pop("nodes")
     return ObjectFeed(
         nodes.store,
-        {name: reflecting.store for name, reflecting in others.items()},
-        [nodes.run, *(reflecting.run for reflecting in others.values())],
-        {name: reflecting.apply_response for name, reflecting in others.items()},
+        {name: reflector.store for name, reflector in others.items()},
+        [nodes.run, *(reflector.run for reflector in others.values())],
+        {name: reflector.apply_response for name, reflector in others.items()},
         relister,
     )
 
 
-def _reflector_target(watched: Watched, namespace: str) -> ReflectorTarget[Any]:
-    inside = namespace if watched.own_namespace else ""
-    return ReflectorTarget(
-        watched.resource,
-        watched.type,
-        inside,
-        watched.selectors,
-        watched.keep,
-        is_optional=watched.is_optional,
-    )
-
-
-def reflect_waiting_pods(
-    api: Api, kinds: Iterable[AgentKind], chain: AgentChain, clock: Clock, registry: MetricsRegistry
-) -> Reflector[Any]:
-    """A reflector of the pods that wait for a feasible node and that the chain filters."""
-    return Reflector(api, waiting_pods_target(kinds, chain), clock, registry, random.random)
-
-
 def waiting_pods_target(kinds: Iterable[AgentKind], chain: AgentChain) -> ReflectorTarget[Any]:
     """The pods that wait for a feasible node and that the chain filters, with the fields that agents read."""
-    pod_type = merge("Pod", WaitingPodFields, *(kind.pod_fields for kind in kinds))
-    pending = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
     def keep(pod: Any) -> Any | None:
-        return _check_waiting_pod_size(pod) if pod_requeueing.is_waiting(pod, chain) else None
+        if not pod_requeueing.is_waiting(pod, chain):
+            return None
+        size = len(msgspec.json.encode(pod))
+        if size > MOST_WAITING_POD_BYTES:
+            raise ValueError(
+                f"the fields that agents read have {size} bytes, and only a pod with at most {MOST_WAITING_POD_BYTES} "
+                "is requeued as soon as it fits: use fewer containers or resources"
+            )
+        return pod
 
+    pod_type = merge("Pod", WaitingPodFields, *(kind.pod_fields for kind in kinds))
+    pending = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
     return ReflectorTarget(PODS, pod_type, selectors=pending, keep=keep, label="Pod (waiting)")
 
 
-def _check_waiting_pod_size(pod: Any) -> Any:
-    size = len(msgspec.json.encode(pod))
-    if size > MOST_WAITING_POD_BYTES:
-        raise ValueError(
-            f"the fields that agents read have {size} bytes, and only a pod with at most {MOST_WAITING_POD_BYTES} is"
-            " requeued as soon as it fits: use fewer containers or resources"
-        )
-    return pod
+async def list_once(
+    api: Api,
+    watched: Watched,
+    namespace: str = "",
+    fields: str = "",
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Mapping[ObjectKey, Any]:
+    """The objects of a kind in a namespace (empty: all) that the field selector selects. Errors are those of `Api.get`.
+
+    `on_progress` is called with the number of objects so far.
+    """
+    inside = namespace if watched.resource.namespaced else ""
+    selectors = dict(watched.selectors) | ({"fieldSelector": fields} if fields else {})
+    target = ReflectorTarget[Any](watched.resource, watched.type, inside, selectors, watched.keep)
+    return (await list_objects(api, target, MetricsRegistry(), on_progress)).snapshot()
 
 
 def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
@@ -167,17 +170,12 @@ def watched_objects(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> l
 
 def select_watched_file_objects(objects: FileObjects, watched: Watched) -> list[Any]:
     """The objects of files that agents read. Pods in files usually have no uid, so each gets one from its name."""
-    items: list[Any] = objects.of(watched.resource, cast("type[Any]", watched.type))
-    if watched.resource == PODS:
-        items = [*map(_set_missing_pod_uid, items)]
+    items: list[Any] = list(objects.of(watched.resource, cast("type[Any]", watched.type)))
+    for number, pod in enumerate(items if watched.resource == PODS else ()):
+        if not pod.metadata.uid:
+            uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
+            items[number] = replace(pod, metadata=replace(pod.metadata, uid=uid))
     return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
-
-
-def _set_missing_pod_uid(pod: Any) -> Any:
-    if pod.metadata.uid:
-        return pod
-    uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
-    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=uid))
 
 
 def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:

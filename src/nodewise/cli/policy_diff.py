@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
@@ -14,14 +15,13 @@ from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, tables, terminal_output
-from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import InputSelection, MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import history_reading, report
 from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube import object_files
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import open_api
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
@@ -30,7 +30,6 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
@@ -312,27 +311,20 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     options = command_line.agent_options(KIND)
     assert isinstance(options, TelemetryOptions)
     old, new = _read_policies(own.old, options), _read_policies(own.new, options)
-    refresh = command_line.settings(RefreshOptions)
-    metrics = command_line.settings(MetricOptions).metrics
-    selection = InputSelection(own.paths, (), [KIND.name], {KIND.name: options}, "", True, metrics)
-    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry()) if own.cluster else None
-    try:
+    fetching = decide_inputs.metric_settings(command_line)
+    selection = InputSelection(own.paths, (), [KIND.name], {KIND.name: options}, "", running=True)
+    kube = command_line.settings(ClusterOptions).kube
+    async with open_api(kube) if own.cluster else nullcontext() as api:
         inputs = await decide_inputs.read_objects(selection, api)
         if not inputs.nodes:
             raise BadInput(
                 "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one")]
             )
-        settings = TimelineSettings(options, refresh.sync_period_s)
+        settings = TimelineSettings(options, fetching.refresh.sync_period_s)
         objects = policy_diff.replace_policies(inputs.objects, old, new)
         timelines = [PolicyTimeline(objects_of_side, settings) for objects_of_side in objects]
         requests = [request for timeline in timelines for request in timeline.requests.values()]
-        prometheus = command_line.settings(PrometheusOptions)
-        snapshot = await decide_inputs.fetch_metrics(
-            inputs, requests, MetricSettings(metrics, refresh, prometheus), api
-        )
-    finally:
-        if api is not None:
-            await api.close()
+        snapshot = await decide_inputs.fetch_metrics(inputs, requests, fetching, api)
     at = decide_inputs.decision_time(own.now, inputs.snapshot if api is None else None)
     nodes = NodeIndex(inputs.node_names)
     before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
@@ -344,7 +336,7 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
-    history = await compare(objects, groups, settings, inputs, (prometheus, history_range))
+    history = await compare(objects, groups, settings, inputs, (fetching.prometheus, history_range))
     return comparison._replace(history=history)
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -13,16 +14,14 @@ import click
 import msgspec
 
 from nodewise.base import clock, quantity, safe_yaml_loader
-from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
+from nodewise.base.errors import BadInput, BadSettings, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.completion import NamespaceName
-from nodewise.cli.decide import MetricOptions
-from nodewise.cli.decide_inputs import MetricSettings, ObjectsAndMetrics
+from nodewise.cli.decide_inputs import MetricOptions
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.kube.api_client_creation import connect
-from nodewise.kube.api_server_interface import Api
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
 from nodewise.metrics import aggregation
 from nodewise.metrics.aggregation import Direction, ValueDistribution
@@ -31,7 +30,6 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.hysteresis import HoldTimes
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
@@ -434,32 +432,20 @@ async def _read_metric(
     request: MetricRequest, paths: Sequence[str], command_line: CommandLine
 ) -> tuple[Series, Sequence[str]]:
     """The metric and the names of all nodes; without Nodes in files, of those that have a value."""
-    api = None if paths else connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
-    settings = MetricSettings(
-        command_line.settings(MetricOptions).metrics,
-        command_line.settings(RefreshOptions),
-        command_line.settings(PrometheusOptions),
-    )
-    try:
+    settings = decide_inputs.metric_settings(command_line)
+    kube = command_line.settings(ClusterOptions).kube
+    async with nullcontext() if paths else open_api(kube) as api:
         inputs = await decide_inputs.read_nodes(paths, api)
         snapshot = await decide_inputs.fetch_metrics(inputs, [request], settings, api)
         series = snapshot.series.get(request.key)
-        if series is None:
-            why = snapshot.failures.get(request.key, "no source has it")
-            raise await _unknown_metric_error(request, why, inputs, settings, api)
-        return series, inputs.node_names or sorted({*series.samples, *series.invalid})
-    finally:
-        if api is not None:
-            await api.close()
-
-
-async def _unknown_metric_error(
-    request: MetricRequest, why: str, inputs: ObjectsAndMetrics, settings: MetricSettings, api: Api | None
-) -> NodewiseError:
-    similar = await decide_inputs.similar_metrics(request.metric, inputs, settings, api, _MOST_SUGGESTIONS)
-    actual = f"{shown(request.metric)}: {why}"
+        if series is not None:
+            return series, inputs.node_names or sorted({*series.samples, *series.invalid})
+        why = snapshot.failures.get(request.key, "no source has it")
+        similar = await decide_inputs.similar_metrics(
+            request.metric, inputs, settings, api, _MOST_SUGGESTIONS
+        )
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
-    return BadInput("policy new", [Problem("--metric", actual, expected)])
+    raise BadInput("policy new", [Problem("--metric", f"{shown(request.metric)}: {why}", expected)])
 
 
 def _distribution(request: MetricRequest, series: Series, nodes: Sequence[str]) -> ValueDistribution:

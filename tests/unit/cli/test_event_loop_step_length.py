@@ -7,6 +7,7 @@ measures the time of steps.
 """
 
 import asyncio
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
+from nodewise.kube.reflector import Reflector
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
 from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
@@ -164,7 +166,8 @@ class ExtenderWithoutSockets:
         self.refresher.subscribe(self.snapshot_cache.touch)
         handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
         chain = AgentChain([KIND.agent(OPTIONS["telemetry"])])
-        self.pods = object_and_metric_sources.reflect_waiting_pods(api, [KIND], chain, clock, self.registry)
+        waiting = object_and_metric_sources.waiting_pods_target([KIND], chain)
+        self.pods = Reflector(api, waiting, clock, self.registry, random.random)
         waker = Requeuer(chain, self.pods.store, handle, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], handle)
         assert controller is not None

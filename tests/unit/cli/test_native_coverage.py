@@ -50,7 +50,7 @@ def printed(
     api.put(NAMESPACES, {"metadata": {"name": "web"}})
     api.put(NODES, {"metadata": {"name": "a"}})
     options = TelemetryOptions()
-    selection = InputSelection((), (), ["telemetry"], {"telemetry": options}, "", running=False, metrics=())
+    selection = InputSelection((), (), ["telemetry"], {"telemetry": options}, "", running=False)
     inputs = asyncio.run(decide_inputs.read_objects(selection, api))
     cluster = ClusterState(NodeIndex(inputs.node_names), inputs.objects, MetricsSnapshot(), 0.0, inputs.nodes)
     state = cooperative_scheduling.run_without_pauses(KIND.state(options, 5.0).build(cluster))

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from nodewise.cli import object_and_metric_sources
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.pod_requeueing import ANNOTATION, PASS_S, PAUSE_S, TRIES, Requeuer, WaitingPods
+from nodewise.kube.reflector import Reflector
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -105,9 +107,8 @@ class RequeueingCluster:
         self.api.put(NODES, {"metadata": {"name": "a", "annotations": {}}})
         chain, clock = AgentChain([self.agent]), VirtualClock()
         self.snapshot = Snapshot(NodeIndex(["a"]), {}, 0.0, 1)
-        self.pods = object_and_metric_sources.reflect_waiting_pods(
-            self.api, [DemandsKind()], chain, clock, self.registry
-        )
+        waiting = object_and_metric_sources.waiting_pods_target([DemandsKind()], chain)
+        self.pods = Reflector(self.api, waiting, clock, self.registry, random.random)
         self.handle = build_handle(self.api, {}, self.pods.store, clock, self.registry)
         self.requeuer = Requeuer(chain, self.pods.store, self.handle, PERIOD_S)
         self.leading = LeaderLoop([self.requeuer], lambda: self.snapshot, lambda: True, clock)

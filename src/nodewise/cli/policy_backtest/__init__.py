@@ -8,6 +8,7 @@
 """
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,12 +26,11 @@ from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.cli.policy_backtest.report import BacktestReport
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube import object_files
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND
 from nodewise.policy_tools import policy_timeline
 from nodewise.policy_tools.policy_timeline import TimelineSettings
@@ -121,12 +121,9 @@ async def _backtest(own: BacktestOptions, command_line: CommandLine) -> Backtest
     files = object_files.read(own.paths)
     objects = policy_timeline.objects_of_files(files, options)
     has_nodes = bool(files.entries(NODES.group, NODES.kind))
-    api = None if has_nodes else connect(command_line.settings(ClusterOptions).kube, MetricsRegistry())
-    try:
+    kube = command_line.settings(ClusterOptions).kube
+    async with nullcontext() if has_nodes else open_api(kube) as api:
         inputs = await decide_inputs.read_nodes(own.paths, api)
-    finally:
-        if api is not None:
-            await api.close()
     return await history_reading.backtest(objects, settings, inputs, prometheus, history_range)
 
 
