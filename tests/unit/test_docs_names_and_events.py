@@ -130,24 +130,14 @@ def test_the_page_of_names_has_every_field_manager() -> None:
     assert [name for name in sorted(managers) if f"| `{name}` |" not in PAGE] == []
 
 
-CONDITION = r'yield _\w+\.create\([^"]*?, "(\w+)",'
-"""The creation of a condition with a constant reason."""
-
-
 def test_the_page_of_events_has_every_reason() -> None:
     code = "\n".join(path.read_text() for path in SOURCES)
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
     assert calls == 3, "an Event that the page does not know"
-    others, _, taspolicies = (
-        (TELEMETRY / "policy_status.py").read_text().partition("def _taspolicy_conditions(")
-    )
-    of_taspolicies = re.findall(CONDITION, taspolicies)
-    assert len(of_taspolicies) == len(policy_status.GOOD_TASPOLICY_STATUSES) - 1, (
-        "that of MetricsFetched is a cause"
-    )
-    of_others = re.findall(CONDITION, others) + re.findall(r'^ {8}\("(\w+)", ', others, re.MULTILINE)
-    assert len(set(of_others)) == 18
-    reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell", *of_taspolicies, *of_others}
+    kinds = (*policy_status.CONDITIONS, *policy_status.TASPOLICY_CONDITIONS)
+    conditions = {kind.reason for kind in kinds if kind.reason}  # others have a cause as their reason
+    reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell"}
+    reasons |= conditions | policy_status.NOT_READY.keys()
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons
     assert set(get_args(Type)) == {"Warning", "Normal"}

@@ -4,7 +4,7 @@ The admission policies of `deploy/extender-pods.yaml` read `mode`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,14 +17,17 @@ from nodewise.policies.hysteresis import FLAPPING
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey, PolicyKind
 from nodewise.policies.policy_objects import PolicyObject, StepBack, decode_status
 from nodewise.policies.policy_status_fields import (
-    ConditionKind,
+    NO_NODE_PASSES,
+    RULES_REJECT,
     PlacementPolicyStatus,
     PolicyCondition,
+    PolicyStatus,
     RuleCounts,
-    StatusWithConditions,
 )
 from nodewise.policies.rule_evaluation import RuleEvaluation
 from nodewise.policies.state import PolicyState
+
+Status = PolicyStatus | PlacementPolicyStatus
 
 REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
 """The message of the condition AllNodesRejected of a policy that rejects every node without others."""
@@ -56,111 +59,206 @@ class StatusFacts(NamedTuple):
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
 
 
-def desired_placement_policy_status(
-    state: PolicyState, facts: StatusFacts, before: PlacementPolicyStatus, now: str
-) -> PlacementPolicyStatus:
-    """The complete status; `now` is RFC 3339."""
-    policy, now_s = state.policy, clock.parse_rfc3339(now)
-    conditions = policy_status_fields.update_conditions(
-        _policy_conditions(state, facts, now_s), _KINDS, before.conditions_by_type(), facts.generation, now
-    )
+class ConditionKind(NamedTuple):
+    """A type of condition."""
+
+    type: str
+    good: Literal["True", "False"]
+    """Its status in a healthy policy."""
+    reason: str
+    """The reason of the other status; empty if it depends on the cause."""
+    good_message: str
+    is_always_set: bool = False
+    """Whether every policy has it. Others are omitted until they were bad once."""
+
+
+_SUSPENDED: Final = ConditionKind("Suspended", "False", "LostNodes", "no rule is suspended")
+_CONFLICT: Final = ConditionKind(
+    "LabelConflict", "False", "OwnedElsewhere", "no other manager owns the labels"
+)
+_NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False", "NotEnforced", "the policy is enforced")
+_WITHOUT_VALUES: Final = ConditionKind(
+    "NodesWithoutValues", "False", "NoValueOnNodes", "no node passes a rule for lack of a value"
+)
+_INCOMPLETE: Final = ConditionKind(
+    "IncompleteAnswers", "False", "IncompleteAnswer", "every response is complete"
+)
+_SPARSE_SAMPLES: Final = ConditionKind(
+    "SamplesTooSparse",
+    "False",
+    "DistanceNearMaxAge",
+    "values count for longer than the distance of samples",
+)
+_LABEL_REFUSED: Final = ConditionKind(
+    "LabelRefused", "False", "NodeRefusesLabel", "no node refuses the node label"
+)
+CONDITIONS: Final = (
+    ConditionKind("Ready", "True", "", "every rule applies", is_always_set=True),
+    ConditionKind("MetricsAvailable", "True", "", "every metric is available", is_always_set=True),
+    _SUSPENDED,
+    _CONFLICT,
+    _NOT_ENFORCED,
+    ConditionKind("NoPodsSelected", "False", "NoPods", "the policy selects pods"),
+    ConditionKind("NoCanaryPods", "False", "NoCanaryPods", "the canary has pods"),
+    ConditionKind("SteppedBack", "False", "GuardExceeded", "no limit of the guard is exceeded"),
+    ConditionKind("AllNodesRejected", "False", "NoNodeLeft", "some node is left for every selected pod"),
+    ConditionKind(
+        "PodsNotCovered",
+        "False",
+        "NoRequirement",
+        "the selected pods that were last seen without a node require the node label",
+    ),
+    ConditionKind("Flapping", "False", "NodesFlap", "no rule rejects nodes again and again"),
+    _WITHOUT_VALUES,
+    _INCOMPLETE,
+    _SPARSE_SAMPLES,
+    _LABEL_REFUSED,
+)
+"""The conditions of a PlacementPolicy or ClusterPlacementPolicy."""
+TASPOLICY_CONDITIONS: Final = (
+    ConditionKind("Valid", "True", "FieldProblem", "every field can be used", is_always_set=True),
+    ConditionKind("MetricsFetched", "True", "", "every metric is available", is_always_set=True),
+    _SUSPENDED,
+    _WITHOUT_VALUES,
+    _INCOMPLETE,
+    _SPARSE_SAMPLES,
+    _CONFLICT,
+    ConditionKind(
+        "NotTrusted",
+        "False",
+        "NamespaceNotTrusted",
+        "the policy needs no trust that its namespace lacks",
+    ),
+    ConditionKind(
+        "BudgetExceeded",
+        "False",
+        "NamespaceBudget",
+        "the policy is within the budgets of its namespace",
+    ),
+    _NOT_ENFORCED,
+    _LABEL_REFUSED,
+)
+NOT_READY: Final = {
+    "Invalid": "Valid",
+    "NotEnforced": "NotEnforced",
+    "BudgetExceeded": "BudgetExceeded",
+    "NotTrusted": "NotTrusted",
+    "MetricsUnavailable": "MetricsAvailable",
+    "LabelRefused": "LabelRefused",
+}
+"""The reasons of the condition Ready, most important first, each with the condition whose message it has."""
+GOOD_STATUSES: Final[Mapping[str, str]] = {kind.type: kind.good for kind in CONDITIONS}
+"""The status of each condition in a healthy PlacementPolicy or ClusterPlacementPolicy."""
+
+
+def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
+    """The status that a policy has; an empty one if it has none."""
+    if kind == "TASPolicy":
+        return decode_status(policy_object, PolicyStatus)
+    return decode_status(policy_object, PlacementPolicyStatus)
+
+
+def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
+    """The complete status after the one before; `now` is RFC 3339."""
+    policy = state.policy
+    not_enforced = policy.not_enforced or facts.no_node_label
+    messages = _condition_messages(state, facts, not_enforced, clock.parse_rfc3339(now))
+    not_ready = next((reason for reason, kind in NOT_READY.items() if messages[kind]), "")
+    messages["Ready"] = messages[NOT_READY[not_ready]] if not_ready else ""
+    unavailable = policy_status_fields.missing_metrics_reason(state.unfetched)
+    reasons = {"Ready": not_ready, "MetricsAvailable": unavailable, "MetricsFetched": unavailable}
+    if isinstance(before, PolicyStatus):
+        return PolicyStatus(
+            _conditions(TASPOLICY_CONDITIONS, messages, reasons, before, facts.generation, now),
+            facts.generation,
+            count_violating_nodes(state),
+            tuple(sorted(state.unfetched)),
+            "NotEnforced" if not_enforced else "Enforce",
+        )
     return PlacementPolicyStatus(
-        conditions,
+        _conditions(CONDITIONS, messages, reasons, before, facts.generation, now),
         facts.generation,
         "NotEnforced" if policy.not_enforced else "Shadow" if facts.step_back else policy.mode,
         _selected_pods(state, facts),
         None if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1])),
-        tuple(_rule_counts(state, now_s)),
+        tuple(_rule_counts(state, clock.parse_rfc3339(now))),
         stepped_back=facts.step_back,
     )
 
 
-_READY: Final = ConditionKind("Ready", "True", is_always_set=True)
-_METRICS: Final = ConditionKind("MetricsAvailable", "True", is_always_set=True)
-_SUSPENDED: Final = ConditionKind("Suspended", "False")
-_CONFLICT: Final = ConditionKind("LabelConflict", "False")
-_NOT_ENFORCED: Final = ConditionKind("NotEnforced", "False")
-_NO_PODS: Final = ConditionKind("NoPodsSelected", "False")
-_NO_CANARY_PODS: Final = ConditionKind("NoCanaryPods", "False")
-_STEPPED_BACK: Final = ConditionKind("SteppedBack", "False")
-_ALL_REJECTED: Final = ConditionKind("AllNodesRejected", "False")
-_NOT_COVERED: Final = ConditionKind("PodsNotCovered", "False")
-_FLAPPING: Final = ConditionKind("Flapping", "False")
-_LABEL_REFUSED: Final = ConditionKind("LabelRefused", "False")
-_WITHOUT_VALUES: Final = ConditionKind("NodesWithoutValues", "False")
-_INCOMPLETE: Final = ConditionKind("IncompleteAnswers", "False")
-_SPARSE_SAMPLES: Final = ConditionKind("SamplesTooSparse", "False")
-_KINDS: Final = (
-    _READY,
-    _METRICS,
-    _SUSPENDED,
-    _CONFLICT,
-    _NOT_ENFORCED,
-    _NO_PODS,
-    _NO_CANARY_PODS,
-    _STEPPED_BACK,
-    _ALL_REJECTED,
-    _NOT_COVERED,
-    _FLAPPING,
-    _LABEL_REFUSED,
-    _WITHOUT_VALUES,
-    _INCOMPLETE,
-    _SPARSE_SAMPLES,
-)
-GOOD_STATUSES: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_KINDS)
-"""The status of each condition in a healthy policy."""
+def _conditions(
+    kinds: Iterable[ConditionKind],
+    messages: Mapping[str, str],
+    reasons: Mapping[str, str],
+    before: Status,
+    generation: int,
+    now: str,
+) -> list[PolicyCondition]:
+    """The conditions to write, with messages and reasons of bad statuses by type; no message means a good status.
+
+    A condition whose status did not change keeps its time.
+    """
+    known = before.conditions_by_type()
+    conditions = []
+    for kind in kinds:
+        message, old = messages[kind.type], known.get(kind.type)
+        if not (message or old or kind.is_always_set):
+            continue
+        status = kind.good
+        reason, text = "AllWell", kind.good_message
+        if message:
+            status = "False" if kind.good == "True" else "True"
+            reason = kind.reason or reasons[kind.type]
+            text = truncate(message, policy_status_fields.MAX_LENGTH)
+        since = old.last_transition_time if old and old.status == status else now
+        conditions.append(PolicyCondition(kind.type, status, reason, text, since or now, generation))
+    return conditions
 
 
-def _policy_conditions(state: PolicyState, facts: StatusFacts, now_s: float) -> Iterator[PolicyCondition]:
-    policy = state.policy
-    not_enforced = policy.not_enforced or facts.no_node_label
-    reason, message = _not_ready(state, not_enforced, facts.label_refusal)
-    yield _READY.create(not reason, reason, message, "every rule applies")
-    unfetched = _unfetched_text(state)
-    missing_reason = policy_status_fields.missing_metrics_reason(state.unfetched)
-    yield _METRICS.create(not unfetched, missing_reason, unfetched, "every metric is available")
-    held = ", ".join(
-        policy_rejection_reasons.comparison_text(rule, policy.key.kind) for rule in state.suspended
+def _condition_messages(  # complexity: one entry for each condition
+    state: PolicyState, facts: StatusFacts, not_enforced: str, now_s: float
+) -> dict[str, str]:
+    """The message of each condition of all kinds of policies, by type; empty for a good status."""
+    policy, kind = state.policy, state.policy.key.kind
+    is_taspolicy = kind == "TASPolicy"
+    unfetched = policy_status_fields.missing_metrics_text(
+        state.unfetched, NO_NODE_PASSES if is_taspolicy else RULES_REJECT
     )
-    text = policy_status_fields.suspension_text(held, state.lost)
-    yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
-    conflict = facts.label_conflict
-    yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
-    yield _NOT_ENFORCED.create(bool(not_enforced), "NotEnforced", not_enforced, "the policy is enforced")
+    held = ", ".join(policy_rejection_reasons.comparison_text(rule, kind) for rule in state.suspended)
+    problems = "; ".join(map(str, policy.problems))
     selects_none = _selected_pods(state, facts) == 0
     where = f" of namespace {policy.namespace}" if policy.namespace else ""
-    text = f"the selectors match no pod{where}; pods of DaemonSets and of kube-system are never selected"
-    yield _NO_PODS.create(selects_none, "NoPods", text, "the policy selects pods")
+    no_pods = f"the selectors match no pod{where}; pods of DaemonSets and of kube-system are never selected"
     has_canary = policy.mode == "Canary" and policy.canary is not None and policy.canary.pods is not None
-    is_empty = has_canary and facts.canary_pods == 0 and not selects_none
-    text = "canary.podSelector matches none of the selected pods, so the policy has no effect"
-    yield _NO_CANARY_PODS.create(is_empty, "NoCanaryPods", text, "the canary has pods")
-    text = f"{facts.step_back.message}; it only observes now" if facts.step_back else ""
-    yield _STEPPED_BACK.create(bool(text), "GuardExceeded", text, "no limit of the guard is exceeded")
-    rejecting = facts.rejecting_policies
-    text = _rejecting_policies_text(rejecting)
-    yield _ALL_REJECTED.create(
-        bool(rejecting), "NoNodeLeft", text, "some node is left for every selected pod"
-    )
-    text = (
+    no_canary_pods = "canary.podSelector matches none of the selected pods, so the policy has no effect"
+    not_covered = (
         f"native mode does not apply the policy to pods such as {facts.uncovered_pod}, which do not require its node"
         " label: create them again, and run nodewise doctor if new pods lack it, too"
     )
-    covered = "the selected pods that were last seen without a node require the node label"
-    yield _NOT_COVERED.create(bool(facts.uncovered_pod), "NoRequirement", text, covered)
-    flapping = _flapping_text(state, now_s)
-    yield _FLAPPING.create(bool(flapping), "NodesFlap", flapping, "no rule rejects nodes again and again")
-    text = policy_status_fields.nodes_without_values_text(state.without_values)
-    yield _WITHOUT_VALUES.create(
-        bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
-    )
-    text = policy_status_fields.incomplete_answers_text(state.incomplete)
-    yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
-    text = policy_status_fields.sparse_samples_text(state.sparse_samples)
-    good = "values count for longer than the distance of samples"
-    yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
-    refusal = facts.label_refusal
-    yield _LABEL_REFUSED.create(bool(refusal), "NodeRefusesLabel", refusal, "no node refuses the node label")
+    return {
+        "Valid": problems,
+        "MetricsAvailable": unfetched,
+        "MetricsFetched": unfetched,
+        "Suspended": policy_status_fields.suspension_text(held, state.lost) if held else "",
+        "LabelConflict": facts.label_conflict,
+        "NotEnforced": not_enforced,
+        "NotTrusted": policy.not_trusted,
+        "BudgetExceeded": policy.over_budget,
+        "NoPodsSelected": no_pods if selects_none else "",
+        "NoCanaryPods": no_canary_pods if has_canary and facts.canary_pods == 0 and not selects_none else "",
+        "SteppedBack": f"{facts.step_back.message}; it only observes now" if facts.step_back else "",
+        "AllNodesRejected": _rejecting_policies_text(facts.rejecting_policies),
+        "PodsNotCovered": not_covered if facts.uncovered_pod else "",
+        "Flapping": _flapping_text(state, now_s),
+        "NodesWithoutValues": policy_status_fields.nodes_without_values_text(
+            state.without_values, "when_missing is reject" if is_taspolicy else "whenMissing is Reject"
+        ),
+        "IncompleteAnswers": policy_status_fields.incomplete_answers_text(state.incomplete),
+        "SamplesTooSparse": policy_status_fields.sparse_samples_text(
+            state.sparse_samples, "max_age" if is_taspolicy else "maxAge"
+        ),
+        "LabelRefused": facts.label_refusal,
+    }
 
 
 def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
@@ -169,31 +267,13 @@ def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
     return None if policy.selection is None or policy.not_enforced else facts.selected_pods
 
 
-def _not_ready(state: PolicyState, not_enforced: str, label_refusal: str) -> tuple[str, str]:
-    """Why the policy is not ready, as one word and as a message; empty if it is."""
-    policy = state.policy
-    candidates = (
-        ("Invalid", "; ".join(map(str, policy.problems))),
-        ("NotEnforced", not_enforced),
-        ("BudgetExceeded", policy.over_budget),
-        ("NotTrusted", policy.not_trusted),
-        ("MetricsUnavailable", _unfetched_text(state)),
-        ("LabelRefused", label_refusal),
-    )
-    return next(((reason, message) for reason, message in candidates if message), ("", ""))
-
-
 def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
-    if len(keys) == 1:
-        return REJECTS_EVERY_NODE
+    """Which policies together reject every node; empty for none."""
+    if len(keys) < 2:  # noqa: PLR2004 - a policy alone
+        return REJECTS_EVERY_NODE if keys else ""
     names = ", ".join(key.text() for key in keys[:_MAX_NAMED])
     more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
     return f"no node is left for some selected pods: together, {names}{more} reject every node"
-
-
-def _unfetched_text(state: PolicyState) -> str:
-    """Which metrics are not available; empty if all are."""
-    return policy_status_fields.missing_metrics_text(state.unfetched, policy_status_fields.RULES_REJECT)
 
 
 def _flapping_text(state: PolicyState, now_s: float) -> str:
@@ -287,115 +367,11 @@ def _part_counts(place: str, evaluation: RuleEvaluation, text: str, state: Polic
     )
 
 
-class PolicyStatus(StatusWithConditions, frozen=True):
-    """The fields of a status that are written, and read back."""
-
-    violating_nodes: int = 0
-    missing_metrics: tuple[str, ...] = ()
-    mode: str = ""
-    """`Enforce` or `NotEnforced`; empty in the status of an earlier version."""
-
-
-def desired_taspolicy_status(
-    state: PolicyState,
-    generation: int,
-    conflict: str,
-    before: PolicyStatus,
-    now: str,
-    *,
-    no_node_label: str = "",
-    label_refusal: str = "",
-) -> PolicyStatus:
-    """The complete status. `conflict` describes which labels belong to another owner; empty for none.
-
-    `no_node_label` says why native mode does not enforce the policy; empty if it does, or is not used. `label_refusal`
-    describes which nodes refuse its label.
-    """
-    conditions = policy_status_fields.update_conditions(
-        _taspolicy_conditions(state, conflict, no_node_label, label_refusal),
-        _TASPOLICY_KINDS,
-        before.conditions_by_type(),
-        generation,
-        now,
-    )
-    not_enforced = bool(state.policy.not_enforced or no_node_label)
-    return PolicyStatus(
-        conditions,
-        generation,
-        count_violating_nodes(state),
-        tuple(sorted(state.unfetched)),
-        "NotEnforced" if not_enforced else "Enforce",
-    )
-
-
-_VALID: Final = ConditionKind("Valid", "True", is_always_set=True)
-_FETCHED: Final = ConditionKind("MetricsFetched", "True", is_always_set=True)
-
-
-_NOT_TRUSTED: Final = ConditionKind("NotTrusted", "False")
-_OVER_BUDGET: Final = ConditionKind("BudgetExceeded", "False")
-
-
-_TASPOLICY_KINDS: Final = (
-    _VALID,
-    _FETCHED,
-    _SUSPENDED,
-    _CONFLICT,
-    _NOT_TRUSTED,
-    _OVER_BUDGET,
-    _NOT_ENFORCED,
-    _LABEL_REFUSED,
-    _WITHOUT_VALUES,
-    _INCOMPLETE,
-    _SPARSE_SAMPLES,
-)
-GOOD_TASPOLICY_STATUSES: Final[Mapping[str, str]] = policy_status_fields.good_statuses(_TASPOLICY_KINDS)
-"""The status of each condition in a healthy policy."""
-
-
-def _taspolicy_conditions(
-    state: PolicyState, conflict: str, no_node_label: str, label_refusal: str
-) -> Iterator[PolicyCondition]:
-    problems = "; ".join(map(str, state.policy.problems))
-    yield _VALID.create(not problems, "FieldProblem", problems, "every field can be used")
-    text = policy_status_fields.missing_metrics_text(state.unfetched, policy_status_fields.NO_NODE_PASSES)
-    reason = policy_status_fields.missing_metrics_reason(state.unfetched)
-    yield _FETCHED.create(not text, reason, text, "every metric is available")
-    held = ", ".join(
-        policy_rejection_reasons.comparison_text(rule, state.policy.key.kind) for rule in state.suspended
-    )
-    text = policy_status_fields.suspension_text(held, state.lost)
-    yield _SUSPENDED.create(bool(held), "LostNodes", text, "no rule is suspended")
-    text = policy_status_fields.nodes_without_values_text(state.without_values, "when_missing is reject")
-    yield _WITHOUT_VALUES.create(
-        bool(text), "NoValueOnNodes", text, "no node passes a rule for lack of a value"
-    )
-    text = policy_status_fields.incomplete_answers_text(state.incomplete)
-    yield _INCOMPLETE.create(bool(text), "IncompleteAnswer", text, "every response is complete")
-    text = policy_status_fields.sparse_samples_text(state.sparse_samples, "max_age")
-    good = "values count for longer than the distance of samples"
-    yield _SPARSE_SAMPLES.create(bool(text), "DistanceNearMaxAge", text, good)
-    yield _CONFLICT.create(bool(conflict), "OwnedElsewhere", conflict, "no other manager owns the labels")
-    not_trusted = state.policy.not_trusted
-    text = "the policy needs no trust that its namespace lacks"
-    yield _NOT_TRUSTED.create(bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
-    over_budget = state.policy.over_budget
-    text = "the policy is within the budgets of its namespace"
-    yield _OVER_BUDGET.create(bool(over_budget), "NamespaceBudget", over_budget, text)
-    text = "the policy is enforced"
-    yield _NOT_ENFORCED.create(bool(no_node_label), "NotEnforced", no_node_label, text)
-    text = "no node refuses the node label"
-    yield _LABEL_REFUSED.create(bool(label_refusal), "NodeRefusesLabel", label_refusal, text)
-
-
 def count_violating_nodes(state: PolicyState) -> int:
     """The number of nodes that the policy rejects or labels."""
     masks = [] if state.verdict is None else [state.verdict.codes[:-1] > 0]
     masks += [column.codes[:-1] > 0 for column in state.labels]
     return int(np.any(masks, axis=0).sum()) if masks else 0
-
-
-Status = PolicyStatus | PlacementPolicyStatus
 
 
 class ConditionEvent(NamedTuple):
@@ -406,36 +382,12 @@ class ConditionEvent(NamedTuple):
     condition: PolicyCondition
 
 
-def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
-    """The status that a policy has; an empty one if it has none."""
-    if kind == "TASPolicy":
-        return decode_status(policy_object, PolicyStatus)
-    return decode_status(policy_object, PlacementPolicyStatus)
-
-
-def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
-    """The complete status, given the one before."""
-    if isinstance(before, PolicyStatus):
-        return desired_taspolicy_status(
-            state,
-            facts.generation,
-            facts.label_conflict,
-            before,
-            now,
-            no_node_label=facts.no_node_label,
-            label_refusal=facts.label_refusal,
-        )
-    return desired_placement_policy_status(state, facts, before, now)
-
-
 def condition_events(before: Status, wanted: Status) -> Iterator[ConditionEvent]:
     """An event for each condition that became bad, or good again, or is bad for another reason."""
     known = before.conditions_by_type()
-    is_taspolicy = isinstance(wanted, PolicyStatus)
-    good_statuses = GOOD_TASPOLICY_STATUSES if is_taspolicy else GOOD_STATUSES
+    good_statuses = {kind.type: kind.good for kind in (*CONDITIONS, *TASPOLICY_CONDITIONS)}
     for condition in wanted.conditions:
-        old = known.get(condition.type)
-        good = good_statuses[condition.type]
+        old, good = known.get(condition.type), good_statuses[condition.type]
         if condition.status != good and (
             old is None or old.status == good or old.message != condition.message
         ):

@@ -46,24 +46,6 @@ class StatusWithConditions(msgspec.Struct, frozen=True, rename="camel"):
         return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
 
 
-class ConditionKind(NamedTuple):
-    """A type of condition."""
-
-    type: str
-    good: str
-    """Its status in a healthy policy: `True` or `False`."""
-    is_always_set: bool = False
-    """Whether every policy has it. Others are omitted until they were bad once."""
-
-    def create(self, is_true: bool, bad_reason: str, bad: str, good: str) -> PolicyCondition:
-        """The condition, with a reason and a message for the bad status, and a message for the good one."""
-        status = "True" if is_true else "False"
-        if status == self.good:
-            return PolicyCondition(self.type, status, "AllWell", good)
-        message = bad if len(bad) <= MAX_LENGTH else f"{bad[: MAX_LENGTH - 1]}…"
-        return PolicyCondition(self.type, status, bad_reason, message)
-
-
 def missing_metrics_reason(causes: Mapping[str, Cause]) -> str:
     """The reason of a condition about metrics without values: that of the first metric."""
     return next((cause.reason for cause in causes.values()), "")
@@ -147,42 +129,6 @@ def sparse_samples_text(sparse: Iterable[tuple[str, float, float]], field: str =
     return f"{text}. Nodes have no value between two samples, or after one failed scrape" if text else ""
 
 
-def good_statuses(kinds: Iterable[ConditionKind]) -> dict[str, str]:
-    """The status of each condition in a healthy policy, by type."""
-    return {kind.type: kind.good for kind in kinds}
-
-
-def update_conditions(
-    conditions: Iterable[PolicyCondition],
-    kinds: Iterable[ConditionKind],
-    known: Mapping[str, PolicyCondition],
-    generation: int,
-    now: str,
-) -> list[PolicyCondition]:
-    """The conditions to write, given those that the status has.
-
-    A condition whose status did not change keeps its time. Conditions that were never bad are omitted, unless every
-    policy has them.
-    """
-    by_type = {kind.type: kind for kind in kinds}
-    return [
-        _with_transition_time(condition, known.get(condition.type), generation, now)
-        for condition in conditions
-        if by_type[condition.type].is_always_set
-        or condition.status != by_type[condition.type].good
-        or condition.type in known
-    ]
-
-
-def _with_transition_time(
-    condition: PolicyCondition, before: PolicyCondition | None, generation: int, now: str
-) -> PolicyCondition:
-    kept = before.last_transition_time if before and before.status == condition.status else now
-    return msgspec.structs.replace(
-        condition, last_transition_time=kept or now, observed_generation=generation
-    )
-
-
 MAX_EXPRESSION: Final = 256
 """Characters of the text of a rule, which may be a whole query."""
 
@@ -211,8 +157,17 @@ class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         return frozenset(node for group in groups for node in group.nodes)
 
 
+class PolicyStatus(StatusWithConditions, frozen=True):
+    """The fields of the status of a TASPolicy that are written, and read back."""
+
+    violating_nodes: int = 0
+    missing_metrics: tuple[str, ...] = ()
+    mode: str = ""
+    """`Enforce` or `NotEnforced`; empty in the status of an earlier version."""
+
+
 class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=True):
-    """The fields of a status that are written, and read back."""
+    """The fields of the status of other policies that are written, and read back."""
 
     mode: str = ""
     selected_pods: int | None = None

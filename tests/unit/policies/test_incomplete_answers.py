@@ -14,8 +14,8 @@ from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
-from nodewise.policies.policy_status import PolicyStatus, StatusFacts
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition
+from nodewise.policies.policy_status import StatusFacts
+from nodewise.policies.policy_status_fields import PlacementPolicyStatus, PolicyCondition, PolicyStatus
 from nodewise.policies.state import POLICIES, POLICY_KINDS, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import policy, rule
 
@@ -131,7 +131,7 @@ def test_rule_with_times_keeps_the_states_of_absent_nodes() -> None:
 
 
 def conditions(refreshes: Refreshes, before: PlacementPolicyStatus) -> dict[str, PolicyCondition]:
-    written = policy_status.desired_placement_policy_status(
+    written = policy_status.desired_status(
         refreshes.state, StatusFacts(1, selected_pods=1), before, "2026-05-01T00:00:00Z"
     )
     return written.conditions_by_type()
@@ -160,8 +160,8 @@ def test_condition_names_the_metric_and_no_text_of_the_server() -> None:
 def test_taspolicy_has_the_condition() -> None:
     refreshes = TasRefreshes()
     refreshes.respond(1000, WARNING, r3=60)
-    status = policy_status.desired_taspolicy_status(
-        refreshes.state, 1, "", PolicyStatus(), "2026-05-01T00:00:00Z"
+    status = policy_status.desired_status(
+        refreshes.state, StatusFacts(1), PolicyStatus(), "2026-05-01T00:00:00Z"
     )
     assert status.conditions_by_type()["IncompleteAnswers"].status == "True"
 

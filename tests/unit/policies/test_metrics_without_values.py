@@ -16,7 +16,8 @@ from nodewise.policies import policy_status, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
+from nodewise.policies.policy_status import StatusFacts
+from nodewise.policies.policy_status_fields import PolicyCondition, PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
@@ -68,8 +69,8 @@ def only(cluster: ClusterState, state: TelemetryStateBuilder | None = None) -> P
 
 
 def status_conditions(agent_state: PolicyState) -> dict[str, PolicyCondition]:
-    return policy_status.desired_taspolicy_status(
-        agent_state, 1, "", PolicyStatus(), "now"
+    return policy_status.desired_status(
+        agent_state, StatusFacts(1), PolicyStatus(), "2026-05-01T00:00:00Z"
     ).conditions_by_type()
 
 

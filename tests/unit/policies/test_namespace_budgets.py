@@ -9,7 +9,8 @@ from nodewise.base import cooperative_scheduling
 from nodewise.policies import node_labels, policy_budgets, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_status import PolicyStatus
+from nodewise.policies.policy_status import StatusFacts
+from nodewise.policies.policy_status_fields import PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies import policy_snapshot_builders
 from tests.unit.policies.policy_snapshot_builders import (
@@ -49,8 +50,8 @@ def build(*policies: PolicyObject, options: TelemetryOptions = OPTIONS) -> dict[
 
 def message(state: PolicyState) -> str:
     """The message of the condition `BudgetExceeded`; empty if the policy is within the budgets."""
-    conditions = policy_status.desired_taspolicy_status(
-        state, 1, "", PolicyStatus(), "now"
+    conditions = policy_status.desired_status(
+        state, StatusFacts(1), PolicyStatus(), "2026-05-01T00:00:00Z"
     ).conditions_by_type()
     condition = conditions.get("BudgetExceeded")
     return condition.message if condition is not None and condition.status == "True" else ""

@@ -67,9 +67,7 @@ def status(
     state: PolicyState, before: PlacementPolicyStatus | None = None, **facts: Any
 ) -> PlacementPolicyStatus:
     known = before or PlacementPolicyStatus()
-    return policy_status.desired_placement_policy_status(
-        state, StatusFacts(7, **facts), known, "2026-05-01T00:00:00Z"
-    )
+    return policy_status.desired_status(state, StatusFacts(7, **facts), known, "2026-05-01T00:00:00Z")
 
 
 def conditions(status: PlacementPolicyStatus) -> dict[str, tuple[str, str]]:

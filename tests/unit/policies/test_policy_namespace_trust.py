@@ -12,7 +12,8 @@ from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_status import PolicyCondition, PolicyStatus
+from nodewise.policies.policy_status import StatusFacts
+from nodewise.policies.policy_status_fields import PolicyCondition, PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
@@ -54,7 +55,9 @@ def snapshot(policy_object: PolicyObject, **options: Any) -> Snapshot:
 
 def condition(agent_state: PolicyState, before: PolicyStatus | None = None) -> PolicyCondition | None:
     return (
-        policy_status.desired_taspolicy_status(agent_state, 1, "", before or PolicyStatus(), "now")
+        policy_status.desired_status(
+            agent_state, StatusFacts(1), before or PolicyStatus(), "2026-05-01T00:00:00Z"
+        )
         .conditions_by_type()
         .get("NotTrusted")
     )
@@ -184,7 +187,7 @@ def test_trust_that_is_granted_and_taken_away() -> None:
         policy_state = cooperative_scheduling.run_without_pauses(
             state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
         ).policies[tas_key()]
-        before = policy_status.desired_taspolicy_status(policy_state, 1, "", before, "now")
+        before = policy_status.desired_status(policy_state, StatusFacts(1), before, "2026-05-01T00:00:00Z")
         observed.append((len(policy_state.labels), before.conditions_by_type()["NotTrusted"].status))
     assert observed == [(0, "True"), (2, "False"), (0, "True")]
 

@@ -77,7 +77,7 @@ def written_status(
     state: PolicyState, at: float, before: PlacementPolicyStatus | None = None
 ) -> PlacementPolicyStatus:
     now, known = format_rfc3339(T0 + at), before or PlacementPolicyStatus()
-    return policy_status.desired_placement_policy_status(state, StatusFacts(), known, now)
+    return policy_status.desired_status(state, StatusFacts(), known, now)
 
 
 def test_for_release_and_explanation() -> None:

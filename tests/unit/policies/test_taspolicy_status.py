@@ -9,7 +9,8 @@ from nodewise.base import cooperative_scheduling
 from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policies.policy_status import PolicyStatus
+from nodewise.policies.policy_status import StatusFacts
+from nodewise.policies.policy_status_fields import PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import (
     cluster_state,
@@ -30,8 +31,8 @@ def evaluated(policy_object: PolicyObject) -> PolicyState:
 
 
 def status(state: PolicyState, no_node_label: str = "") -> PolicyStatus:
-    return policy_status.desired_taspolicy_status(
-        state, 1, "", PolicyStatus(), "now", no_node_label=no_node_label
+    return policy_status.desired_status(
+        state, StatusFacts(1, no_node_label=no_node_label), PolicyStatus(), "2026-05-01T00:00:00Z"
     )
 
 
