@@ -91,14 +91,16 @@ class _ListResponse(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-class _ObjectMeta(msgspec.Struct, frozen=True):
+class ObjectMetadata(msgspec.Struct, frozen=True):
+    """Name and version of any object; empty if it has none."""
+
     name: str = ""
     namespace: str = ""
     resource_version: str = msgspec.field(default="", name="resourceVersion")
 
 
 class _ObjectHeader(msgspec.Struct, frozen=True):
-    metadata: _ObjectMeta = _ObjectMeta()
+    metadata: ObjectMetadata = ObjectMetadata()
 
 
 class _WatchLine(msgspec.Struct, frozen=True):
@@ -135,12 +137,16 @@ def list_or_watch_parameters(
     }
 
 
-def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]:
-    """The next state and the page of a response. `Unavailable` if the response is not a list."""
+def _decode_list(body: bytes) -> _ListResponse:
     try:
-        response = _LIST.decode(body)
+        return _LIST.decode(body)
     except UNREADABLE as error:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
+
+
+def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]:
+    """The next state and the page of a response. `Unavailable` if the response is not a list."""
+    response = _decode_list(body)
     token = response.metadata.token
     after = state._replace(token=token) if token else WatchState(response.metadata.resource_version)
     return after, ListPage(response.items or [], is_first=not state.token, is_last=not token)
@@ -151,10 +157,7 @@ def parse_version_check(state: VersionCheckState, body: bytes) -> ListWatchState
 
     Resource versions of a kind are integers that increase (KEP-5504). The check passes for other versions.
     """
-    try:
-        resource_version = _LIST.decode(body).metadata.resource_version
-    except UNREADABLE as error:
-        raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
+    resource_version = _decode_list(body).metadata.resource_version
     are_numbers = resource_version.isdecimal() and state.version.isdecimal()
     if are_numbers and int(resource_version) < int(state.version):
         return ListState(reason="older")
@@ -187,21 +190,12 @@ def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState
     return VersionCheckState(state.version) if isinstance(state, WatchState) else state
 
 
-def object_key(data: msgspec.Raw) -> Key:
-    """Namespace and name of an object that may be invalid otherwise; empty if they cannot be read."""
+def object_metadata(data: msgspec.Raw) -> ObjectMetadata:
+    """The metadata of an object that may be invalid otherwise; empty if they cannot be read."""
     try:
-        meta = _HEAD.decode(data).metadata
+        return _HEAD.decode(data).metadata
     except UNREADABLE:
-        return "", ""
-    return meta.namespace, meta.name
-
-
-def resource_version_of_object(data: msgspec.Raw) -> str:
-    """The resource version of an object; empty if it has none."""
-    try:
-        return _HEAD.decode(data).metadata.resource_version
-    except UNREADABLE:
-        return ""
+        return ObjectMetadata()
 
 
 def next_limit(limit: int, count: int, size_bytes: int) -> int:

@@ -66,6 +66,13 @@ class ObjectDecoder(Generic[T]):
         if item is not None:
             self._writer.add(item)
 
+    async def add_page(self, page: list_watch.ListPage) -> None:
+        """Add the objects of a page, with pauses."""
+        if page.is_first:
+            self.restart()
+        async for item in cooperative_scheduling.iterate_with_pauses(page.items):
+            self.add(item)
+
     def finish(self, version: str = "") -> None:
         """Apply the complete list."""
         self._writer.finish(version)
@@ -75,11 +82,9 @@ class ObjectDecoder(Generic[T]):
         """Apply the server's response to our write before the watch delivers it (`StoreWriter.apply_response`)."""
         raw = msgspec.Raw(data)
         item = self._decode_and_filter(raw)
-        return (
-            None
-            if item is None
-            else self._writer.apply_response(item, list_watch.resource_version_of_object(raw))
-        )
+        if item is None:
+            return None
+        return self._writer.apply_response(item, list_watch.object_metadata(raw).resource_version)
 
     def apply(self, watch_event: list_watch.WatchEvent) -> None:
         """Apply an event of the watch."""
@@ -101,7 +106,14 @@ class ObjectDecoder(Generic[T]):
             item = self._reduce_fields(self._decoder.decode(data))
             return item if self._keep is None else self._keep(item)
         except UNREADABLE as error:
-            self._report_unreadable_object(list_watch.object_key(data), str(error))
+            self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
+            metadata = list_watch.object_metadata(data)
+            namespace, name = key = metadata.namespace, metadata.name
+            if key not in self._named and len(self._named) < _MOST_NAMED:
+                self._named.add(key)
+                logs.emit(
+                    "object_unreadable", kind=self._kind, namespace=namespace, name=name, error=str(error)
+                )
             return None
 
     def _reduce_fields(self, item: T) -> T:
@@ -121,17 +133,8 @@ class ObjectDecoder(Generic[T]):
                 _drop_unread_entries(part, name, value, read_keys)
         return item
 
-    def _report_unreadable_object(self, key: Key, error: str) -> None:
-        self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
-        if key not in self._named and len(self._named) < _MOST_NAMED:
-            self._named.add(key)
-            namespace, name = key
-            logs.emit("object_unreadable", kind=self._kind, namespace=namespace, name=name, error=error)
-
 
 class _ReducedField(NamedTuple):
-    """A field of which not everything is kept."""
-
     path: tuple[str, ...]
     """The fields that lead to the struct with this field."""
     name: str
@@ -288,14 +291,11 @@ class Reflector(Generic[T]):
         if isinstance(state, ListState):
             await self._list_page(state, {**self._target.selectors, **parameters})
         elif isinstance(state, VersionCheckState):
-            await self._compare_version_with_server(state, parameters)
+            body = await self._api.get(self._path, parameters)
+            self._record_server_response()
+            self._state = list_watch.parse_version_check(state, body)
         else:
             await self._watch_until_end({**self._target.selectors, **parameters})
-
-    async def _compare_version_with_server(self, state: VersionCheckState, params: Mapping[str, str]) -> None:
-        body = await self._api.get(self._path, params)
-        self._record_server_response()
-        self._state = list_watch.parse_version_check(state, body)
 
     async def _list_page(self, state: ListState, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
@@ -306,10 +306,8 @@ class Reflector(Generic[T]):
         self._limit = list_watch.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
             self._metrics_registry.count("kube_lists_total", kind=self._kind, reason=state.reason)
-            self._decoder.restart()
         await asyncio.sleep(0)
-        async for item in cooperative_scheduling.iterate_with_pauses(page.items):
-            self._decoder.add(item)
+        await self._decoder.add_page(page)
         self._state = after
         self._missing_since_s = None
         if isinstance(after, WatchState):
@@ -327,20 +325,16 @@ class Reflector(Generic[T]):
                 is_empty = False
                 await self._pace.pause()
                 self._record_server_response()
-                self._apply_watch_line(line)
+                if isinstance(self._state, WatchState):
+                    self._state, watch_event = list_watch.parse_watch_line(self._state, line)
+                    self._decoder.apply(watch_event)
                 if self._relist_requested:
                     break
         if is_empty and self._clock.monotonic() - began_s < _AT_ONCE_S:
             raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
         self._record_server_response()
 
-    def _apply_watch_line(self, line: bytes) -> None:
-        if isinstance(self._state, WatchState):
-            self._state, watch_event = list_watch.parse_watch_line(self._state, line)
-            self._decoder.apply(watch_event)
-
     def _record_server_response(self) -> None:
-        """Record a response of the server."""
         self._last_response_s = self._clock.monotonic()
         self._metrics_registry.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
         self._metrics_registry.set("kube_connected", 1.0, kind=self._kind)
@@ -451,12 +445,8 @@ async def list_objects(
             continue
         state, page = list_watch.parse_page(state, body)
         limit = list_watch.next_limit(limit, len(page.items), len(body))
-        if page.is_first:
-            decoder.restart()
-            count = 0
-        async for item in cooperative_scheduling.iterate_with_pauses(page.items):
-            decoder.add(item)
-        count += len(page.items)
+        await decoder.add_page(page)
+        count = len(page.items) + (0 if page.is_first else count)
         report_count(count)
     decoder.finish(state.version)
     return decoder.store

@@ -83,58 +83,37 @@ class ChangeLog:
         return changes
 
 
-class _StoreContents(Generic[T]):
-    """The contents that a store and its writer share."""
-
-    def __init__(self) -> None:
-        self.objects: dict[Key, T] = {}
-        self.frozen: Mapping[Key, T] | None = None
-        self.subscribers: list[Subscriber[T]] = []
-        self.resource_version = ""
-        self.synced = False
-
-    def publish(self, changes: Changes[T] | None) -> None:
-        if changes is None or changes:
-            self.frozen = None
-        for subscriber in tuple(self.subscribers):
-            subscriber(changes)
-
-
 class Store(Generic[T]):
     """A read-only view of the objects of one kind."""
 
-    def __init__(self, contents: _StoreContents[T]) -> None:
-        self._contents = contents
-
-    @property
-    def resource_version(self) -> str:
+    def __init__(self) -> None:
+        self._objects: dict[Key, T] = {}
+        self._frozen: Mapping[Key, T] | None = None
+        self._subscribers: list[Subscriber[T]] = []
+        self.resource_version = ""
         """The API server's version up to which the contents are complete.
 
         It is the version of the newest report, whether or not that changed anything here. Empty before the first list,
         and for objects of files.
         """
-        return self._contents.resource_version
-
-    @property
-    def synced(self) -> bool:
+        self.synced = False
         """Whether a complete list was received."""
-        return self._contents.synced
 
     def get(self, namespace: str, name: str) -> T | None:
-        return self._contents.objects.get((namespace, name))
+        return self._objects.get((namespace, name))
 
     def values(self) -> list[T]:
         """All objects, in the order in which they were first reported; a list of the reader's own."""
-        return list(self._contents.objects.values())
+        return list(self._objects.values())
 
     def snapshot(self) -> Mapping[Key, T]:
         """All objects by namespace and name. It never changes; it is made once per change and then shared."""
-        if self._contents.frozen is None:
-            self._contents.frozen = MappingProxyType(dict(self._contents.objects))
-        return self._contents.frozen
+        if self._frozen is None:
+            self._frozen = MappingProxyType(dict(self._objects))
+        return self._frozen
 
     def __len__(self) -> int:
-        return len(self._contents.objects)
+        return len(self._objects)
 
     def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
         """Call back with every later change, in order and after it is in the store. Call the result to unsubscribe.
@@ -142,30 +121,39 @@ class Store(Generic[T]):
         The first complete list calls back with None: everything is new. A later one calls back with the changes that
         it brings, also if there are none. The callback runs within the writer's step, so it only records what to do.
         """
-        self._contents.subscribers.append(callback)
-        return lambda: self._contents.subscribers.remove(callback)
+        self._subscribers.append(callback)
+        return lambda: self._subscribers.remove(callback)
 
 
 N = TypeVar("N", bound=KubernetesObject)
 
 
-class StoreWriter(Generic[N]):
-    """The only way to change a store. The owner of a store's contents holds it and hands out `store`."""
+class StoreWriter(Store[N]):
+    """A store with the methods that change it. Its owner hands out `store`."""
 
     def __init__(self) -> None:
-        self._contents: _StoreContents[N] = _StoreContents()
+        super().__init__()
         self._buffer: dict[Key, N] = {}
         self._candidates: set[Key] = set()
         """Objects in which the buffer may differ from the contents, besides deleted ones."""
         self._ahead: dict[Key, int] = {}
         """Objects of responses that the watch has not reached, by version."""
-        self.store: Store[N] = Store(self._contents)
+
+    @property
+    def store(self) -> Store[N]:
+        return self
+
+    def _publish(self, changes: Changes[N] | None) -> None:
+        if changes is None or changes:
+            self._frozen = None
+        for subscriber in tuple(self._subscribers):
+            subscriber(changes)
 
     def advance_resource_version(self, version: str) -> None:
         """The server has reported everything up to `version`; an empty one has no meaning."""
         if not version:
             return
-        self._contents.resource_version = version
+        self.resource_version = version
         if self._ahead and version.isdecimal():
             reached = int(version)
             self._ahead = {key: at for key, at in self._ahead.items() if at > reached}
@@ -175,15 +163,15 @@ class StoreWriter(Generic[N]):
 
         The result is the object that the store has then, which may be newer.
         """
-        key, reached = _namespace_and_name(new), self._contents.resource_version
+        key, reached = _namespace_and_name(new), self.resource_version
         if not version.isdecimal():
-            return self._contents.objects.get(key)
+            return self._objects.get(key)
         at = int(version)
         known = self._ahead.get(key, int(reached) if reached.isdecimal() else -1)
         if at > known:
             self._ahead[key] = at
             self._add_or_modify_object(key, new)
-        return self._contents.objects.get(key)
+        return self._objects.get(key)
 
     def apply(self, new: N, version: str = "") -> None:
         """Apply an added or modified object, at the version that the change made."""
@@ -192,10 +180,10 @@ class StoreWriter(Generic[N]):
             self._add_or_modify_object(_namespace_and_name(new), new)
 
     def _add_or_modify_object(self, key: Key, new: N) -> None:
-        old = self._contents.objects.get(key)
+        old = self._objects.get(key)
         if old is not None and old == new:
             return  # none of the fields that we read changed; a kubelet writes its node's status every few minutes
-        self._contents.objects[key] = new
+        self._objects[key] = new
         self._publish_change(key, Change(old, new))
 
     def remove(self, key: Key, version: str = "") -> None:
@@ -203,14 +191,14 @@ class StoreWriter(Generic[N]):
         self.advance_resource_version(version)
         if key in self._ahead:
             return
-        old = self._contents.objects.pop(key, None)
+        old = self._objects.pop(key, None)
         if old is not None:
             self._publish_change(key, Change(old, None))
 
     def _publish_change(self, key: Key, change: Change[N]) -> None:
         if self._buffer:
             self._candidates.add(key)
-        self._contents.publish({key: change})
+        self._publish({key: change})
 
     def restart(self) -> None:
         """Begin a new list; the buffer of an unfinished one is dropped."""
@@ -222,7 +210,7 @@ class StoreWriter(Generic[N]):
         An unmodified object stays the same object, so a new list needs the memory of one list, not two.
         """
         key = _namespace_and_name(item)
-        before = self._contents.objects.get(key)
+        before = self._objects.get(key)
         if before is None or before != item:
             self._candidates.add(key)
             before = item
@@ -233,15 +221,19 @@ class StoreWriter(Generic[N]):
 
         A list without changes takes 5 ms for 50,000 objects: nothing is done with each of them.
         """
-        objects, buffer, candidates = self._contents.objects, self._buffer, self._candidates
-        is_first = not self._contents.synced
-        self._continue_from_list(version)
+        objects, buffer, candidates = self._objects, self._buffer, self._candidates
+        is_first = not self.synced
+        reached = self.resource_version
+        if version.isdecimal() and reached.isdecimal() and int(version) < int(reached):
+            # a server that was restored from a backup does not have the objects of responses
+            self._ahead = {}
+        self.advance_resource_version(version)
         buffer.update((key, objects[key]) for key in self._ahead)
         self.restart()
-        self._contents.synced = True
+        self.synced = True
         if is_first:
-            self._contents.objects = buffer
-            self._contents.publish(None)
+            self._objects = buffer
+            self._publish(None)
             return
         candidates |= objects.keys() - buffer.keys()
         changes = {key: Change(objects.get(key), buffer.get(key)) for key in candidates}
@@ -251,15 +243,7 @@ class StoreWriter(Generic[N]):
                 del objects[key]
             else:
                 objects[key] = change.new
-        self._contents.publish(changes)
-
-    def _continue_from_list(self, version: str) -> None:
-        """Continue from a list. A server that was restored from a backup does not have the objects of responses."""
-        reached = self._contents.resource_version
-        are_numbers = version.isdecimal() and reached.isdecimal()
-        if are_numbers and int(version) < int(reached):
-            self._ahead = {}
-        self.advance_resource_version(version)
+        self._publish(changes)
 
     def replace(self, items: Iterable[N]) -> None:
         """Set the whole contents at once, as from files."""
