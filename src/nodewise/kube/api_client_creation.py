@@ -84,6 +84,7 @@ def connect(
     """
     clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
+    cluster = kubeconfig_context.cluster
     credentials.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
     tls_credentials = credentials.TlsCredentials(kubeconfig_context, metrics_registry, clock)
     socket_options = [*_KEEPALIVE, *([SMALL_RECEIVE_BUFFER] if small_receive_buffer else [])]
@@ -93,15 +94,26 @@ def connect(
         if tls_credentials.set_client_certificate(certificate, key, what):
             transport.renew()
 
-    http = _create_client(
-        kubeconfig_context, transport, credentials.auth(kubeconfig_context, set_client_certificate, clock)
-    )
+    try:
+        http = httpx2.AsyncClient(
+            base_url=cluster["server"],
+            auth=credentials.auth(kubeconfig_context, set_client_certificate, clock),
+            headers=_HEADERS | _impersonation_headers(kubeconfig_context),
+            transport=transport,
+            timeout=None,  # every call has its own deadline
+            trust_env=False,
+        )
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise _settings_error(
+            kubeconfig_context, "cluster: server", str(error), "a URL that can be used"
+        ) from error
     if impersonation is not None:
         http.headers.update(impersonation.headers())
     connection_info = ConnectionInfo(
-        server=kubeconfig_context.cluster["server"],
+        server=cluster["server"],
         namespace=options.namespace or kubeconfig_context.context.get("namespace") or "default",
-        extensions=_httpcore_extensions(kubeconfig_context),
+        # the server name that the certificate must have, if it differs from the host
+        extensions={"sni_hostname": name} if (name := cluster.get("tls-server-name")) else {},
         hint=lambda: credentials.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
     )
     bucket = TokenBucket(options.kube_qps, options.kube_burst)
@@ -116,9 +128,7 @@ def _create_transport(
     server = kubeconfig_context.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise _kubeconfig_settings_error(
-            kubeconfig_context, "cluster: server", shown(server), "https://host:port"
-        )
+        raise _settings_error(kubeconfig_context, "cluster: server", shown(server), "https://host:port")
     proxy = kubeconfig_context.cluster.get("proxy-url") or http_transport.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
@@ -134,50 +144,23 @@ def _create_transport(
     try:
         return RenewingTransport(make, tls_credentials.has_changed)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise _kubeconfig_settings_error(
+        raise _settings_error(
             kubeconfig_context, "cluster: proxy-url", str(error), "a URL that can be used"
         ) from error
-
-
-def _create_client(
-    kubeconfig_context: KubeconfigContext, transport: RenewingTransport, auth: httpx2.Auth | None
-) -> httpx2.AsyncClient:
-    server = kubeconfig_context.cluster["server"]
-    headers = _HEADERS | _impersonation_headers(kubeconfig_context)
-    try:
-        # no timeout here: every call has its own deadline
-        return httpx2.AsyncClient(
-            base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
-        )
-    except (ValueError, httpx2.InvalidURL) as error:
-        raise _kubeconfig_settings_error(
-            kubeconfig_context, "cluster: server", str(error), "a URL that can be used"
-        ) from error
-
-
-def _httpcore_extensions(kubeconfig_context: KubeconfigContext) -> dict[str, str]:
-    """Extensions for httpcore: the server name that the certificate must have, if it differs from the host."""
-    name = kubeconfig_context.cluster.get("tls-server-name")
-    return {"sni_hostname": name} if name else {}
 
 
 def _impersonation_headers(kubeconfig_context: KubeconfigContext) -> dict[str, str]:
     """The headers of `kubectl --as`. Groups and extras need repeated headers, so they are errors, not ignored."""
     if kubeconfig_context.user.get("as-groups") or kubeconfig_context.user.get("as-user-extra"):
-        raise _kubeconfig_settings_error(
+        raise _settings_error(
             kubeconfig_context, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation"
         )
-    pairs = (
-        ("Impersonate-User", kubeconfig_context.user.get("as")),
-        ("Impersonate-Uid", kubeconfig_context.user.get("as-uid")),
-    )
-    return {header: value for header, value in pairs if value}
+    user = kubeconfig_context.user
+    headers = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
+    return {header: value for header, value in headers.items() if value}
 
 
-def _kubeconfig_settings_error(
+def _settings_error(
     kubeconfig_context: KubeconfigContext, field: str, actual: str, expected: str
 ) -> BadSettings:
-    return BadSettings(
-        f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}",
-        [Problem(field, actual, expected)],
-    )
+    return BadSettings(kubeconfig_context.what, [Problem(field, actual, expected)])

@@ -32,8 +32,19 @@ def context(kubeconfig_context: KubeconfigContext) -> ssl.SSLContext:
     """A context with the trusted authorities and the client certificate. `BadSettings` if a file is missing or
     invalid.
     """
-    what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
-    made = _create_verifying_ssl_context(kubeconfig_context, what)
+    what = kubeconfig_context.what
+    trusted = read_ca_certificates(kubeconfig_context)
+    try:
+        made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
+    except (ssl.SSLError, ValueError) as error:
+        problem = Problem("certificate-authority", _openssl_reason(error), "certificates in PEM")
+        raise BadSettings(what, [problem]) from error
+    if kubeconfig_context.cluster.get("insecure-skip-tls-verify"):
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    # Python 3.13 is stricter than Go: it would reject CAs without an Authority Key Identifier, which exist in
+    # clusters and which all other clients accept
+    made.verify_flags &= ~ssl.VERIFY_X509_STRICT
     pair = _read_client_key_pair(kubeconfig_context.user, what)
     if pair is not None:
         load_client_key_pair(made, *pair, what)
@@ -60,23 +71,14 @@ class TlsCredentials:
         """BadSettings if a file cannot be used."""
         self._chosen = kubeconfig_context
         self._shown: tuple[bytes, bytes] | None = None
-        pair = _certificate_file_paths(kubeconfig_context.user, "client-certificate", "client-key")
-        bundle = _certificate_file_paths(kubeconfig_context.cluster, "certificate-authority")
-        now_s = clock.now()
-        self._pair = (
-            ReloadableFiles(
-                "kube_client", pair, certificate_files.read_certificate_and_key, metrics_registry, now_s
-            )
-            if pair
-            else None
-        )
-        self._bundle = (
-            ReloadableFiles(
-                "kube_ca", bundle, certificate_files.read_trusted_certificates, metrics_registry, now_s
-            )
-            if bundle
-            else None
-        )
+        user, cluster = kubeconfig_context.user, kubeconfig_context.cluster
+        self._pair = self._bundle = None
+        if paths := _certificate_file_paths(user, "client-certificate", "client-key"):
+            read_pair = certificate_files.read_certificate_and_key
+            self._pair = ReloadableFiles("kube_client", paths, read_pair, metrics_registry, clock.now())
+        if paths := _certificate_file_paths(cluster, "certificate-authority"):
+            read_bundle = certificate_files.read_trusted_certificates
+            self._bundle = ReloadableFiles("kube_ca", paths, read_bundle, metrics_registry, clock.now())
         self._reloader = CertificateReloader([files for files in (self._pair, self._bundle) if files], clock)
 
     def has_changed(self) -> bool:
@@ -127,31 +129,12 @@ def client_certificate_expiry_hint(kubeconfig_context: KubeconfigContext, now_s:
 
 def read_ca_certificates(kubeconfig_context: KubeconfigContext) -> bytes:
     """The authorities, in PEM, that the server is verified against; empty for those of the system."""
-    what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
-    return _read_tls_field(kubeconfig_context.cluster, "certificate-authority", what)
-
-
-def _create_verifying_ssl_context(kubeconfig_context: KubeconfigContext, what: str) -> ssl.SSLContext:
-    trusted = read_ca_certificates(kubeconfig_context)
-    try:
-        made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
-    except (ssl.SSLError, ValueError) as error:
-        problem = Problem("certificate-authority", _openssl_reason(error), "certificates in PEM")
-        raise BadSettings(what, [problem]) from error
-    if kubeconfig_context.cluster.get("insecure-skip-tls-verify"):
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
-    # Python 3.13 is stricter than Go: it would reject CAs without an Authority Key Identifier, which exist in
-    # clusters and which all other clients accept
-    made.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return made
+    return _read_tls_field(kubeconfig_context.cluster, "certificate-authority", kubeconfig_context.what)
 
 
 def _read_client_key_pair(user: Mapping[str, Any], what: str) -> tuple[bytes, bytes] | None:
-    certificate, key = (
-        _read_tls_field(user, "client-certificate", what),
-        _read_tls_field(user, "client-key", what),
-    )
+    certificate = _read_tls_field(user, "client-certificate", what)
+    key = _read_tls_field(user, "client-key", what)
     if bool(certificate) != bool(key):
         missing = "client-key" if certificate else "client-certificate"
         raise BadSettings(what, [Problem(missing, "not set", "certificate and key, or neither")])
@@ -219,7 +202,11 @@ class ExecPlugin(httpx2.Auth):
         set_client_certificate: SetClientCertificate,
         clock: Clock,
     ) -> None:
-        self._config = _read_exec_config(kubeconfig_context)
+        try:
+            self._config = msgspec.convert(kubeconfig_context.user["exec"], ExecConfig)
+        except msgspec.ValidationError as error:
+            problem = Problem("user: exec", str(error), "a credential plugin")
+            raise BadSettings(kubeconfig_context.what, [problem]) from error
         self._what = f"credential plugin {self._config.command}"
         self._cluster = _cluster_info(kubeconfig_context) if self._config.provide_cluster_info else None
         self._set_client_certificate = set_client_certificate
@@ -268,7 +255,14 @@ class ExecPlugin(httpx2.Auth):
         except OSError as error:
             problem = Problem("command", str(error), "a program that can be run")
             raise BadSettings(self._what, [problem], remedy=self._config.install_hint) from error
-        output, complaint = await _read_plugin_output(process, self._what)
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                output, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise Unavailable(self._what, [Problem("", f"no end after {LONGEST_S:g} s", "")]) from error
+        finally:
+            if process.returncode is None:  # too slow, or the call was cancelled
+                process.kill()
         if process.returncode:
             actual = f"exit status {process.returncode}: {complaint.decode(errors='replace').strip()[-500:]}"
             raise Unavailable(self._what, [Problem("", actual, "exit status 0")], retry_after_s=5.0)
@@ -297,26 +291,6 @@ class ExecPlugin(httpx2.Auth):
             self._set_client_certificate(*pair, self._what)
         self._token = status.token
         self._ends_at_s = ends_at_s - EARLY_S
-
-
-async def _read_plugin_output(process: asyncio.subprocess.Process, what: str) -> tuple[bytes, bytes]:
-    """The output of the plugin. A plugin that exceeds the timeout, or whose call was cancelled, is killed."""
-    try:
-        async with asyncio.timeout(LONGEST_S):
-            return await process.communicate()
-    except TimeoutError as error:
-        raise Unavailable(what, [Problem("", f"no end after {LONGEST_S:g} s", "")]) from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-
-
-def _read_exec_config(kubeconfig_context: KubeconfigContext) -> ExecConfig:
-    try:
-        return msgspec.convert(kubeconfig_context.user["exec"], ExecConfig)
-    except msgspec.ValidationError as error:
-        what = f"kubeconfig {kubeconfig_context.source}, context {kubeconfig_context.name}"
-        raise BadSettings(what, [Problem("user: exec", str(error), "a credential plugin")]) from error
 
 
 def _cluster_info(kubeconfig_context: KubeconfigContext) -> dict[str, Any]:

@@ -171,10 +171,8 @@ class HttpApi:
         self, path: str, params: Params, subprotocol: str
     ) -> AsyncGenerator["AsyncWebSocketSession", None]:
         """A WebSocket, with the credentials of all calls. `Unavailable` if the connection breaks in the context."""
-        from httpx2.websockets import (
-            AsyncWebSocketSession,
-            HTTPXWSException,
-        )  # start-up time: servers do not need it
+        # start-up time: servers do not need it
+        from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException
 
         request = self._request("GET", path, params)
         key = b64encode(secrets.token_bytes(16)).decode()
@@ -191,9 +189,8 @@ class HttpApi:
                     stream, max_message_size_bytes=_MESSAGE_BYTES, keepalive_ping_interval_seconds=None
                 ) as session:
                     yield session
-            except (
-                BaseExceptionGroup
-            ) as group:  # the session has a task group, which also wraps errors of the context
+            except BaseExceptionGroup as group:
+                # the session has a task group, which also wraps errors of the context
                 error = group.exceptions[0]
                 if isinstance(error, HTTPXWSException):
                     problem = Problem("", "the connection broke", "")
@@ -254,11 +251,11 @@ class HttpApi:
         wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
         if wait_s is None:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
-            actual = f"the client-side rate limit would delay it for more than {timeout_s:g} s"
-            problem = Problem("", actual, "")
-            raise Unavailable(
-                str(_api_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
+            problem = Problem(
+                "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
             )
+            call = str(_api_call(verb, request))
+            raise Unavailable(call, [problem], remedy="raise --kube-qps and --kube-burst")
         if wait_s:
             await self._clock.sleep(wait_s)
         return await self._send_request(verb, request, timeout_s - wait_s)
@@ -268,13 +265,6 @@ class HttpApi:
     ) -> bytes:
         # building a request, sending it, receiving and using the response take half a millisecond each
         await asyncio.sleep(0)
-        body = await self._send(verb, request, timeout_s, before_body)
-        await asyncio.sleep(0)
-        return body
-
-    async def _send(
-        self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None
-    ) -> bytes:
         with self._translate_errors(verb, request):
             async with _deadline(verb, request, timeout_s):
                 response = await self._http.send(request, stream=True)
@@ -282,9 +272,11 @@ class HttpApi:
                     await self._check_response(verb, request, response)
                     if before_body is not None:
                         await before_body()
-                    return await _read_body(response)
+                    body = await _read_body(response)
                 finally:
                     await response.aclose()
+        await asyncio.sleep(0)
+        return body
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an unsuccessful or compressed response."""

@@ -34,6 +34,11 @@ class KubeconfigContext(NamedTuple):
     cluster: Mapping[str, Any]
     user: Mapping[str, Any]
 
+    @property
+    def what(self) -> str:
+        """The files and the context, for messages."""
+        return f"kubeconfig {self.source}, context {self.name}"
+
 
 def context_from_file_or_pod(
     kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT
@@ -64,17 +69,14 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
     name = context or document.get("current-context") or ""
     what = f"kubeconfig {source}"
     if not name:
-        known = _entry_names(document, "contexts")
-        raise BadSettings(
-            what, [Problem("current-context", "not set", known)], remedy="give one with --context"
-        )
+        problem = Problem("current-context", "not set", _entry_names(document, "contexts"))
+        raise BadSettings(what, [problem], remedy="give one with --context")
     chosen = _find_entry(document, "contexts", name, what)
     cluster = _find_entry(document, "clusters", chosen.get("cluster") or "", what)
     user = _find_entry(document, "users", chosen["user"], what) if chosen.get("user") else {}
     if not cluster.get("server"):
-        raise BadSettings(
-            what, [Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")]
-        )
+        problem = Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")
+        raise BadSettings(what, [problem])
     return KubeconfigContext(source, name, chosen, cluster, user)
 
 
@@ -93,9 +95,8 @@ def _require_file(path: str, field: str) -> Path:
     if full.is_file():
         return full
     actual = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"
-    raise BadSettings(
-        "cannot connect to an API server", [Problem(field, actual, "a kubeconfig file")], remedy=_REMEDY
-    )
+    problem = Problem(field, actual, "a kubeconfig file")
+    raise BadSettings("cannot connect to an API server", [problem], remedy=_REMEDY)
 
 
 def _read_kubeconfig(path: Path) -> dict[str, Any]:
@@ -109,17 +110,11 @@ def _read_kubeconfig(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadSettings(what, [Problem("", shown(document), "YAML of kind Config")], remedy=_REMEDY)
     for section, key in _ENTRY_KEYS.items():
-        document[section] = [
-            _parse_entry(entry, key, what, path.parent) for entry in _list_entries(document, section, what)
-        ]
+        entries = document.get(section) or []
+        if not isinstance(entries, list):
+            raise BadSettings(what, [Problem(section, shown(entries), "a list")])
+        document[section] = [_parse_entry(entry, key, what, path.parent) for entry in entries]
     return document
-
-
-def _list_entries(document: Mapping[str, Any], section: str, what: str) -> list[Any]:
-    entries = document.get(section) or []
-    if isinstance(entries, list):
-        return entries
-    raise BadSettings(what, [Problem(section, shown(entries), "a list")])
 
 
 def _parse_entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:

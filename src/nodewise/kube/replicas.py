@@ -12,7 +12,7 @@ The runtime connects to the port on loopback, in the pod's network.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -57,10 +57,8 @@ class _ForwardedStream(httpcore2.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002, ASYNC109 - the interface
         """The next bytes of the pod; empty at the end of the connection."""
-        from httpx2.websockets import (
-            HTTPXWSException,
-            WebSocketDisconnect,
-        )  # start-up time: servers do not need it
+        # start-up time: servers do not need it
+        from httpx2.websockets import HTTPXWSException, WebSocketDisconnect
 
         while not self._unread:
             try:
@@ -120,23 +118,18 @@ async def get(
     the request, and since Kubernetes 1.35 also `create`, which `kubectl port-forward` over SPDY needs.
     """
     target = f"{path}?{urlencode(query)}" if query else path
+    url = httpcore2.URL(f"http://localhost:{pod_port.port}{target}")
+    forward_path = PODS.path(pod_port.namespace, pod_port.pod, "portforward")
+    ports = {"ports": str(pod_port.port)}
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _send_request(api, pod_port, target)
+        async with asyncio.timeout(timeout_s), api.web_socket(forward_path, ports, _PROTOCOL) as web_socket:
+            stream = _ForwardedStream(web_socket, pod_port.port)
+            response = await httpcore2.AsyncHTTP11Connection(url.origin, stream).request("GET", url)
+    except httpcore2.ProtocolError as error:
+        raise Unavailable("port-forward", [Problem("", str(error), "an HTTP response")]) from error
     except TimeoutError as error:
         problem = Problem("", f"no answer within {timeout_s:g} s", "")
         raise Unavailable("port-forward", [problem], timeout_s=timeout_s) from error
-
-
-async def _send_request(api: HttpApi, pod_port: PodPort, target: str) -> bytes:
-    path = PODS.path(pod_port.namespace, pod_port.pod, "portforward")
-    url = httpcore2.URL(f"http://localhost:{pod_port.port}{target}")
-    async with api.web_socket(path, {"ports": str(pod_port.port)}, _PROTOCOL) as web_socket:
-        connection = httpcore2.AsyncHTTP11Connection(url.origin, _ForwardedStream(web_socket, pod_port.port))
-        try:
-            response = await connection.request("GET", url)
-        except httpcore2.ProtocolError as error:
-            raise Unavailable("port-forward", [Problem("", str(error), "an HTTP response")]) from error
     if not httpx2.codes.is_success(response.status):
         raise Refused(f"HTTP status {response.status}")
     return response.content
@@ -221,7 +214,13 @@ async def find_replicas(api: Api, namespace: str, timeout_s: float) -> list[Repl
 
     `Unavailable` if there is no replica, `Refused` with the missing right.
     """
-    replicas = await _list_replicas(api, namespace, timeout_s)
+    try:
+        body = await api.get(PODS.path(namespace), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
+    except Refused as error:
+        if _FORBIDDEN not in str(error):
+            raise
+        raise _with_missing_rights(error, namespace) from error
+    replicas = parse_replicas(body)
     if not replicas:
         actual = f"no running pod of nodewise in namespace {namespace}"
         remedy = "name its namespace with --nodewise-namespace"
@@ -230,16 +229,6 @@ async def find_replicas(api: Api, namespace: str, timeout_s: float) -> list[Repl
             remedy = f"{remedy}; pods with its labels are in {', '.join(others)}"
         raise Unavailable("looking for replicas", [Problem("", actual, "at least one")], remedy=remedy)
     return replicas
-
-
-async def _list_replicas(api: Api, namespace: str, timeout_s: float) -> list[Replica]:
-    try:
-        body = await api.get(PODS.path(namespace), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
-    except Refused as error:
-        if _FORBIDDEN not in str(error):
-            raise
-        raise _with_missing_rights(error, namespace) from error
-    return parse_replicas(body)
 
 
 async def _namespaces_with_replicas(api: Api, timeout_s: float) -> list[str]:
@@ -251,31 +240,24 @@ async def _namespaces_with_replicas(api: Api, timeout_s: float) -> list[str]:
     return sorted({replica.namespace for replica in parse_replicas(body)})[:_MAX_NAMED]
 
 
-def parse_replicas(body: bytes) -> list[Replica]:
+def parse_replicas(  # complexity: most fields of a Pod may be absent
+    body: bytes,
+) -> list[Replica]:
     """The running replicas in a list of Pods. `BadInput` if it is none."""
     try:
         pods = msgspec.json.decode(body, type=_Pods).items or ()
     except UNREADABLE as error:
         raise BadInput("the pods of nodewise", [Problem("", str(error), "a list of Pods")]) from error
-    running = (
-        pod for pod in pods if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
-    )
-    replicas = (
-        Replica(
-            pod.metadata.namespace,
-            pod.metadata.name,
-            (pod.metadata.labels or {}).get(_COMPONENT, ""),
-            _admin_port(pod.spec.containers),
-        )
-        for pod in running
-    )
-    return [replica for replica in replicas if replica.component in (EXTENDER, CONTROLLER)]
-
-
-def _admin_port(containers: Iterable[_Container]) -> int:
-    """The port named `health`, or the default."""
-    ports = (port for container in containers for port in container.ports or ())
-    return next((port.container_port for port in ports if port.name == _PORT_NAME), _DEFAULT_PORT)
+    replicas = []
+    for pod in pods:
+        component = (pod.metadata.labels or {}).get(_COMPONENT, "")
+        is_running = pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None
+        if is_running and component in (EXTENDER, CONTROLLER):
+            ports = (port for container in pod.spec.containers for port in container.ports or ())
+            numbers = (port.container_port for port in ports if port.name == _PORT_NAME)
+            admin_port = next(numbers, _DEFAULT_PORT)
+            replicas.append(Replica(pod.metadata.namespace, pod.metadata.name, component, admin_port))
+    return replicas
 
 
 async def ask(

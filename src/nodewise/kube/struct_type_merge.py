@@ -84,14 +84,11 @@ def _merge_field_declarations(
     for struct, other in owners[1:]:
         if other.name != field.name:
             raise _conflict_error(path, first, field.name, struct, other.name)
-        both = _merge_types(path, (first, type_), (struct, other.type))
+        type_ = _merge_types(path, (first, type_), (struct, other.type))
         # `first` may be merged from ours and others
         is_ours = first in _OURS or path.endswith(_REQUIRED_NAME)
-        if not is_ours and _comparable_default(other) != default:
-            raise _conflict_error(
-                path, first, _type_text(default), struct, _type_text(_comparable_default(other))
-            )
-        type_ = both
+        if not is_ours and (otherwise := _comparable_default(other)) != default:
+            raise _conflict_error(path, first, _type_text(default), struct, _type_text(otherwise))
     return field.name, type_, _msgspec_field_definition(wire, type_, default)
 
 
