@@ -1,7 +1,5 @@
 """How many GPUs a node has, and the share of each in the node's allocatable amounts.
 
-The units of counting resources that each GPU of a node has.
-
 A device plugin reports how many devices of a resource are allocatable, but not which GPUs they belong to. With as many
 devices as GPUs, each GPU has one unit; with a multiple of them, each GPU is offered several times. With fewer, because
 a GPU is unhealthy or divided into MIG slices, as many GPUs as there are devices have one unit each. It is not known
@@ -14,9 +12,9 @@ describes (`gpu_node_labels`). All other amounts are divided evenly.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from nodewise.agents.gpu import extended_resource_amounts, gpu_node_labels
+from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME, GpuSharing, RegisteredGpu
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import truncate
@@ -25,6 +23,8 @@ _DIGITS: Final = re.compile(r"(\d+)")
 _NAMED: Final = 4
 """The most GPUs that a problem names."""
 
+AddProblem = Callable[[str], None]
+"""Adds a problem of the node; an empty text is none."""
 Units = Mapping[str, Mapping[str, int]]
 """By counting resource and GPU, a positive number of units."""
 
@@ -34,8 +34,6 @@ class GpuCount(NamedTuple):
 
     gpus: int
     problem: str = ""
-    has_several_models: bool = False
-    """Whether labels describe only some of the GPUs."""
 
 
 class UnitDistribution(NamedTuple):
@@ -69,25 +67,28 @@ def count_gpus(
     `amounts` are the positive allocatable amounts of counting resources, at least one, and `sharing` describes each.
     The label counts GPUs that are not allocatable as well, but only those of one model, and never shares.
     """
-    listed = _list_amounts(amounts)
+    listed = ", ".join(f"{resource} {amounts[resource]}" for resource in sorted(amounts)[:_NAMED])
     if labelled == 0:
         return GpuCount(0, f"the label says that there are no GPUs, but {listed} is allocatable")
-    shared = next((sharing[resource] for resource in amounts if sharing[resource].is_shared), None)
     if all(sharing[resource].units_per_gpu for resource in amounts):
         per_gpu = {resource: sharing[resource].units_per_gpu for resource in amounts}
-        count = _larger_count(labelled, needed_gpus(amounts, per_gpu), listed)
+        needed = needed_gpus(amounts, per_gpu)
     elif labelled is not None and are_even_shares(amounts, labelled):
-        count = GpuCount(labelled)
-    elif shared is not None:
-        source = shared.source
-        count = GpuCount(
-            0, f"{listed} is a number of shares by {source}, and the number of GPUs is not known"
-        )
+        return GpuCount(labelled)
+    elif shared := [sharing[resource] for resource in amounts if sharing[resource].is_shared]:
+        problem = f"{listed} is a number of shares by {shared[0].source}, and the number of GPUs is not known"
+        return GpuCount(0, problem)
     elif labelled is not None and _fills_exactly(amounts, labelled):
-        count = GpuCount(labelled)
+        return GpuCount(labelled)
     else:
-        count = _larger_count(labelled, sum(amounts.values()), listed)
-    return count
+        needed = sum(amounts.values())
+    if labelled is None or labelled >= needed:
+        return GpuCount(needed if labelled is None else labelled)
+    return GpuCount(
+        needed,
+        f"the label says that there are {labelled} GPUs, but {listed} is allocatable, which are {needed}: GPUs of"
+        " several models, or shares that no label describes",
+    )
 
 
 def _fills_exactly(amounts: Mapping[str, int], gpus: int) -> bool:
@@ -98,20 +99,6 @@ def _fills_exactly(amounts: Mapping[str, int], gpus: int) -> bool:
         and sum(amounts.values()) == units * gpus
         and not any(amount % units for amount in amounts.values())
     )
-
-
-def _larger_count(labelled: int | None, gpus: int, listed: str) -> GpuCount:
-    if labelled is None or labelled >= gpus:
-        return GpuCount(gpus if labelled is None else labelled)
-    problem = (
-        f"the label says that there are {labelled} GPUs, but {listed} is allocatable, which are {gpus}: GPUs of several"
-        " models, or shares that no label describes"
-    )
-    return GpuCount(gpus, problem, has_several_models=True)
-
-
-def _list_amounts(amounts: Mapping[str, int]) -> str:
-    return ", ".join(f"{resource} {amounts[resource]}" for resource in sorted(amounts)[:_NAMED])
 
 
 def distribute_units(
@@ -153,16 +140,14 @@ def _fewest_units(amounts: Mapping[str, int], gpus: int) -> int:
 def _place_on_gpus(
     names: Sequence[str], amounts: Mapping[str, int], per_gpu: Mapping[str, int]
 ) -> UnitDistribution:
-    parts = {resource: _split_amount(amounts[resource], per_gpu[resource]) for resource in sorted(amounts)}
+    parts = {}
+    for resource in sorted(amounts):
+        whole, rest = divmod(amounts[resource], per_gpu[resource])
+        parts[resource] = [per_gpu[resource]] * whole + ([rest] if rest else [])
     is_even = len(parts) == 1 and all(
         len(part) == len(names) and part[0] == part[-1] for part in parts.values()
     )
     return UnitDistribution(_place_parts(names, parts, {}), frozenset() if is_even else frozenset(parts))
-
-
-def _split_amount(amount: int, per_gpu: int) -> list[int]:
-    whole, rest = divmod(amount, per_gpu)
-    return [per_gpu] * whole + ([rest] if rest else [])
 
 
 def _place_parts(
@@ -229,10 +214,6 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-AddProblem = Callable[[str], None]
-"""Adds a problem of the node; an empty text is none."""
-
-
 class GpuShare(NamedTuple):
     """The amounts of one GPU."""
 
@@ -272,35 +253,15 @@ class AllocatableAmounts(NamedTuple):
         )
         return next((sharing.source for sharing in unclear), "")
 
-
-def allocatable_amounts(
-    amounts: Mapping[str, int],
-    tags: Mapping[str, str],
-    hami_register: str | None,
-    resources: Mapping[str, Any],
-    profile: ResourceProfile,
-) -> AllocatableAmounts:
-    """Amounts of a node: the positive ones of the profile, and all its resources as the API server shows them."""
-    counting = {resource: amounts[resource] for resource in sorted(profile.counts) if resource in amounts}
-    return AllocatableAmounts(
-        counting,
-        {resource: amount for resource, amount in amounts.items() if resource not in counting},
-        {
-            resource: gpu_node_labels.parse_gpu_sharing(resource, tags, hami_register, resources)
-            for resource in counting
-        },
-    )
-
-
-def count_shown_gpus(amounts: AllocatableAmounts, labelled: int | None, add: AddProblem) -> int:
-    """The number of GPUs of a node with allocatable GPUs, from the number in a label, if there is one."""
-    for sharing in amounts.sharing.values():
-        add(sharing.problem)
-    if amounts.registered:
-        return len(amounts.registered)
-    count = count_gpus(labelled, amounts.counting, amounts.sharing)
-    add(count.problem)
-    return count.gpus
+    def count_gpus(self, labelled: int | None, add: AddProblem) -> int:
+        """The number of GPUs of a node with allocatable GPUs, from the number in a label, if there is one."""
+        for sharing in self.sharing.values():
+            add(sharing.problem)
+        if self.registered:
+            return len(self.registered)
+        count = count_gpus(labelled, self.counting, self.sharing)
+        add(count.problem)
+        return count.gpus
 
 
 def divide_among_gpus(
@@ -317,11 +278,8 @@ def divide_among_gpus(
                 " so each has 0"
             )
     units, unplaced = _distribute_counting_resources(names, amounts, add)
-    models = (
-        [gpu.model for gpu in amounts.registered]
-        if len(amounts.registered) == len(names)
-        else [""] * len(names)
-    )
+    is_registered = len(amounts.registered) == len(names)
+    models = [gpu.model for gpu in amounts.registered] if is_registered else [""] * len(names)
     by_name = {
         name: GpuShare(even | {resource: row[name] for resource, row in units.items() if name in row}, model)
         for name, model in zip(names, models, strict=True)
@@ -331,50 +289,20 @@ def divide_among_gpus(
 
 def _distribute_counting_resources(
     names: Sequence[str], amounts: AllocatableAmounts, add: AddProblem
-) -> tuple[Units, frozenset[str]]:
+) -> UnitDistribution:
     if not amounts.counting:
-        return {}, frozenset()
+        return UnitDistribution({}, frozenset())
     per_gpu = {resource: sharing.units_per_gpu for resource, sharing in amounts.sharing.items()}
     if len(amounts.registered) == len(names):
         (resource, amount), *_ = amounts.counting.items()
         registered = [gpu.units for gpu in amounts.registered]
-        if sum(registered) == amount:
-            return {resource: dict(zip(names, registered, strict=True))}, frozenset()
-        add(
-            f"{amounts.sharing[resource].source}: {sum(registered)} shares, but {resource} {amount} is allocatable"
-        )
+        total = sum(registered)
+        if total == amount:
+            return UnitDistribution({resource: dict(zip(names, registered, strict=True))}, frozenset())
+        add(f"{amounts.sharing[resource].source}: {total} shares, but {resource} {amount} is allocatable")
         if amount <= len(names):
             per_gpu = {resource: 1}
-    described = per_gpu if all(per_gpu.values()) else {}
-    distribution = distribute_units(names, amounts.counting, described)
+    distribution = distribute_units(names, amounts.counting, per_gpu if all(per_gpu.values()) else {})
     for resource in sorted(amounts.counting.keys() - distribution.units.keys()):
         add(f"allocatable {resource} is {amounts.counting[resource]} for {len(names)} GPUs, so each has 0")
     return distribution
-
-
-def add_labelled_models(
-    shares: GpuShares,
-    amounts: AllocatableAmounts,
-    tags: Mapping[str, str],
-    profile: ResourceProfile,
-    add: AddProblem,
-) -> GpuShares:
-    """Add models and memory of the vendor's labels. They are not known if the labels describe only some of the GPUs."""
-    if not shares.by_name or not profile.labeller:
-        return shares
-    labelled = gpu_node_labels.parse_models(tags, profile)
-    add(labelled.problem)
-    is_counted = profile.labeller == "nvidia" and profile.count_label in tags
-    if is_counted and gpu_node_labels.labelled_count(tags, profile) != len(shares.by_name):
-        return shares
-    # the labels of AMD describe a partition, whose memory is not that of a GPU
-    is_partitioned = profile.labeller == "amd" and any(
-        sharing.is_shared for sharing in amounts.sharing.values()
-    )
-    memory = {profile.memory: labelled.memory_mib} if labelled.memory_mib and not is_partitioned else {}
-    return shares._replace(
-        by_name={
-            name: GpuShare({**memory, **share.capacity}, share.model or labelled.model)
-            for name, share in shares.by_name.items()
-        }
-    )

@@ -102,7 +102,8 @@ class NodeGpus(NamedTuple):
 def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """Parse the GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
-    tags = _texts(node.metadata.labels)
+    labels = _decode_mapping(node.metadata.labels)
+    tags = {key: value for key, value in labels.items() if isinstance(value, str)}
     resources = _decode_mapping(node.status.allocatable)
     by_name, unplaced = _find_gpus(node, tags, resources, profile, notes)
     capacity = _capacity_by_resource(by_name, profile, notes)
@@ -113,30 +114,26 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     gpus = tuple(by_name)
     notes.add(_unknown_places(gpus, capacity, unplaced))
     subdevices = dict(zip(gpus, capacity.get(profile.subdevices, (0,) * len(gpus)), strict=True))
-    marked = gpu_node_labels.parse_policy_labels(
-        tags, gpu_node_labels.parse_bus_groups(tags, profile, notes.add), subdevices, notes.add
-    )
+    groups = gpu_node_labels.parse_bus_groups(tags, profile, notes.add)
+    marked = gpu_node_labels.parse_policy_labels(tags, groups, subdevices, notes.add)
     numa, numa_problem = gpu_node_labels.parse_numa_nodes(tags, profile, subdevices, notes.add)
+    links = gpu_node_labels.parse_node_links(tags, profile, subdevices, notes.add)
+    missing = MissingGpus()
+    if not gpus:
+        missing = missing_gpus.describe_missing_gpus(
+            profile, frozenset(tags), resources, notes.limit, notes.unclear
+        )
     return NodeGpus(
         names=gpus,
         capacity=capacity,
         models=tuple(gpu.model for gpu in by_name.values()),
-        unusable=marked.unusable,
-        descheduled=marked.descheduled,
-        subdevices_off=marked.subdevices_off,
-        subdevices_descheduled=marked.subdevices_descheduled,
-        subdevices_preferred=marked.subdevices_preferred,
-        preferred=marked.preferred,
+        **marked._asdict(),
         numa=numa,
         numa_problem=numa_problem,
-        links=gpu_node_labels.parse_node_links(tags, profile, subdevices, notes.add),
+        links=links,
         problems=notes.texts(),
         unplaced=unplaced,
-        missing=MissingGpus()
-        if gpus
-        else missing_gpus.describe_missing_gpus(
-            profile, frozenset(tags), resources, notes.limit, notes.unclear
-        ),
+        missing=missing,
     )
 
 
@@ -193,10 +190,6 @@ def _decode_mapping(raw: msgspec.Raw) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _texts(raw: msgspec.Raw) -> dict[str, str]:
-    return {key: value for key, value in _decode_mapping(raw).items() if isinstance(value, str)}
-
-
 def _positive_amounts(
     quantities: Mapping[str, Any], profile: ResourceProfile, where: str, notes: _Notes
 ) -> dict[str, int]:
@@ -222,23 +215,50 @@ def _find_gpus(
 ) -> GpuShares:
     """The GPUs, sorted by name."""
     annotations = node.metadata.annotations or NodeAnnotations()
-    amounts = allocatable_gpus.allocatable_amounts(
-        _positive_amounts(resources, profile, "allocatable", notes),
-        tags,
-        annotations.hami_register,
-        resources,
-        profile,
+    positive = _positive_amounts(resources, profile, "allocatable", notes)
+    counting = {resource: positive[resource] for resource in sorted(profile.counts) if resource in positive}
+    amounts = AllocatableAmounts(
+        counting,
+        {resource: amount for resource, amount in positive.items() if resource not in counting},
+        {
+            resource: gpu_node_labels.parse_gpu_sharing(resource, tags, annotations.hami_register, resources)
+            for resource in counting
+        },
     )
     if annotations.gpus is not None:
         shares = _annotated_gpus(annotations.gpus, amounts, profile, notes)
         notes.unclear = "" if shares.by_name else f"annotation {GPUS}"
     else:
-        names = _gpu_names(tags, amounts, profile, notes)
-        shares = allocatable_gpus.divide_among_gpus(
-            allocatable_gpus.natural_order(names), amounts, profile, notes.add
-        )
-        shares = allocatable_gpus.add_labelled_models(shares, amounts, tags, profile, notes.add)
+        names = allocatable_gpus.natural_order(_gpu_names(tags, amounts, profile, notes))
+        shares = allocatable_gpus.divide_among_gpus(names, amounts, profile, notes.add)
+        if names and profile.labeller:
+            shares = _add_labelled_models(shares, amounts, tags, profile, notes)
     return GpuShares({name: shares.by_name[name] for name in sorted(shares.by_name)}, shares.unplaced)
+
+
+def _add_labelled_models(
+    shares: GpuShares,
+    amounts: AllocatableAmounts,
+    tags: Mapping[str, str],
+    profile: ResourceProfile,
+    notes: _Notes,
+) -> GpuShares:
+    """Add models and memory of the vendor's labels. They are not known if the labels describe only some of the GPUs."""
+    labelled = gpu_node_labels.parse_models(tags, profile)
+    notes.add(labelled.problem)
+    is_counted = profile.labeller == "nvidia" and profile.count_label in tags
+    if is_counted and gpu_node_labels.labelled_count(tags, profile) != len(shares.by_name):
+        return shares
+    # the labels of AMD describe a partition, whose memory is not that of a GPU
+    is_partitioned = profile.labeller == "amd" and any(
+        sharing.is_shared for sharing in amounts.sharing.values()
+    )
+    memory = {profile.memory: labelled.memory_mib} if labelled.memory_mib and not is_partitioned else {}
+    by_name = {
+        name: GpuShare({**memory, **share.capacity}, share.model or labelled.model)
+        for name, share in shares.by_name.items()
+    }
+    return shares._replace(by_name=by_name)
 
 
 def _gpu_names(
@@ -256,21 +276,15 @@ def _gpu_names(
         notes.add(str(error))
         notes.unclear = str(error).partition(": ")[0]
         return set()
-    if amounts.counting and (labelled is not None or not profile.labelled):
-        return _counted_names(labelled, amounts, profile, notes)
-    if amounts.counting:
+    if not amounts.counting:
+        return set()
+    if profile.labelled and labelled is None:
         notes.add(
             f"{min(amounts.counting)} is allocatable, but nothing names the GPUs of the node: neither label"
             f" {' or '.join(profile.gpu_labels)} nor annotation {GPUS}"
         )
-    return set()
-
-
-def _counted_names(
-    labelled: int | None, amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
-) -> set[str]:
-    """The names of counted GPUs, from the number in the label (None without it) and allocatable amounts."""
-    count = allocatable_gpus.count_shown_gpus(amounts, labelled, notes.add)
+        return set()
+    count = amounts.count_gpus(labelled, notes.add)
     if not count:
         notes.unclear = amounts.unclear_source or f"label {' or '.join(profile.gpu_labels)}"
     if count > MOST_GPUS:
