@@ -11,11 +11,11 @@ describes (`gpu_node_labels`). All other amounts are divided evenly.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodewise.agents.gpu import extended_resource_amounts
-from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME, GpuSharing, RegisteredGpu
+from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME, AddProblem, GpuSharing, RegisteredGpu
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import truncate
 
@@ -23,8 +23,6 @@ _DIGITS: Final = re.compile(r"(\d+)")
 _NAMED: Final = 4
 """The most GPUs that a problem names."""
 
-AddProblem = Callable[[str], None]
-"""Adds a problem of the node; an empty text is none."""
 Units = Mapping[str, Mapping[str, int]]
 """By counting resource and GPU, a positive number of units."""
 

@@ -1,11 +1,7 @@
 """What the labels of a node say about its GPUs: models, shares, topology, and exclusions by telemetry policies.
 
-Parsers of the node labels that describe GPUs. Invalid text raises ValueError with a message.
-
-Intel's GPU plugin and XPU manager write these labels through node feature discovery, and telemetry policies write some.
-Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/utils.go`. A GPU is named `card` and its number in the label.
-
-How many units of a counting resource one physical GPU has, as the node describes it.
+A label that cannot be read, or exceeds a limit, is reported as a problem. A GPU is named `card` and its number in the
+label. Labels that describe a node and not its GPUs apply to all its GPUs, or to none if they describe only some.
 
 Some device plugins offer each GPU several times, so that the allocatable amount is a number of shares and not of GPUs:
 two pods on different shares may use the same GPU. These sources are read:
@@ -16,25 +12,7 @@ two pods on different shares may use the same GPU. These sources are read:
   `-SHARED` of `nvidia.com/gpu.product` describe time slicing and MPS
 - AMD's node labeller: the label `amd.com/compute-memory-partition`, such as `cpx_nps4`, describes partitions
 
-Sources: HAMi's device protocol (project-hami.io, text; JSON from 2.5), NVIDIA k8s-device-plugin 0.17
-`internal/lm/resource.go`, ROCm k8s-device-plugin 1.31 `cmd/k8s-node-labeller/main.go`, and GKE's documentation of GPU
-sharing strategies.
-
-Models, memory and number of GPUs by the labels of the vendors' node labellers.
-
-The labels describe a node and not its GPUs, so they apply to all its GPUs, or to none if they describe only some of
-them. Sources:
-
-- Intel's rules of node feature discovery: intel-device-plugins-for-kubernetes 0.35 `cmd/gpu_plugin/labels.md`
-- NVIDIA's GPU feature discovery: k8s-device-plugin 0.17 `internal/lm/resource.go`
-- AMD's node labeller: ROCm k8s-device-plugin 1.31 `cmd/k8s-node-labeller/main.go`
-
-How the GPUs of a node belong together, by its labels: NUMA nodes, links, and GPUs on one bus.
-
-A label that cannot be read, or exceeds a limit, is reported as a problem.
-
-GPUs and sub-devices that telemetry policies exclude or prefer, by labels
-`telemetry.aware.scheduling.<policy>/<name>`.
+Labels of telemetry policies exclude or prefer GPUs and sub-devices: `telemetry.aware.scheduling.<policy>/<name>`.
 
 | name | value | meaning |
 |---|---|---|
@@ -46,6 +24,14 @@ GPUs and sub-devices that telemetry policies exclude or prefer, by labels
 | `gas-tile-preferred-<card>` | `gt<n>` | it is taken first |
 
 The labels of several policies add up. Names are compared exactly: `gas-disable-xcard0` does not concern card0.
+
+Sources:
+
+- GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/utils.go`
+- Intel's rules of node feature discovery: intel-device-plugins-for-kubernetes 0.35 `cmd/gpu_plugin/labels.md`
+- NVIDIA's GPU feature discovery: k8s-device-plugin 0.17 `internal/lm/resource.go`
+- AMD's node labeller: ROCm k8s-device-plugin 1.31 `cmd/k8s-node-labeller/main.go`
+- HAMi's device protocol (project-hami.io, text; JSON from 2.5), and GKE's documentation of GPU sharing strategies
 """
 
 import re
@@ -57,6 +43,9 @@ import msgspec
 from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import UNREADABLE, shown, truncate
+
+AddProblem = Callable[[str], None]
+"""Adds a problem of the node; an empty text is none."""
 
 TELEMETRY: Final = "telemetry.aware.scheduling."
 PCI_GROUP: Final = "PCI_GROUP"
@@ -154,9 +143,8 @@ def parse_links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
     for part in text.split("_") if text else ():
         match = _LINK.fullmatch(part)
         if match is None:
-            return list(
-                result
-            ), f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
+            problem = f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
+            return list(result), problem
         left, left_subdevice, right, right_subdevice = map(int, match.groups())
         if len(result) == _MOST_LINKS:
             return list(result), f"there are more than {_MOST_LINKS} links; the others do not count"
@@ -237,6 +225,11 @@ class GpuSharing(NamedTuple):
 NOT_DESCRIBED: Final = GpuSharing()
 
 
+def _unclear_sharing(source: str, problem: str = "") -> GpuSharing:
+    """Shares of GPUs whose number per GPU is unknown."""
+    return GpuSharing(0, source, is_shared=True, problem=problem and f"{source}: {problem}")
+
+
 def parse_gpu_sharing(
     resource: str, tags: Mapping[str, str], hami_register: str | None, resources: Mapping[str, Any]
 ) -> GpuSharing:
@@ -252,18 +245,13 @@ def parse_gpu_sharing(
     return NOT_DESCRIBED
 
 
-def model_of_product(product: str) -> str:
-    """The model of a product label of NVIDIA's GPU feature discovery."""
-    return product.removesuffix(_SHARED_SUFFIX)
-
-
 def _parse_units(tags: Mapping[str, str], label: str) -> GpuSharing:
     """The number of units per GPU in a label; 0 stands for a GPU that is not shared."""
     source = f"label {label}"
     try:
         units = extended_resource_amounts.parse_amount(tags[label])
     except ValueError as error:
-        return GpuSharing(0, source, is_shared=True, problem=f"{source}: {error}")
+        return _unclear_sharing(source, str(error))
     return GpuSharing(max(units, 1), source, is_shared=units > 1)
 
 
@@ -279,8 +267,8 @@ def _parse_nvidia_labels(tags: Mapping[str, str], resources: Mapping[str, Any]) 
         if sharing.is_shared or not is_shared:
             return sharing
     if is_shared:
-        return GpuSharing(
-            0, f"label {product if strategy == 'none' else f'{NVIDIA_GPU}.sharing-strategy'}", True
+        return _unclear_sharing(
+            f"label {product if strategy == 'none' else f'{NVIDIA_GPU}.sharing-strategy'}"
         )
     return GpuSharing(1, f"label {product}") if product in tags else NOT_DESCRIBED
 
@@ -295,28 +283,23 @@ def _parse_amd_labels(resource: str, tags: Mapping[str, str]) -> GpuSharing:
         mode, source = tags[label], f"label {label}"
     match = _AMD_MODE.fullmatch(mode)
     if match is None:
-        return GpuSharing(
-            0, source, is_shared=True, problem=f"{source}: {shown(mode)} is no mode such as spx_nps1"
-        )
+        return _unclear_sharing(source, f"{shown(mode)} is no mode such as spx_nps1")
     units = _AMD_PARTITIONS.get(match[1]) or _compute_dies(tags)
     if not units:
-        problem = (
-            f"{source}: the number of partitions of a GPU in the mode {mode} is not known for its device id"
-        )
-        return GpuSharing(0, source, is_shared=True, problem=problem)
+        unknown = f"the number of partitions of a GPU in the mode {mode} is not known for its device id"
+        return _unclear_sharing(source, unknown)
     return GpuSharing(units, source, is_shared=units > 1)
 
 
 def _compute_dies(tags: Mapping[str, str]) -> int:
     """The compute dies of each GPU; 0 if unknown, or if the GPUs of the node differ."""
-    dies = set()
-    for label in _AMD_ID_LABELS:
-        for product in amd_label_counts(tags, label):
-            dies |= {
-                count
-                for name, count in _AMD_COMPUTE_DIES.items()
-                if name in (product.lower(), *product.split("_"))
-            }
+    products = [product for label in _AMD_ID_LABELS for product in amd_label_counts(tags, label)]
+    dies = {
+        count
+        for product in products
+        for name, count in _AMD_COMPUTE_DIES.items()
+        if name in (product.lower(), *product.split("_"))
+    }
     return dies.pop() if len(dies) == 1 else 0
 
 
@@ -345,28 +328,21 @@ class _HamiDevice(msgspec.Struct, frozen=True, gc=False):
 def _parse_hami_register(text: str) -> GpuSharing:
     source = f"annotation {HAMI_REGISTER}"
     try:
-        devices = _hami_devices(text)
+        if text.lstrip().startswith("["):
+            devices = msgspec.json.decode(text, type=list[_HamiDevice])
+        else:
+            devices = [_parse_hami_text(part) for part in text.split(":") if part]
     except UNREADABLE as error:
-        return GpuSharing(
-            0, source, is_shared=True, problem=f"{source}: {truncate(str(error), LONGEST_NAME)}"
-        )
+        return _unclear_sharing(source, truncate(str(error), LONGEST_NAME))
     counts = [device.count for device in devices]
     if not 0 < len(counts) <= _MOST_REGISTERED or min(counts) < 1:
-        problem = (
-            f"{source}: {shown(text)}; expected 1 to {_MOST_REGISTERED} GPUs, each with a count of shares"
-        )
-        return GpuSharing(0, source, is_shared=True, problem=problem)
+        expected = f"expected 1 to {_MOST_REGISTERED} GPUs, each with a count of shares"
+        return _unclear_sharing(source, f"{shown(text)}; {expected}")
     registered = tuple(
         RegisteredGpu(device.count if device.health else 0, truncate(device.type, LONGEST_NAME))
         for device in devices
     )
     return GpuSharing(max(counts), source, is_shared=max(counts) > 1, registered=registered)
-
-
-def _hami_devices(text: str) -> list[_HamiDevice]:
-    if text.lstrip().startswith("["):
-        return msgspec.json.decode(text, type=list[_HamiDevice])
-    return [_parse_hami_text(part) for part in text.split(":") if part]
 
 
 def _parse_hami_text(part: str) -> _HamiDevice:
@@ -418,33 +394,21 @@ def _parse_count(tags: Mapping[str, str], label: str) -> int:
 
 def parse_models(tags: Mapping[str, str], profile: ResourceProfile) -> LabelledGpus:
     """The model and memory of each GPU, if the labels describe all of them with the same values."""
-    match profile.labeller:
-        case "intel":
-            return LabelledGpus(_intel_model(tags))
-        case "nvidia":
-            product = model_of_product(tags.get("nvidia.com/gpu.product", ""))
-            memory, problem = _parse_memory(tags, "nvidia.com/gpu.memory")
-            return LabelledGpus(truncate(product, LONGEST_NAME), memory, problem)
-        case "amd":
-            return _parse_amd_model(tags)
-    return LabelledGpus()
-
-
-def _intel_model(tags: Mapping[str, str]) -> str:
-    """The product, such as Max_1550, else the family; empty if there are different devices."""
-    devices = [label for label in tags if _INTEL_DEVICES.fullmatch(label)]
-    if len(devices) > 1:
-        return ""
-    return truncate(tags.get("gpu.intel.com/product") or tags.get("gpu.intel.com/family", ""), LONGEST_NAME)
-
-
-def _parse_memory(tags: Mapping[str, str], label: str) -> tuple[int, str]:
+    if profile.labeller == "amd":
+        return _parse_amd_model(tags)
+    if profile.labeller == "intel":
+        # the product, such as Max_1550, else the family
+        model = tags.get("gpu.intel.com/product") or tags.get("gpu.intel.com/family", "")
+        has_different_devices = sum(map(bool, map(_INTEL_DEVICES.fullmatch, tags))) > 1
+        return LabelledGpus("" if has_different_devices else truncate(model, LONGEST_NAME))
+    model = truncate(tags.get(f"{NVIDIA_GPU}.product", "").removesuffix(_SHARED_SUFFIX), LONGEST_NAME)
+    label = f"{NVIDIA_GPU}.memory"
     if label not in tags:
-        return 0, ""
+        return LabelledGpus(model)
     try:
-        return extended_resource_amounts.parse_amount(tags[label]), ""
+        return LabelledGpus(model, extended_resource_amounts.parse_amount(tags[label]))
     except ValueError as error:
-        return 0, f"label {label}: {error}"
+        return LabelledGpus(model, problem=f"label {label}: {error}")
 
 
 def _parse_amd_model(tags: Mapping[str, str]) -> LabelledGpus:
@@ -464,8 +428,6 @@ def _parse_amd_model(tags: Mapping[str, str]) -> LabelledGpus:
     )
 
 
-AddProblem = Callable[[str], None]
-
 MOST_GROUPED_GPUS: Final = 64
 """The most GPUs of a node with NUMA nodes or links; bits of an array hold their positions."""
 MOST_SUBDEVICES: Final = 64
@@ -473,17 +435,6 @@ MOST_SUBDEVICES: Final = 64
 MOST_LINKS: Final = 1024
 """The most links of a node; eight GPUs of two sub-devices, all linked in both directions, have 224."""
 MOST_GROUPS: Final = 64
-
-
-def parse_bus_groups(
-    tags: Mapping[str, str], profile: ResourceProfile, add: AddProblem
-) -> dict[str, frozenset[str]]:
-    """By GPU, the GPUs on its bus."""
-    try:
-        return parse_groups(join_split_label(tags, f"{profile.prefix}pci-groups"))
-    except ValueError as error:
-        add(str(error))
-        return {}
 
 
 def parse_numa_nodes(
@@ -524,22 +475,17 @@ def parse_node_links(
     if parsed and len(subdevices) > MOST_GROUPED_GPUS:
         add(f"label {key}: {len(subdevices)} GPUs; links count for at most {MOST_GROUPED_GPUS}")
         return ()
-    existing = [link for link in parsed if _link_subdevices_exist(link, subdevices)]
+    existing = [
+        link
+        for link in parsed
+        if link.left in subdevices and link.left_subdevice < (subdevices[link.left] or MOST_SUBDEVICES)
+        if link.right in subdevices and link.right_subdevice < (subdevices[link.right] or MOST_SUBDEVICES)
+    ]
     if len(existing) < len(parsed):
         add(f"label {key}: {len(parsed) - len(existing)} links to GPUs or tiles that the node does not have")
     if len(existing) > MOST_LINKS:
         add(f"label {key}: {len(existing)} links; at most {MOST_LINKS} count")
     return tuple(existing[:MOST_LINKS])
-
-
-def _link_subdevices_exist(link: Link, subdevices: Mapping[str, int]) -> bool:
-    left, right = subdevices.get(link.left, -1), subdevices.get(link.right, -1)
-    known = left >= 0 and right >= 0
-    return (
-        known
-        and link.left_subdevice < (left or MOST_SUBDEVICES)
-        and link.right_subdevice < (right or MOST_SUBDEVICES)
-    )
 
 
 Groups = Mapping[str, frozenset[str]]
@@ -565,24 +511,42 @@ class PolicyLabels(NamedTuple):
 
 
 def parse_policy_labels(
-    tags: Mapping[str, str], groups: Groups, subdevices: Mapping[str, int], note: Callable[[str], None]
+    tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], note: AddProblem
 ) -> PolicyLabels:
     """Parse the labels for the GPUs in `subdevices`, which contains the number of sub-devices of each."""
+    groups: Groups = {}
+    try:
+        groups = parse_groups(join_split_label(tags, f"{profile.prefix}pci-groups"))
+    except ValueError as error:
+        note(str(error))
     labels = telemetry_policy_labels(tags)
     disabled = _gpus_of_labels(labels, _DISABLE, groups)
     descheduled = _gpus_of_labels(labels, _DESCHEDULE, groups)
     for name in sorted(disabled - subdevices.keys()):
         note(f"{_DISABLE}{shown(name)}: the node has no such GPU")
-    subdevices_descheduled = _subdevices_of_labels(labels, _SUBDEVICE_DESCHEDULE)
+    subdevices_off = {}
+    excluded = _subdevices_of_labels(labels, _SUBDEVICE_DISABLE, _SUBDEVICE_DESCHEDULE)
+    for gpu, numbers in excluded.items():
+        existing = frozenset(number for number in numbers if number < subdevices.get(gpu, 0))
+        for number in sorted(numbers - existing):
+            note(f"labels of telemetry policies take {gpu}_gt{number} out: the node has no such tile")
+        if existing:
+            subdevices_off[gpu] = existing
+    subdevices_preferred: dict[str, dict[int, None]] = {}
+    for gpu, value in _labels_with_prefix(labels, _SUBDEVICE_PREFERRED):
+        if subdevice := parse_subdevice(f"{gpu}_{value}"):
+            subdevices_preferred.setdefault(subdevice[0], {})[subdevice[1]] = None
+    preferred = [label.value for label in labels if label.name == _PREFER]
+    for name in preferred:
+        if name not in subdevices:
+            note(f"{_PREFER}: {shown(name)}: the node has no such GPU")
     return PolicyLabels(
         unusable=frozenset((disabled | descheduled) & subdevices.keys()),
         descheduled=descheduled,
-        subdevices_off=_existing_subdevices(
-            _subdevices_of_labels(labels, _SUBDEVICE_DISABLE, _SUBDEVICE_DESCHEDULE), subdevices, note
-        ),
-        subdevices_descheduled=subdevices_descheduled,
-        subdevices_preferred=_preferred_subdevices(labels),
-        preferred=_preferred_gpu_of_labels(labels, subdevices, note),
+        subdevices_off=subdevices_off,
+        subdevices_descheduled=_subdevices_of_labels(labels, _SUBDEVICE_DESCHEDULE),
+        subdevices_preferred={gpu: tuple(numbers) for gpu, numbers in sorted(subdevices_preferred.items())},
+        preferred=next((name for name in preferred if name in subdevices), ""),
     )
 
 
@@ -605,33 +569,3 @@ def _subdevices_of_labels(labels: Sequence[TelemetryLabel], *starts: str) -> Til
             if subdevice := parse_subdevice(text):
                 by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
     return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
-
-
-def _existing_subdevices(named: Tiles, subdevices: Mapping[str, int], note: Callable[[str], None]) -> Tiles:
-    """The sub-devices that exist, without duplicates."""
-    kept = {}
-    for gpu, numbers in named.items():
-        existing = frozenset(number for number in numbers if number < subdevices.get(gpu, 0))
-        for number in sorted(numbers - existing):
-            note(f"labels of telemetry policies take {gpu}_gt{number} out: the node has no such tile")
-        if existing:
-            kept[gpu] = existing
-    return kept
-
-
-def _preferred_subdevices(labels: Sequence[TelemetryLabel]) -> dict[str, tuple[int, ...]]:
-    by_gpu: dict[str, dict[int, None]] = {}
-    for gpu, value in _labels_with_prefix(labels, _SUBDEVICE_PREFERRED):
-        if subdevice := parse_subdevice(f"{gpu}_{value}"):
-            by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
-    return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}
-
-
-def _preferred_gpu_of_labels(
-    labels: Sequence[TelemetryLabel], subdevices: Mapping[str, int], note: Callable[[str], None]
-) -> str:
-    preferred = [label.value for label in labels if label.name == _PREFER]
-    for name in preferred:
-        if name not in subdevices:
-            note(f"{_PREFER}: {shown(name)}: the node has no such GPU")
-    return next((name for name in preferred if name in subdevices), "")
