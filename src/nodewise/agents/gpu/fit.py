@@ -1,15 +1,12 @@
-"""Fits a pod to the GPUs of all candidates at once.
+"""Fits a pod to the GPUs of all candidates at once, and collects why candidates are rejected.
 
 Containers take GPUs one after another, those that share a GPU first; a pod fits where each of its containers fits, and
 where these GPUs suffice for its init containers. Nothing is reserved. Source of the order of checks: GPU Aware
 Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 
-Details of each candidate for explanations: the GPUs that the pod would get, or the missing amount.
-
-The details are views of the arrays of a fit. They hold no reference to the layout, because decisions are stored for a
-long time and would keep the layout in memory. Texts are rendered on demand.
-
-Collects why candidates are rejected while a pod is fitted: the first reason of each, and what it lacks.
+Details of each candidate for explanations are the GPUs that the pod would get, or the missing amount: views of the
+arrays of a fit. They hold no reference to the layout, because decisions are stored for a long time and would keep the
+layout in memory. Texts are rendered on demand.
 """
 
 from collections import Counter
@@ -62,13 +59,13 @@ class Shortfalls(NamedTuple):
 
 
 class Rejections:
-    """Collects codes and lacking amounts."""
+    """Collects the first reason of each candidate, and the amounts that candidates lack."""
 
     def __init__(self, candidate_gpus: CandidateGpus) -> None:
         candidates = len(candidate_gpus)
         self.codes = np.zeros(candidates, np.int16)
         self.reasons: list[Reason] = []
-        self._names = candidate_gpus.layout.names
+        self._candidate_gpus = candidate_gpus
         self._resources: list[str] = []
         self._gpus = np.full(candidates, -1, np.int32)
         self._lacking = np.full(candidates, -1, np.int16)
@@ -83,97 +80,58 @@ class Rejections:
             self.codes[at] = len(self.reasons)
         return at
 
-    def record_shortfall(
-        self,
-        at: NDArray[np.intp],
-        gpus: NDArray[np.int32],
-        free: NDArray[np.int64],
-        resource: str,
-        wanted: int,
+    def reject_for_gpus(
+        self, container: ContainerDemand, allowed: Mask, enough: Mapping[str, Mask], failed: Mask
+    ) -> None:
+        """Reject the failed candidates (M), as far as GPUs and their amounts are the reason.
+
+        `allowed` (C, M) are the GPUs that the pod may use, `enough` those with enough of one resource left.
+        """
+        name, count = container.name, container.count
+        self.reject(failed & (_count_gpus(allowed) < count), gpu_rejection_reasons.NoneUsable(name, count))
+        together = allowed
+        for resource, mask in enough.items():
+            amount = container.per_gpu[resource]
+            few = failed & (_count_gpus(allowed & mask) < count)
+            at = self.reject(few, gpu_rejection_reasons.TooLittle(name, count, resource, amount))
+            if len(at):
+                # the GPU with the largest insufficient amount
+                lacking = (allowed & ~mask)[:, at]
+                free = np.where(lacking, self._candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
+                self._record_shortfall(resource, amount, at, free.argmax(axis=0))
+            together = together & mask
+        few = failed & (_count_gpus(together) < count)
+        at = self.reject(few, gpu_rejection_reasons.NotTogether(name, count))
+        # the GPU that lacks the fewest resources
+        among = allowed[:, at] & ~together[:, at]
+        lacks = np.full(among.shape, _NEVER, np.int16)
+        lacks[among] = sum((~mask[:, at][among]).astype(np.int16) for mask in enough.values())
+        closest = lacks.argmin(axis=0)
+        for resource, mask in reversed([*enough.items()]):
+            short = ~mask[closest, at]
+            self._record_shortfall(resource, container.per_gpu[resource], at[short], closest[short])
+
+    def _record_shortfall(
+        self, resource: str, wanted: int, at: NDArray[np.intp], gpus: NDArray[np.intp]
     ) -> None:
         """Record that candidates lack an amount of one resource on these GPUs."""
         if resource not in self._resources:
             self._resources.append(resource)
-        self._gpus[at] = gpus
+        self._gpus[at] = self._candidate_gpus.layout.name_codes[gpus, self._candidate_gpus.rows[at]]
         self._lacking[at] = self._resources.index(resource)
-        self._free[at] = free
+        self._free[at] = self._candidate_gpus.free(resource)[gpus, at]
         self._wanted[at] = wanted
 
-    @property
-    def shortfalls(self) -> Shortfalls:
-        return Shortfalls(
-            self._names, tuple(self._resources), self._gpus, self._lacking, self._free, self._wanted
+    def result(self, choices: Sequence[GpuChoice], preferred: Mask) -> "FitResult":
+        """The result of these choices of containers, which count where the pod is not rejected."""
+        fits = self.codes == 0
+        if not fits.all():
+            choices = [choice.only(fits) for choice in choices]
+        names = self._candidate_gpus.layout.names
+        shortfalls = Shortfalls(
+            names, tuple(self._resources), self._gpus, self._lacking, self._free, self._wanted
         )
-
-
-def record_rejection_reasons(
-    rejections: Rejections,
-    candidate_gpus: CandidateGpus,
-    container: ContainerDemand,
-    allowed: Mask,
-    enough: Mapping[str, Mask],
-    failed: Mask,
-) -> None:
-    """Record why a container does not fit the failed candidates (M), as far as GPUs and their amounts are the reason.
-
-    `allowed` (C, M) are the GPUs that the pod may use, `enough` those with enough of one resource left.
-    """
-    count = container.count
-    rejections.reject(
-        failed & (_count_gpus(allowed) < count), gpu_rejection_reasons.NoneUsable(container.name, count)
-    )
-    together = allowed
-    for resource, mask in enough.items():
-        amount = container.per_gpu[resource]
-        few = failed & (_count_gpus(allowed & mask) < count)
-        at = rejections.reject(few, gpu_rejection_reasons.TooLittle(container.name, count, resource, amount))
-        _record_largest_shortfall(rejections, candidate_gpus, allowed & ~mask, resource, amount, at)
-        together = together & mask
-    at = rejections.reject(
-        failed & (_count_gpus(together) < count), gpu_rejection_reasons.NotTogether(container.name, count)
-    )
-    closest = _gpu_lacking_fewest(
-        allowed[:, at] & ~together[:, at], [mask[:, at] for mask in enough.values()]
-    )
-    for resource, mask in reversed([*enough.items()]):
-        short = ~mask[closest, at]
-        _record_shortfall(
-            rejections, candidate_gpus, resource, container.per_gpu[resource], at[short], closest[short]
-        )
-
-
-def _gpu_lacking_fewest(among: Mask, enough: Sequence[Mask]) -> NDArray[np.intp]:
-    """(m): the GPU that lacks the fewest resources."""
-    lacking = np.full(among.shape, _NEVER, np.int16)
-    lacking[among] = sum((~mask[among]).astype(np.int16) for mask in enough)
-    fewest: NDArray[np.intp] = lacking.argmin(axis=0)
-    return fewest
-
-
-def _record_largest_shortfall(
-    rejections: Rejections,
-    candidate_gpus: CandidateGpus,
-    lacking: Mask,
-    resource: str,
-    amount: int,
-    at: NDArray[np.intp],
-) -> None:
-    """Record the GPU with the largest insufficient amount of the resource."""
-    if len(at):
-        free = np.where(lacking[:, at], candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
-        _record_shortfall(rejections, candidate_gpus, resource, amount, at, free.argmax(axis=0))
-
-
-def _record_shortfall(
-    rejections: Rejections,
-    candidate_gpus: CandidateGpus,
-    resource: str,
-    amount: int,
-    at: NDArray[np.intp],
-    gpus: NDArray[np.intp],
-) -> None:
-    names = candidate_gpus.layout.name_codes[gpus, candidate_gpus.rows[at]]
-    rejections.record_shortfall(at, names, candidate_gpus.free(resource)[gpus, at], resource, amount)
+        return FitResult(self.codes, tuple(self.reasons), tuple(choices), fits & preferred, shortfalls)
 
 
 def _count_gpus(gpus: Mask) -> NDArray[np.int8]:
@@ -220,22 +178,22 @@ def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrd
     return _fit_containers(CandidateGpus(layout), demand, order).some(rows)
 
 
-def merged(demand: Demand) -> ContainerDemand:
-    """The containers that share a GPU, merged into one with the sum of their amounts."""
-    among = [demand.containers[at] for at in demand.same_gpu]
-    wanted = Counter[str]()
-    for container in among:
-        wanted.update(container.per_gpu)
-    return ContainerDemand(", ".join(container.name for container in among), 1, wanted)
-
-
 def _container_order(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:
-    """The order of containers, by index: those that share a GPU first."""
-    shared = [(demand.same_gpu, merged(demand))] if demand.same_gpu else []
-    alone = enumerate(demand.containers)
-    return shared + [
-        ((at,), container) for at, container in alone if container.count and at not in demand.same_gpu
+    """The order of containers, by index: those that share a GPU first, as one with the sum of their amounts."""
+    order: list[tuple[tuple[int, ...], ContainerDemand]] = []
+    if demand.same_gpu:
+        among = [demand.containers[at] for at in demand.same_gpu]
+        amounts = Counter[str]()
+        for container in among:
+            amounts.update(container.per_gpu)
+        names = ", ".join(container.name for container in among)
+        order.append((demand.same_gpu, ContainerDemand(names, 1, amounts)))
+    order += [
+        ((at,), container)
+        for at, container in enumerate(demand.containers)
+        if container.count and at not in demand.same_gpu
     ]
+    return order
 
 
 def _unfit_demand_reason(demand: Demand) -> InvalidDemand | None:
@@ -250,71 +208,49 @@ def _unfit_demand_reason(demand: Demand) -> InvalidDemand | None:
     return None
 
 
-def _fit_result(
-    rejections: Rejections, choices: Sequence[GpuChoice], preferred: Mask | None = None
-) -> FitResult:
-    fits = rejections.codes == 0
-    if not fits.all():
-        choices = [choice.only(fits) for choice in choices]
-    preferred = fits & preferred if preferred is not None else np.zeros(len(fits), bool)
-    return FitResult(
-        rejections.codes, tuple(rejections.reasons), tuple(choices), preferred, rejections.shortfalls
-    )
-
-
 def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrder) -> FitResult:
     rejections = Rejections(candidate_gpus)
-    problem = _unfit_demand_reason(demand)
+    layout, columns = candidate_gpus.layout, candidate_gpus.columns
+    choices = [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
+    preferred = np.zeros(len(candidate_gpus), bool)
     everywhere = np.ones(len(candidate_gpus), bool)
+    problem = _unfit_demand_reason(demand)
     if problem is not None and problem.at_once:
         rejections.reject(everywhere, problem)
-    rejections.reject(
-        candidate_gpus.layout.name_codes[0, candidate_gpus.columns] < 0, gpu_rejection_reasons.NoGpus()
-    )
+    rejections.reject(layout.name_codes[0, columns] < 0, gpu_rejection_reasons.NoGpus())
     if problem is not None:
         rejections.reject(everywhere, problem)
-        return _fit_result(
-            rejections, [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
-        )
-    room = allocation_record.max_record_bytes(demand.containers, candidate_gpus.layout.subdevices)
-    rejections.reject(
-        candidate_gpus.layout.record_bytes[0, candidate_gpus.columns] > room,
-        gpu_rejection_reasons.RecordFull(),
-    )
+        return rejections.result(choices, preferred)
+    room = allocation_record.max_record_bytes(demand.containers, layout.subdevices)
+    rejections.reject(layout.record_bytes[0, columns] > room, gpu_rejection_reasons.RecordFull())
     if demand.single_numa:
         rejections.reject(candidate_gpus.group_states() == BROKEN, gpu_rejection_reasons.BrokenMap())
     search = _Search(candidate_gpus, demand, order, rejections)
-    choices = [gpu_selection.empty_choice(0, len(candidate_gpus))] * len(demand.containers)
-    preferred = np.zeros(len(candidate_gpus), bool)
     for number, (containers, wanted) in enumerate(search.steps):
         if rejections.codes.all():
             break
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
         preferred |= search.takes_preferred_gpu(choice)
-    if demand.init_containers:
-        _reject_for_init_containers(rejections, demand, choices, candidate_gpus.layout.most_gpus)
-    return _fit_result(rejections, choices, preferred)
-
-
-def _reject_for_init_containers(
-    rejections: Rejections, demand: Demand, choices: Sequence[GpuChoice], gpus: int
-) -> None:
-    """Reject candidates where the GPUs that the containers take do not suffice for an init container."""
+    # init containers that use the GPUs of one container always have enough
     dependent = [
         init
         for init in demand.init_containers
         if len(init_container_gpus.source_containers(init, demand.containers)) > 1
     ]
-    if not dependent or rejections.codes.all():
-        return
-    taken = {at: choice.mask(gpus) for at, choice in enumerate(choices) if demand.containers[at].count}
-    masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
-    for init, enough in zip(dependent, masks, strict=True):
-        later = sum(demand.containers[at].count for at in init.later)
-        rejections.reject(
-            ~enough, gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
-        )
+    if dependent and not rejections.codes.all():
+        taken = {
+            at: choice.mask(layout.most_gpus)
+            for at, choice in enumerate(choices)
+            if demand.containers[at].count
+        }
+        masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
+        for init, enough in zip(dependent, masks, strict=True):
+            later = sum(demand.containers[at].count for at in init.later)
+            rejections.reject(
+                ~enough, gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
+            )
+    return rejections.result(choices, preferred)
 
 
 class _Search:
@@ -341,8 +277,13 @@ class _Search:
         choice = self._choose_gpus(wanted, able)
         failed = ~choice.is_complete & (self._rejections.codes == 0)
         if failed.any():
-            record_rejection_reasons(self._rejections, candidate_gpus, wanted, self._allowed, enough, failed)
-            self._rejections.reject(failed, self._not_together_reason(wanted))
+            self._rejections.reject_for_gpus(wanted, self._allowed, enough, failed)
+            # GPUs that are suitable one by one are not suitable together
+            if self._links is not None:
+                reason: Reason = gpu_rejection_reasons.NotLinked(wanted.name, wanted.count // 2)
+            else:
+                reason = gpu_rejection_reasons.NotInOneGroup(wanted.name, wanted.count)
+            self._rejections.reject(failed, reason)
         if not last:
             candidate_gpus.take(choice.mask(len(able)), wanted.per_gpu)
             if self._links is not None:
@@ -371,12 +312,6 @@ class _Search:
         if self._links is None:
             return gpu_selection.choose_gpus_by_order(self._candidate_gpus, able, wanted, self._order)
         return self._links.pairs(self._candidate_gpus, able, wanted, self._order)
-
-    def _not_together_reason(self, wanted: ContainerDemand) -> Reason:
-        """Why GPUs that are suitable one by one are not suitable together."""
-        if self._links is not None:
-            return gpu_rejection_reasons.NotLinked(wanted.name, wanted.count // 2)
-        return gpu_rejection_reasons.NotInOneGroup(wanted.name, wanted.count)
 
 
 def _allowed(candidate_gpus: CandidateGpus, demand: Demand) -> Mask:
