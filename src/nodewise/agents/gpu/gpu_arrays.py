@@ -4,16 +4,11 @@ The GPU axis comes first: a step over GPUs is a few passes over all nodes. Every
 are nodes with GPUs; the last column has no GPUs and stands for every other node. Arrays never change in place: a bind
 copies the arrays that it changes, which takes some tens of microseconds per array at 5,000 nodes of 8 GPUs.
 
-The GPUs of one node as a column of the arrays: their capacity, free amounts, NUMA groups and links.
-
 Sets of GPUs and of sub-devices are bits, and a link is one number, so that an array can hold them.
 
-The GPUs of the candidates, reduced by what earlier containers of the pod took.
-
-A cap on the number of different GPU resources that are kept over all nodes.
-
 Each resource is an array over all GPUs of all nodes, so one node with resource names of its own would cost memory for
-every node. The resources of most nodes are kept. The others count as absent, and their nodes report a problem.
+every node. The resources of most nodes are kept (`ResourceCap`). The others count as absent, and their nodes report a
+problem.
 """
 
 from collections import Counter, deque
@@ -62,29 +57,40 @@ BROKEN: Final = 2
 """The NUMA label is invalid."""
 
 
+_ARRAYS: Final[Mapping[str, tuple[str, int, Any]]] = {
+    "name_codes": ("gpu", -1, np.int32),
+    "usable": ("gpu", 0, np.bool_),
+    "model_codes": ("gpu", 0, np.int32),
+    "preferred": ("node", -1, np.int16),
+    "groups": ("group", 0, np.uint64),
+    "group_states": ("node", ONE_GROUP, np.int8),
+    "links": ("link", -1, np.int32),
+    "free_subdevices": ("gpu", 0, np.uint64),
+    "enabled_subdevices": ("gpu", 0, np.uint64),
+    "record_bytes": ("node", 0, np.int64),
+    "hardware_codes": ("node", -1, np.int32),
+}
+"""The arrays of a layout that are not by resource: the kind of its rows, the fill value where a node has fewer of these
+than others, and the type."""
+_HARDWARE: Final = ("usable", "preferred", "groups", "group_states", "links", "enabled_subdevices")
+
+
 class NodeColumn(NamedTuple):
-    """The column of one node; the same fields by GPU, link or group."""
+    """The column of one node, by GPU."""
 
     names: Sequence[str]
+    models: Sequence[str]
     capacity: Mapping[str, Sequence[int]]
     free: Mapping[str, Sequence[int]]
-    usable: Sequence[bool]
-    models: Sequence[str]
-    preferred: int
-    groups: Sequence[int]
-    group_state: int
-    links: Sequence[int]
-    free_subdevices: Sequence[int]
-    enabled_subdevices: Sequence[int]
-    """As `free_subdevices` on a node without pods."""
-    record_bytes: int
+    cells: Mapping[str, Sequence[int]]
+    """The column of each array that has neither resources nor codes."""
 
     def hardware_key(self) -> Hashable:
         """What a pod finds on the node when no pods are there: equal for nodes that then accept the same pods."""
         capacity = tuple((name, tuple(amounts)) for name, amounts in self.capacity.items())
-        by_gpu = (tuple(self.names), tuple(self.usable), tuple(self.models), tuple(self.enabled_subdevices))
-        topology = (self.preferred, tuple(self.groups), self.group_state, tuple(self.links))
-        return capacity, by_gpu, topology, self.record_bytes == NO_RECORD
+        others = tuple(tuple(self.cells[name]) for name in _HARDWARE)
+        has_record = self.cells["record_bytes"][0] != NO_RECORD
+        return capacity, tuple(self.names), tuple(self.models), others, has_record
 
 
 def pack_links(left: int, left_subdevice: int, right: int, right_subdevice: int) -> int:
@@ -98,67 +104,54 @@ def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
 
 
 def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
-    """The column of a node: its GPUs and their free amounts."""
-    at = {name: position for position, name in enumerate(gpus.names[:MOST_GPUS])}
-    disabled = [gpus.subdevices_off.get(name, _NO_SUBDEVICES) for name in at]
-    named = [usage.subdevices.get(name, _NO_SUBDEVICES) | off for name, off in zip(at, disabled, strict=True)]
-    capacity = _capped_capacity(gpus, len(at), subdevices)
-    free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
-    if subdevices in capacity:
-        held_subdevices = [
-            _count_unavailable_subdevices(usage, name, subdevices, taken)
-            for name, taken in zip(at, named, strict=True)
+    """The column of a node: its GPUs and their free amounts, clipped to int64 for any allocations."""
+    names = gpus.names[:MOST_GPUS]
+    at = {name: position for position, name in enumerate(names)}
+    disabled = [gpus.subdevices_off.get(name, _NO_SUBDEVICES) for name in names]
+    named = [usage.subdevices.get(name, _NO_SUBDEVICES) for name in names]
+    charged = [usage.amounts.get(name, _NOTHING) for name in names]
+    capacity, free = {}, {}
+    for resource, amounts in gpus.capacity.items():
+        most = MOST_SUBDEVICES if resource == subdevices else MAX_AMOUNT
+        capacity[resource] = [min(amount, most) for amount in amounts[: len(names)]]
+        held = [charges.get(resource, 0) for charges in charged]
+        if resource == subdevices:
+            # charged sub-devices without a name are unavailable as well
+            held = [
+                len(taken | off) + max(0, amount - len(taken))
+                for taken, off, amount in zip(named, disabled, held, strict=True)
+            ]
+        free[resource] = [
+            has - min(amount, MAX_AMOUNT) if has > 0 else ABSENT
+            for has, amount in zip(capacity[resource], held, strict=True)
         ]
-        free[subdevices] = [*map(_clipped_free_amount, capacity[subdevices], held_subdevices)]
-    counts = capacity.get(subdevices, (0,) * len(at))
-    return NodeColumn(
-        names=tuple(at),
-        capacity=capacity,
-        free=free,
-        usable=[name not in gpus.unusable for name in at],
-        models=gpus.models[: len(at)],
-        preferred=at.get(gpus.preferred, -1),
-        groups=_numa_group_bits(gpus, at),
-        group_state=BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,
-        links=_packed_links(gpus, at),
-        free_subdevices=[*map(_available_subdevices_as_bits, counts, named)],
-        enabled_subdevices=[*map(_available_subdevices_as_bits, counts, disabled)],
-        record_bytes=usage.record_bytes,
-    )
-
-
-def _capped_capacity(gpus: NodeGpus, count: int, subdevices: str) -> dict[str, list[int]]:
-    """By resource, the amount of each GPU, capped at what an array can hold."""
-    return {
-        name: [
-            min(amount, MOST_SUBDEVICES if name == subdevices else MAX_AMOUNT) for amount in amounts[:count]
-        ]
-        for name, amounts in gpus.capacity.items()
+    counts = capacity.get(subdevices, [0] * len(names))
+    unavailable = [taken | off for taken, off in zip(named, disabled, strict=True)]
+    # a group that equals an earlier one has no effect
+    groups = dict.fromkeys(sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
+    groups.pop(0, None)
+    # in the order in which they are tried: by sub-device of the left GPU, then in the order of the label
+    links = [
+        link
+        for link in gpus.links[:MOST_LINKS]
+        if link.left in at and link.right in at and link.left != link.right
+        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
+    ]
+    links.sort(key=lambda link: link.left_subdevice)
+    cells = {
+        "usable": [name not in gpus.unusable for name in names],
+        "preferred": (at.get(gpus.preferred, -1),),
+        "groups": list(groups)[:MOST_GROUPS],
+        "group_states": (BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,),
+        "links": [
+            pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice)
+            for link in links
+        ],
+        "free_subdevices": [*map(_available_subdevices_as_bits, counts, unavailable)],
+        "enabled_subdevices": [*map(_available_subdevices_as_bits, counts, disabled)],
+        "record_bytes": (usage.record_bytes,),
     }
-
-
-def _free_amounts(
-    capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
-) -> dict[str, list[int]]:
-    """By resource, the free amount of each GPU."""
-    return {
-        name: [
-            _clipped_free_amount(amount, amounts_held.get(name, 0))
-            for amount, amounts_held in zip(amounts, held, strict=True)
-        ]
-        for name, amounts in capacity.items()
-    }
-
-
-def _count_unavailable_subdevices(usage: GpuUsage, gpu: str, subdevices: str, taken: frozenset[int]) -> int:
-    """The number of unavailable sub-devices, which includes charged ones without a name."""
-    charged = usage.amounts.get(gpu, _NOTHING).get(subdevices, 0)
-    return len(taken) + max(0, charged - len(usage.subdevices.get(gpu, _NO_SUBDEVICES)))
-
-
-def _clipped_free_amount(capacity: int, held: int) -> int:
-    """The free amount, clipped to int64 for any allocations."""
-    return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
+    return NodeColumn(names, gpus.models[: len(names)], capacity, free, cells)
 
 
 def _available_subdevices_as_bits(count: int, taken: Iterable[int]) -> int:
@@ -166,26 +159,6 @@ def _available_subdevices_as_bits(count: int, taken: Iterable[int]) -> int:
     if not taken:
         return everything
     return everything & ~sum(1 << subdevice for subdevice in set(taken) if 0 <= subdevice < MOST_SUBDEVICES)
-
-
-def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
-    """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
-    sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
-    return list(dict.fromkeys(filter(None, sets)))[:MOST_GROUPS]
-
-
-def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
-    """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
-    known = [
-        link
-        for link in gpus.links[:MOST_LINKS]
-        if link.left in at and link.right in at and link.left != link.right
-        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
-    ]
-    known.sort(key=lambda link: link.left_subdevice)
-    return [
-        pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known
-    ]
 
 
 Amounts = NDArray[np.int64]
@@ -273,34 +246,57 @@ def build_layout_stepwise(
             [build_node_column(gpus, usage, subdevices) for gpus, usage in nodes[start : start + _STEP]]
         )
         size.hold(parts[-1])
-    layout = yield from _empty_layout(len(nodes) + 1, size, rows, subdevices)
-    codes = _Codes(layout)
+    plain, width = {}, len(nodes) + 1
+    for name, (kind, fill, dtype) in _ARRAYS.items():
+        yield
+        plain[name] = np.full((size.rows[kind], width), fill, dtype)
+    capacity, free = {}, {}
+    for name in size.resources:
+        yield
+        capacity[name] = np.zeros((size.rows["gpu"], width), np.int64)
+        free[name] = np.full((size.rows["gpu"], width), ABSENT, np.int64)
+    codes = _Codes([], [""], {})
     for start in range(0, len(nodes), _STEP):
         yield
         # each part is freed here, because freeing all of them at once takes milliseconds
-        _write_nodes_into_layout(layout, start, parts.popleft(), codes)
-    return layout._replace(
-        names=tuple(codes.names), models=tuple(codes.models), hardware_keys=codes.hardware_keys
+        columns = parts.popleft()
+        cells = [_cells_with_codes(column, codes) for column in columns]
+        for name, (_, fill, _) in _ARRAYS.items():
+            _write_array_columns(plain[name], start, [column[name] for column in cells], fill)
+        for name in size.resources:
+            _write_array_columns(
+                capacity[name], start, [column.capacity.get(name, ()) for column in columns], 0
+            )
+            _write_array_columns(free[name], start, [column.free.get(name, ()) for column in columns], ABSENT)
+    return GpuLayout(
+        rows=rows,
+        names=tuple(codes.names),
+        models=tuple(codes.models),
+        capacity=capacity,
+        free=free,
+        hardware_keys=codes.hardware_keys,
+        subdevices=subdevices,
+        **plain,
     )
 
 
 def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: GpuUsage) -> GpuLayout:
     """The layout with one node replaced. Arrays without changes are shared."""
-    new_column = build_node_column(gpus, usage, layout.subdevices)
-    grown = _enlarge(layout, new_column)
-    codes = _Codes(grown)
+    column = build_node_column(gpus, usage, layout.subdevices)
+    grown = _enlarge(layout, column)
+    codes = _Codes(grown.names, grown.models, grown.hardware_keys)
     plain: dict[str, Any] = {
-        name: _replace_array_column(getattr(grown, name), row, cells, _ARRAYS[name][0])
-        for name, cells in _node_values_without_resources(new_column, codes).items()
+        name: _replace_array_column(getattr(grown, name), row, cells, _ARRAYS[name][1])
+        for name, cells in _cells_with_codes(column, codes).items()
     }
     return grown._replace(
         **plain,
         capacity={
-            name: _replace_array_column(have, row, new_column.capacity.get(name, ()), 0)
+            name: _replace_array_column(have, row, column.capacity.get(name, ()), 0)
             for name, have in grown.capacity.items()
         },
         free={
-            name: _replace_array_column(have, row, new_column.free.get(name, ()), ABSENT)
+            name: _replace_array_column(have, row, column.free.get(name, ()), ABSENT)
             for name, have in grown.free.items()
         },
         names=tuple(codes.names) if len(codes.names) > len(grown.names) else grown.names,
@@ -312,17 +308,13 @@ def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: G
 class _Codes:
     """Assigns codes to names, models and hardware keys; tables only grow."""
 
-    def __init__(self, layout: GpuLayout) -> None:
-        self.names = {name: code for code, name in enumerate(layout.names)}
-        self.models = {model: code for code, model in enumerate(layout.models)}
-        self.hardware_keys: Mapping[Hashable, int] = layout.hardware_keys
+    def __init__(
+        self, names: Iterable[str], models: Iterable[str], hardware_keys: Mapping[Hashable, int]
+    ) -> None:
+        self.names = {name: code for code, name in enumerate(names)}
+        self.models = {model: code for code, model in enumerate(models)}
+        self.hardware_keys = hardware_keys
         self._added_keys: dict[Hashable, int] | None = None
-
-    def name(self, name: str) -> int:
-        return self.names.setdefault(name, len(self.names))
-
-    def model(self, model: str) -> int:
-        return self.models.setdefault(model, len(self.models))
 
     def hardware(self, key: Hashable) -> int:
         code = self.hardware_keys.get(key)
@@ -334,99 +326,29 @@ class _Codes:
         return self._added_keys.setdefault(key, len(self._added_keys))
 
 
-_ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
-    "name_codes": (-1, np.int32),
-    "usable": (0, np.bool_),
-    "model_codes": (0, np.int32),
-    "preferred": (-1, np.int16),
-    "groups": (0, np.uint64),
-    "group_states": (ONE_GROUP, np.int8),
-    "links": (-1, np.int32),
-    "free_subdevices": (0, np.uint64),
-    "enabled_subdevices": (0, np.uint64),
-    "record_bytes": (0, np.int64),
-    "hardware_codes": (-1, np.int32),
-}
-"""The fill value where a node has fewer GPUs, groups or links than others, and the type."""
-
-
-def _row_counts_of_arrays(gpus: int, groups: int, links: int) -> Mapping[str, int]:
-    by_gpu = ("name_codes", "usable", "model_codes", "free_subdevices", "enabled_subdevices")
-    by_node = ("preferred", "group_states", "record_bytes", "hardware_codes")
-    return dict.fromkeys(by_gpu, gpus) | dict.fromkeys(by_node, 1) | {"groups": groups, "links": links}
-
-
 class _Size:
-    """The sizes that the largest nodes need. At least one GPU, so that no reduction over GPUs is empty."""
+    """The numbers of rows that the largest nodes need. At least one GPU, so that no reduction over GPUs is empty."""
 
-    def __init__(self) -> None:
-        self.gpus, self.groups, self.links = 1, 0, 0
-        self.resources: dict[str, None] = {}
+    def __init__(self, gpus: int = 1, groups: int = 0, links: int = 0, resources: Iterable[str] = ()) -> None:
+        self.rows = {"gpu": gpus, "group": groups, "link": links, "node": 1}
+        self.resources = dict.fromkeys(resources)
 
     def hold(self, columns: Iterable[NodeColumn]) -> None:
-        for node_column in columns:
-            self.gpus = max(self.gpus, len(node_column.names))
-            self.groups = max(self.groups, len(node_column.groups))
-            self.links = max(self.links, len(node_column.links))
-            self.resources.update(dict.fromkeys(node_column.capacity))
+        for column in columns:
+            self.rows["gpu"] = max(self.rows["gpu"], len(column.names))
+            self.rows["group"] = max(self.rows["group"], len(column.cells["groups"]))
+            self.rows["link"] = max(self.rows["link"], len(column.cells["links"]))
+            self.resources.update(dict.fromkeys(column.capacity))
 
 
-def _empty_layout(
-    width: int, size: _Size, rows: NDArray[np.intp], subdevices: str
-) -> Generator[None, None, GpuLayout]:
-    """Arrays of the right size."""
-    plain = {}
-    for name, height in _row_counts_of_arrays(size.gpus, size.groups, size.links).items():
-        yield
-        plain[name] = np.full((height, width), *_ARRAYS[name])
-    capacity, free = {}, {}
-    for name in size.resources:
-        yield
-        capacity[name] = np.zeros((size.gpus, width), np.int64)
-        free[name] = np.full((size.gpus, width), ABSENT, np.int64)
-    return GpuLayout(
-        rows=rows,
-        names=(),
-        models=("",),
-        capacity=capacity,
-        free=free,
-        hardware_keys={},
-        subdevices=subdevices,
-        **plain,
-    )
-
-
-def _node_values_without_resources(node_column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
+def _cells_with_codes(column: NodeColumn, codes: _Codes) -> dict[str, Sequence[int]]:
     """The node's column of each array that is not by resource."""
     return {
-        "name_codes": [*map(codes.name, node_column.names)],
-        "usable": node_column.usable,
-        "model_codes": [*map(codes.model, node_column.models)],
-        "preferred": (node_column.preferred,),
-        "groups": node_column.groups,
-        "group_states": (node_column.group_state,),
-        "links": node_column.links,
-        "free_subdevices": node_column.free_subdevices,
-        "enabled_subdevices": node_column.enabled_subdevices,
-        "record_bytes": (node_column.record_bytes,),
-        "hardware_codes": (codes.hardware(node_column.hardware_key()),),
+        **column.cells,
+        "name_codes": [codes.names.setdefault(name, len(codes.names)) for name in column.names],
+        "model_codes": [codes.models.setdefault(model, len(codes.models)) for model in column.models],
+        "hardware_codes": (codes.hardware(column.hardware_key()),),
     }
-
-
-def _write_nodes_into_layout(
-    layout: GpuLayout, start: int, columns: Sequence[NodeColumn], codes: _Codes
-) -> None:
-    """Write some nodes into new arrays that are not shared yet."""
-    plain = [_node_values_without_resources(node_column, codes) for node_column in columns]
-    for name, (fill, _) in _ARRAYS.items():
-        _write_array_columns(getattr(layout, name), start, [cells[name] for cells in plain], fill)
-    for name, capacity in layout.capacity.items():
-        _write_array_columns(
-            capacity, start, [node_column.capacity.get(name, ()) for node_column in columns], 0
-        )
-        _write_array_columns(
-            layout.free[name], start, [node_column.free.get(name, ()) for node_column in columns], ABSENT
-        )
 
 
 def _write_array_columns(array: NDArray[Any], start: int, cells: Sequence[Sequence[int]], fill: int) -> None:
@@ -448,24 +370,24 @@ def _replace_array_column(array: NDArray[Any], row: int, cells: Sequence[int], f
     return array
 
 
-def _enlarge(layout: GpuLayout, node_column: NodeColumn) -> GpuLayout:
+def _enlarge(layout: GpuLayout, column: NodeColumn) -> GpuLayout:
     """The layout, enlarged for a node with more GPUs, groups, links or resources."""
-    gpus = max(layout.most_gpus, len(node_column.names))
-    heights = _row_counts_of_arrays(
-        gpus, max(len(layout.groups), len(node_column.groups)), max(len(layout.links), len(node_column.links))
-    )
+    size = _Size(layout.most_gpus, len(layout.groups), len(layout.links), layout.capacity)
+    size.hold([column])
     arrays: dict[str, Any] = {
-        name: _pad_array_to_height(getattr(layout, name), height, _ARRAYS[name][0])
-        for name, height in heights.items()
+        name: _pad_array_to_height(getattr(layout, name), size.rows[kind], fill)
+        for name, (kind, fill, _) in _ARRAYS.items()
     }
-    resources = [*layout.capacity, *(name for name in node_column.capacity if name not in layout.capacity)]
-    nothing = np.zeros((0, layout.size + 1), np.int64)
+    nothing, gpus = np.zeros((0, layout.size + 1), np.int64), size.rows["gpu"]
     return layout._replace(
         **arrays,
         capacity={
-            name: _pad_array_to_height(layout.capacity.get(name, nothing), gpus, 0) for name in resources
+            name: _pad_array_to_height(layout.capacity.get(name, nothing), gpus, 0) for name in size.resources
         },
-        free={name: _pad_array_to_height(layout.free.get(name, nothing), gpus, ABSENT) for name in resources},
+        free={
+            name: _pad_array_to_height(layout.free.get(name, nothing), gpus, ABSENT)
+            for name in size.resources
+        },
     )
 
 
@@ -574,17 +496,14 @@ class ResourceCap:
 
     def put(self, node: str, gpus: NodeGpus | None) -> None:
         """Add, replace or (with None) remove a node."""
-        self._count_resources(self._nodes.pop(node, None), -1)
+        before = self._nodes.pop(node, None)
         if gpus is not None and gpus.names:
             self._nodes[node] = gpus
-            self._count_resources(gpus, 1)
-
-    def _count_resources(self, gpus: NodeGpus | None, by: int) -> None:
-        if gpus is None:
-            return
-        for resource in gpus.capacity:
-            _change_count(self._having, resource, by)
-        _change_count(self._widths, len(gpus.names), by)
+        for counted, by in ((before, -1), (self._nodes.get(node), 1)):
+            if counted is not None:
+                for resource in counted.capacity:
+                    _change_count(self._having, resource, by)
+                _change_count(self._widths, len(counted.names), by)
 
     def __len__(self) -> int:
         """The number of different resources of all nodes."""
@@ -592,22 +511,17 @@ class ResourceCap:
 
     def settle(self) -> list[str]:
         """Choose the kept resources again. Returns the nodes that are affected."""
-        before, self._kept = self._kept, self._most_used_resources()
-        if before == self._kept:
-            return []
-        return [
-            name
-            for name, gpus in self._nodes.items()
-            if _gpus_with_kept_resources(gpus, before) != _gpus_with_kept_resources(gpus, self._kept)
-        ]
-
-    def _most_used_resources(self) -> frozenset[str] | None:
+        before, self._kept = self._kept, None
         cells = max(self._widths, default=1) * (len(self._nodes) + 1)
         room = max(LEAST, min(MOST, CELLS // cells))
-        if len(self._having) <= room:
-            return None
-        ordered = sorted(self._having, key=lambda resource: (-self._having[resource], resource))
-        return frozenset(ordered[:room])
+        if len(self._having) > room:
+            ordered = sorted(self._having, key=lambda resource: (-self._having[resource], resource))
+            self._kept = frozenset(ordered[:room])
+        if before == self._kept:
+            return []
+        every = frozenset(self._having)
+        changed = (every if before is None else before) ^ (every if self._kept is None else self._kept)
+        return [name for name, gpus in self._nodes.items() if not changed.isdisjoint(gpus.capacity)]
 
     def limited(self, gpus: NodeGpus) -> NodeGpus:
         """The node without resources that are not kept."""
@@ -622,10 +536,6 @@ class ResourceCap:
         )
         capacity = {resource: row for resource, row in gpus.capacity.items() if resource in kept}
         return gpus._replace(capacity=capacity, problems=(*gpus.problems, problem))
-
-
-def _gpus_with_kept_resources(gpus: NodeGpus, kept: frozenset[str] | None) -> frozenset[str]:
-    return frozenset(gpus.capacity) if kept is None else kept.intersection(gpus.capacity)
 
 
 def _change_count(counter: Counter[_T], key: _T, by: int) -> None:
