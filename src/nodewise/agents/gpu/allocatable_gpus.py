@@ -57,7 +57,7 @@ def are_even_shares(amounts: Mapping[str, int], gpus: int) -> bool:
     return all(amount >= gpus and amount % gpus == 0 for amount in amounts.values())
 
 
-def count_gpus(
+def count_gpus(  # complexity: one branch for each source
     labelled: int | None, amounts: Mapping[str, int], sharing: Mapping[str, GpuSharing]
 ) -> GpuCount:
     """The number of GPUs of a node, from a label with their number (None without one) and from amounts.
@@ -68,8 +68,8 @@ def count_gpus(
     listed = ", ".join(f"{resource} {amounts[resource]}" for resource in sorted(amounts)[:_NAMED])
     if labelled == 0:
         return GpuCount(0, f"the label says that there are no GPUs, but {listed} is allocatable")
-    if all(sharing[resource].units_per_gpu for resource in amounts):
-        per_gpu = {resource: sharing[resource].units_per_gpu for resource in amounts}
+    per_gpu = {resource: sharing[resource].units_per_gpu for resource in amounts}
+    if all(per_gpu.values()):
         needed = needed_gpus(amounts, per_gpu)
     elif labelled is not None and are_even_shares(amounts, labelled):
         return GpuCount(labelled)

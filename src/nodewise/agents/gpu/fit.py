@@ -232,25 +232,30 @@ def _fit_containers(candidate_gpus: CandidateGpus, demand: Demand, order: GpuOrd
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else previous for at, previous in enumerate(choices)]
         preferred |= search.takes_preferred_gpu(choice)
+    if not rejections.codes.all():
+        _reject_for_init_containers(rejections, demand, choices, layout.most_gpus)
+    return rejections.result(choices, preferred)
+
+
+def _reject_for_init_containers(
+    rejections: Rejections, demand: Demand, choices: Sequence[GpuChoice], gpus: int
+) -> None:
+    """Reject candidates where the GPUs that the containers take do not suffice for an init container."""
     # init containers that use the GPUs of one container always have enough
     dependent = [
         init
         for init in demand.init_containers
         if len(init_container_gpus.source_containers(init, demand.containers)) > 1
     ]
-    if dependent and not rejections.codes.all():
-        taken = {
-            at: choice.mask(layout.most_gpus)
-            for at, choice in enumerate(choices)
-            if demand.containers[at].count
-        }
-        masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
-        for init, enough in zip(dependent, masks, strict=True):
-            later = sum(demand.containers[at].count for at in init.later)
-            rejections.reject(
-                ~enough, gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
-            )
-    return rejections.result(choices, preferred)
+    if not dependent:
+        return
+    taken = {at: choice.mask(gpus) for at, choice in enumerate(choices) if demand.containers[at].count}
+    masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
+    for init, enough in zip(dependent, masks, strict=True):
+        later = sum(demand.containers[at].count for at in init.later)
+        rejections.reject(
+            ~enough, gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
+        )
 
 
 class _Search:

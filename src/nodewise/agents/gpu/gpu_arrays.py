@@ -103,55 +103,64 @@ def unpack_links(links: Codes) -> tuple[Codes, Codes, Codes, Codes]:
     return links & 63, links >> 6 & 63, links >> 12 & 63, links >> 18 & 63
 
 
-def build_node_column(gpus: NodeGpus, usage: GpuUsage, subdevices: str) -> NodeColumn:
-    """The column of a node: its GPUs and their free amounts, clipped to int64 for any allocations."""
+def build_node_column(  # complexity: one expression for each array
+    gpus: NodeGpus, usage: GpuUsage, subdevices: str
+) -> NodeColumn:
+    """The column of a node: its GPUs and their free amounts."""
     names = gpus.names[:MOST_GPUS]
     at = {name: position for position, name in enumerate(names)}
     disabled = [gpus.subdevices_off.get(name, _NO_SUBDEVICES) for name in names]
     named = [usage.subdevices.get(name, _NO_SUBDEVICES) for name in names]
-    charged = [usage.amounts.get(name, _NOTHING) for name in names]
     capacity, free = {}, {}
     for resource, amounts in gpus.capacity.items():
         most = MOST_SUBDEVICES if resource == subdevices else MAX_AMOUNT
         capacity[resource] = [min(amount, most) for amount in amounts[: len(names)]]
-        held = [charges.get(resource, 0) for charges in charged]
+        held = [usage.amounts.get(name, _NOTHING).get(resource, 0) for name in names]
         if resource == subdevices:
             # charged sub-devices without a name are unavailable as well
             held = [
                 len(taken | off) + max(0, amount - len(taken))
                 for taken, off, amount in zip(named, disabled, held, strict=True)
             ]
-        free[resource] = [
-            has - min(amount, MAX_AMOUNT) if has > 0 else ABSENT
-            for has, amount in zip(capacity[resource], held, strict=True)
-        ]
+        free[resource] = [*map(_clipped_free_amount, capacity[resource], held)]
     counts = capacity.get(subdevices, [0] * len(names))
     unavailable = [taken | off for taken, off in zip(named, disabled, strict=True)]
-    # a group that equals an earlier one has no effect
-    groups = dict.fromkeys(sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
-    groups.pop(0, None)
-    # in the order in which they are tried: by sub-device of the left GPU, then in the order of the label
-    links = [
-        link
-        for link in gpus.links[:MOST_LINKS]
-        if link.left in at and link.right in at and link.left != link.right
-        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
-    ]
-    links.sort(key=lambda link: link.left_subdevice)
     cells = {
         "usable": [name not in gpus.unusable for name in names],
         "preferred": (at.get(gpus.preferred, -1),),
-        "groups": list(groups)[:MOST_GROUPS],
+        "groups": _numa_group_bits(gpus, at),
         "group_states": (BROKEN if gpus.numa_problem else GROUPED if gpus.numa else ONE_GROUP,),
-        "links": [
-            pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice)
-            for link in links
-        ],
+        "links": _packed_links(gpus, at),
         "free_subdevices": [*map(_available_subdevices_as_bits, counts, unavailable)],
         "enabled_subdevices": [*map(_available_subdevices_as_bits, counts, disabled)],
         "record_bytes": (usage.record_bytes,),
     }
     return NodeColumn(names, gpus.models[: len(names)], capacity, free, cells)
+
+
+def _clipped_free_amount(capacity: int, held: int) -> int:
+    """The free amount, clipped to int64 for any allocations."""
+    return capacity - min(held, MAX_AMOUNT) if capacity > 0 else ABSENT
+
+
+def _numa_group_bits(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """NUMA groups as bits. A group that equals an earlier one has no effect and is omitted."""
+    sets = (sum(1 << at[name] for name in group if name in at) for group in gpus.numa)
+    return list(dict.fromkeys(filter(None, sets)))[:MOST_GROUPS]
+
+
+def _packed_links(gpus: NodeGpus, at: Mapping[str, int]) -> list[int]:
+    """Links in the order in which they are tried: by sub-device of the left GPU, then in the order of the label."""
+    known = [
+        link
+        for link in gpus.links[:MOST_LINKS]
+        if link.left in at and link.right in at and link.left != link.right
+        if 0 <= link.left_subdevice < MOST_SUBDEVICES and 0 <= link.right_subdevice < MOST_SUBDEVICES
+    ]
+    known.sort(key=lambda link: link.left_subdevice)
+    return [
+        pack_links(at[link.left], link.left_subdevice, at[link.right], link.right_subdevice) for link in known
+    ]
 
 
 def _available_subdevices_as_bits(count: int, taken: Iterable[int]) -> int:

@@ -456,7 +456,7 @@ def parse_numa_nodes(
     return tuple(frozenset(group & subdevices.keys()) for group in groups[:MOST_GROUPS]), ""
 
 
-def parse_node_links(
+def parse_node_links(  # complexity: one branch for each limit
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], add: AddProblem
 ) -> tuple[Link, ...]:
     """The links between the node's GPUs. If sub-devices are counted, only between existing ones."""
@@ -510,7 +510,7 @@ class PolicyLabels(NamedTuple):
     preferred: str
 
 
-def parse_policy_labels(
+def parse_policy_labels(  # complexity: one loop for each kind of label
     tags: Mapping[str, str], profile: ResourceProfile, subdevices: Mapping[str, int], note: AddProblem
 ) -> PolicyLabels:
     """Parse the labels for the GPUs in `subdevices`, which contains the number of sub-devices of each."""
@@ -532,10 +532,6 @@ def parse_policy_labels(
             note(f"labels of telemetry policies take {gpu}_gt{number} out: the node has no such tile")
         if existing:
             subdevices_off[gpu] = existing
-    subdevices_preferred: dict[str, dict[int, None]] = {}
-    for gpu, value in _labels_with_prefix(labels, _SUBDEVICE_PREFERRED):
-        if subdevice := parse_subdevice(f"{gpu}_{value}"):
-            subdevices_preferred.setdefault(subdevice[0], {})[subdevice[1]] = None
     preferred = [label.value for label in labels if label.name == _PREFER]
     for name in preferred:
         if name not in subdevices:
@@ -545,7 +541,7 @@ def parse_policy_labels(
         descheduled=descheduled,
         subdevices_off=subdevices_off,
         subdevices_descheduled=_subdevices_of_labels(labels, _SUBDEVICE_DESCHEDULE),
-        subdevices_preferred={gpu: tuple(numbers) for gpu, numbers in sorted(subdevices_preferred.items())},
+        subdevices_preferred=_preferred_subdevices(labels),
         preferred=next((name for name in preferred if name in subdevices), ""),
     )
 
@@ -569,3 +565,11 @@ def _subdevices_of_labels(labels: Sequence[TelemetryLabel], *starts: str) -> Til
             if subdevice := parse_subdevice(text):
                 by_gpu.setdefault(subdevice[0], set()).add(subdevice[1])
     return {gpu: frozenset(numbers) for gpu, numbers in sorted(by_gpu.items())}
+
+
+def _preferred_subdevices(labels: Sequence[TelemetryLabel]) -> dict[str, tuple[int, ...]]:
+    by_gpu: dict[str, dict[int, None]] = {}
+    for gpu, value in _labels_with_prefix(labels, _SUBDEVICE_PREFERRED):
+        if subdevice := parse_subdevice(f"{gpu}_{value}"):
+            by_gpu.setdefault(subdevice[0], {})[subdevice[1]] = None
+    return {gpu: tuple(numbers) for gpu, numbers in sorted(by_gpu.items())}

@@ -260,7 +260,7 @@ def _add_labelled_models(
     return shares._replace(by_name=by_name)
 
 
-def _gpu_names(
+def _gpu_names(  # complexity: one branch for each source
     tags: Mapping[str, str], amounts: AllocatableAmounts, profile: ResourceProfile, notes: _Notes
 ) -> set[str]:
     """The names of GPUs: from labels, or else card0, card1, … by their number."""
