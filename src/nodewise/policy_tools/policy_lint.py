@@ -12,8 +12,8 @@ precedences and of the results of comparisons: Prometheus' documentation, "Opera
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
@@ -24,13 +24,16 @@ from nodewise.base import clock, quantity, safe_yaml_loader
 from nodewise.base.errors import Problem, did_you_mean, shown, truncate
 from nodewise.policies import placement_policy_parser
 from nodewise.policies import taspolicy_parser as policies
-from nodewise.policies.placement_policy import Canary, Guard, LabelSelector, Policy, PolicyKind, Requirement
+from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKind, Requirement
+from nodewise.policies.placement_policy_fields import is_integer
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS
 
 
-def effect_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
+def effect_notes(  # complexity: one case for each note
+    policy: Policy, sync_period_s: float
+) -> Iterator[Problem]:
     """The notes about a policy without problems. `sync_period_s` is the time between two values of a metric."""
     for number, rule in enumerate(policy.avoid):
         for field, time_s in zip(("for", "keepFor"), rule.times, strict=True):
@@ -40,23 +43,16 @@ def effect_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
                     f"at least {period}, the default refresh period: states change with new values only"
                 )
                 yield Problem(f"spec.avoid[{number}].{field}", clock.format_duration(time_s), expected)
-    if policy.canary is not None:
-        yield from _canary_notes(policy, policy.canary)
-    if policy.guard is not None:
-        yield from _guard_notes(policy, policy.guard)
-
-
-def _canary_notes(policy: Policy, canary: Canary) -> Iterator[Problem]:
-    if canary.pods is None:
+    canary, guard = policy.canary, policy.guard
+    if canary is not None and canary.pods is None:
         expected = "podSelector in native mode, which has no canary by percent; the extender has it"
         yield Problem("spec.canary.percent", str(canary.percent), expected)
-    elif policy.selection is not None and is_contradictory([policy.selection.pods, canary.pods]):
+    elif (
+        canary and canary.pods and policy.selection and is_contradictory([policy.selection.pods, canary.pods])
+    ):
         expected = "labels that pods of spec.podSelector can have"
         yield Problem("spec.canary.podSelector", "no pod of spec.podSelector", expected)
-
-
-def _guard_notes(policy: Policy, guard: Guard) -> Iterator[Problem]:
-    if guard.max_waiting_pods is None:
+    if guard is None or guard.max_waiting_pods is None:
         return
     if policy.only_prefers:
         expected = "maxRejectedShare; no pod waits because of a policy with enforcement Preferred"
@@ -68,19 +64,16 @@ def _guard_notes(policy: Policy, guard: Guard) -> Iterator[Problem]:
 
 def is_contradictory(selectors: Iterable[LabelSelector]) -> bool:
     """Whether no labels can meet all of these selectors."""
-    requirements = [each for selector in selectors for each in selector.requirements]
-    keys = dict.fromkeys(each.key for each in requirements)
-    return any(_contradicts([each for each in requirements if each.key == key]) for key in keys)
-
-
-def _contradicts(requirements: list[Requirement]) -> bool:
-    """Whether no value of one label, nor its absence, meets all requirements for it."""
-    key = requirements[0].key
-    values = {value for each in requirements for value in each.values}
-    # any value that none of them names stands for all others
-    other = "".join(values) + "x"
-    candidates = [{}, *({key: value} for value in (*values, other))]
-    return not any(all(each.is_met(labels) for each in requirements) for labels in candidates)
+    requirements: dict[str, list[Requirement]] = {}
+    for requirement in (each for selector in selectors for each in selector.requirements):
+        requirements.setdefault(requirement.key, []).append(requirement)
+    for key, own in requirements.items():
+        values = {value for each in own for value in each.values}
+        # any value that none of them names stands for all others
+        candidates = [{}, *({key: value} for value in (*values, "".join(values) + "x"))]
+        if not any(all(each.is_met(labels) for each in own) for labels in candidates):
+            return True
+    return False
 
 
 # possessive quantifiers: the text is untrusted, and reading it must take linear time
@@ -289,10 +282,16 @@ def _result_bounds(tokens: _Tokens, depth: int) -> list[_Bounds]:
         return [()]
     if expressions != [tokens]:
         return [bounds for part in expressions for bounds in _result_bounds(list(part), depth + 1)]
-    return _comparison_bounds(tokens, depth) or _argument_bounds(tokens, depth)
+    if bounds := _comparison_bounds(tokens, depth):
+        return bounds
+    is_call = tokens[0].word in _SAME_RANGE and _split(tokens, _ARITHMETIC) == [list(tokens)]
+    arguments = _arguments(tokens) if is_call else ()
+    return _result_bounds(_split(arguments, frozenset({","}))[-1], depth + 1) if arguments else [()]
 
 
-def _comparison_bounds(tokens: _Tokens, depth: int) -> list[_Bounds]:
+def _comparison_bounds(  # complexity: one case for each form of a comparison
+    tokens: _Tokens, depth: int
+) -> list[_Bounds]:
     """The alternatives of an expression with comparisons; empty for any other one."""
     comparisons = [token.text for token in tokens if token.kind == "comparison"]
     operands = _split(tokens, frozenset(_COMPARISONS))
@@ -300,32 +299,15 @@ def _comparison_bounds(tokens: _Tokens, depth: int) -> list[_Bounds]:
         return []
     if any(operand[0].word == "bool" for operand in operands[1:]):
         return [(_Bound("equals", value * quantity.NANO, f"== {value}"),) for value in (0, 1)]
-    bounds = tuple(_bounds_of_comparisons(comparisons, operands))
+    # the results are values of the side that is no number
+    sides = zip([_MIRRORED[comparisons[0]], *comparisons], operands, strict=True)
+    bounds = [
+        _Bound(_COMPARISONS[comparison], number, f"{comparison} {''.join(token.text for token in operand)}")
+        for comparison, operand in sides
+        if (number := _number(operand)) is not None
+    ]
     vector = operands[0] if _number(operands[0]) is None else operands[1]
     return [(*inner, *bounds) for inner in _result_bounds(vector, depth + 1)]
-
-
-def _bounds_of_comparisons(comparisons: Sequence[str], operands: Sequence[_Tokens]) -> Iterator[_Bound]:
-    """The bounds of comparisons with numbers. The results are values of the other side."""
-    if (number := _number(operands[0])) is not None:
-        yield _bound(_MIRRORED[comparisons[0]], number, operands[0])
-    for comparison, operand in zip(comparisons, operands[1:], strict=True):
-        if (number := _number(operand)) is not None:
-            yield _bound(comparison, number, operand)
-
-
-def _bound(comparison: str, number: int, operand: _Tokens) -> _Bound:
-    return _Bound(
-        _COMPARISONS[comparison], number, f"{comparison} {''.join(token.text for token in operand)}"
-    )
-
-
-def _argument_bounds(tokens: _Tokens, depth: int) -> list[_Bounds]:
-    """The bounds of a call of a function whose results are values of its last argument."""
-    if not tokens or tokens[0].word not in _SAME_RANGE or _split(tokens, _ARITHMETIC) != [list(tokens)]:
-        return [()]
-    arguments = _arguments(tokens)
-    return _result_bounds(_split(arguments, frozenset({","}))[-1], depth + 1) if arguments else [()]
 
 
 def _arguments(tokens: _Tokens) -> _Tokens:
@@ -357,8 +339,7 @@ def _aggregation_without_node(tokens: _Tokens, depth: int) -> str:
     if depth > _MAX_DEPTH or not operands:
         return ""
     if operands != [tokens]:
-        aggregations = [_aggregation_without_node(operand, depth + 1) for operand in operands]
-        return min(aggregations)
+        return min(_aggregation_without_node(operand, depth + 1) for operand in operands)
     return "" if _may_have_node(tokens) else tokens[0].word
 
 
@@ -381,16 +362,11 @@ KEYWORDS: Final = frozenset(
 """The keywords in the schema of `spec` that this module knows; a test compares them with the definition."""
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_SUBDOMAIN: Final = 253
-_NAME_FIELDS: Final = ("name", "generateName", "namespace")
 _MAX_BASE: Final = 58
 """The most characters of `generateName` that are part of a generated name."""
 _MAX_LABEL: Final = 63
-_INT64_LIMIT: Final = 2**63
-_MAX_EXACT: Final = 2**53
-"""Up to here the API server accepts whole numbers in floating point, such as 1e3, as integers."""
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
 _TYPE_NAMES: Final = {"object": "an object", "array": "a list", "string": "a string"}
-_INTEGER_OR_STRING: Final = "an integer of 64 bits, or a string"
 
 
 @cache
@@ -406,18 +382,14 @@ def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
     """Every problem of a policy in JSON."""
     whole = msgspec.json.decode(policy)
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
+    query_problems = check_queries(whole.get("spec")).problems
     if kind != "TASPolicy":
         parsed = placement_policy_parser.parse_policy(policy_object, kind)
-        return [*_head_problems(whole, kind), *parsed.problems, *_query_problems(whole)]
+        return [*_head_problems(whole, kind), *parsed.problems, *query_problems]
     refused = problems(whole)
     known = {problem.field for problem in refused}
-    read = policies.parse_policy(policy_object).problems
-    others = [
-        problem
-        for problem in (*read, *_rules_without_effect(whole), *_query_problems(whole))
-        if problem.field not in known
-    ]
-    return [*refused, *others]
+    others = (*policies.parse_policy(policy_object).problems, *_rules_without_effect(whole), *query_problems)
+    return [*refused, *(problem for problem in others if problem.field not in known)]
 
 
 def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem]:
@@ -432,14 +404,15 @@ def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem
     return query_notes if parsed.problems else [*query_notes, *effect_notes(parsed, sync_period_s)]
 
 
-def _query_problems(policy: Mapping[str, Any]) -> list[Problem]:
-    return check_queries(policy.get("spec")).problems
-
-
-def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
+def _rules_without_effect(policy: Any) -> Iterator[Problem]:
     """Problems of rules that the API server accepts and that have no effect."""
     for name in ("dontschedule", "deschedule", "labeling"):
-        for number, rule in enumerate(_rules_of_strategy(policy, name)):
+        rules = policy
+        for key in ("spec", "strategies", name, "rules"):
+            rules = rules.get(key) if isinstance(rules, Mapping) else None
+        for number, rule in enumerate(rules if isinstance(rules, list) else ()):
+            if not isinstance(rule, Mapping):
+                continue
             path = f"spec.strategies.{name}.rules[{number}]"
             if rule.get("target") in (None, ""):
                 wanted = "a target; without one the value is compared with 0"
@@ -447,14 +420,6 @@ def _rules_without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
             if name == "labeling" and not rule.get("labels"):
                 wanted = "at least one label name=value; without one the rule has no effect"
                 yield Problem(f"{path}.labels", "none", wanted)
-
-
-def _rules_of_strategy(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
-    """The rules of a strategy that are objects."""
-    value: Any = policy
-    for key in ("spec", "strategies", strategy, "rules"):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return [rule for rule in value if isinstance(rule, Mapping)] if isinstance(value, list) else []
 
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:
@@ -484,30 +449,27 @@ def _metadata_problems(metadata: Any) -> Iterator[Problem]:
     if not isinstance(metadata, Mapping):
         yield Problem("metadata", shown(metadata), "an object with a name")
         return
-    yield from _name_problems(metadata)
+    texts = {field: metadata.get(field) or "" for field in ("name", "generateName", "namespace")}
+    wrong = [field for field in texts if not isinstance(metadata.get(field), str | None)]
+    yield from (Problem(f"metadata.{field}", shown(metadata[field]), "a string") for field in wrong)
+    if not wrong:
+        yield from _name_problems(**texts)
     for field in ("labels", "annotations"):
         yield from _label_key_problems(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
 
 
-def _name_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    texts = {field: metadata.get(field) or "" for field in _NAME_FIELDS}
-    no_strings = [field for field in _NAME_FIELDS if not isinstance(metadata.get(field), str | None)]
-    if no_strings:
-        yield from (Problem(f"metadata.{field}", shown(metadata[field]), "a string") for field in no_strings)
-        return
-    if not texts["name"] and not texts["generateName"]:
+def _name_problems(name: str, generateName: str, namespace: str) -> Iterator[Problem]:  # noqa: N803 - the API's name
+    if not name and not generateName:
         yield Problem("metadata.name", "none", "the name of the policy")
-    checks: dict[str, tuple[Callable[[str], bool], str]] = {
-        "name": (_is_dns_subdomain, "at most 253 lower-case letters, digits, - and ."),
-        "generateName": (
-            partial(_is_name_prefix, is_name_generated=not texts["name"]),
-            "lower-case letters, digits, - and .",
-        ),
-        "namespace": (_is_namespace, "at most 63 lower-case letters, digits and -"),
-    }
-    for field, (is_valid, expected) in checks.items():
-        if texts[field] and not is_valid(texts[field]):
-            yield Problem(f"metadata.{field}", shown(texts[field]), expected)
+    if name and not _is_dns_subdomain(name):
+        expected = "at most 253 lower-case letters, digits, - and ."
+        yield Problem("metadata.name", shown(name), expected)
+    if generateName and not _is_name_prefix(generateName, is_name_generated=not name):
+        yield Problem("metadata.generateName", shown(generateName), "lower-case letters, digits, - and .")
+    if namespace and not (
+        _is_dns_subdomain(namespace) and "." not in namespace and len(namespace) <= _MAX_LABEL
+    ):
+        yield Problem("metadata.namespace", shown(namespace), "at most 63 lower-case letters, digits and -")
 
 
 def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
@@ -529,10 +491,6 @@ def _label_key_problems(path: str, pairs: Any, *, are_labels: bool) -> Iterator[
             yield Problem(f"{path}.{key[:80]}", shown(value), "at most 63 letters, digits, -, _ and .")
 
 
-def _is_namespace(text: str) -> bool:
-    return _is_dns_subdomain(text) and "." not in text and len(text) <= _MAX_LABEL
-
-
 def _is_name_prefix(prefix: str, *, is_name_generated: bool) -> bool:
     """Whether the API server accepts this `generateName` (apimachinery `NameIsDNSSubdomain` and apiserver
     `SimpleNameGenerator`, 1.36): it validates the prefix with `a` in place of the last two characters of one that ends
@@ -548,35 +506,28 @@ def _is_dns_subdomain(text: Any) -> bool:
     return isinstance(text, str) and len(text) <= _MAX_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
 
 
-def _value_problems(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem]:
+def _value_problems(  # complexity: one case for each type of a schema
+    path: str, value: Any, schema: Mapping[str, Any]
+) -> Iterator[Problem]:
     """The problems of a value, by the keywords of structural schemas (`KEYWORDS`)."""
     if schema.get("x-kubernetes-int-or-string"):
-        if not isinstance(value, str) and not _is_integer(value):
-            yield Problem(path, shown(value), f"{_INTEGER_OR_STRING}{_quoted_fraction_hint(value)}")
+        if not isinstance(value, str) and not is_integer(value):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            hint = f' such as "{value}"' if is_number else ""
+            yield Problem(path, shown(value), f"an integer of 64 bits, or a string{hint}")
             return
     elif not isinstance(value, _TYPES[schema["type"]]):
         yield Problem(path, shown(value), _TYPE_NAMES[schema["type"]])
         return
     if isinstance(value, str):
         yield from _text_problems(path, value, schema)
+    elif isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
+        yield Problem(path, f"{len(value)} entries", f"at most {schema['maxItems']}")
     elif isinstance(value, list):
-        yield from _list_problems(path, value, schema)
+        for number, item in enumerate(value):
+            yield from _value_problems(f"{path}[{number}]", item, schema["items"])
     elif isinstance(value, dict):
         yield from _object_problems(path, value, schema)
-
-
-def _quoted_fraction_hint(value: Any) -> str:
-    """How to write a fraction so that the API server accepts it."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f' such as "{value}"' if is_number else ""
-
-
-def _is_integer(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, float):
-        return value.is_integer() and abs(value) < _MAX_EXACT
-    return isinstance(value, int) and -_INT64_LIMIT <= value < _INT64_LIMIT
 
 
 def _text_problems(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
@@ -588,14 +539,6 @@ def _text_problems(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[
     # `$` matches only at the very end in Go, but also before a final line break in Python
     if not re.search(re.sub(r"\$$", r"\\Z", pattern), text):
         yield Problem(path, shown(text), f"a text that matches {pattern}")
-
-
-def _list_problems(path: str, items: list[Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
-    if len(items) > schema.get("maxItems", len(items)):
-        yield Problem(path, f"{len(items)} entries", f"at most {schema['maxItems']}")
-        return
-    for number, item in enumerate(items):
-        yield from _value_problems(f"{path}[{number}]", item, schema["items"])
 
 
 def _object_problems(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:

@@ -13,24 +13,32 @@ effect: `rejected` for `avoid`, `ranks` for `prefer`, and `labels` for `nodeLabe
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from nodewise.agent import ObjectKey
 from nodewise.base import quantity
 from nodewise.policies import hysteresis, policy_selection, rule_operators
-from nodewise.policies.node_labels import LabelColumn
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import HOLD_TIMES
 from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS, expand_ranges
-from nodewise.policies.state import EvaluatedPreference, PolicyState
+from nodewise.policies.state import PolicyState
 from nodewise.policy_tools.policy_suite import Expectation, PolicyTest, SuiteObject
 from nodewise.policy_tools.policy_timeline import Moment
 
 Section = Literal["avoid", "prefer", "nodeLabels"]
 """The sections of a PlacementPolicy; the strategies of a TASPolicy belong to one of them."""
+_SECTIONS: Final[tuple[Section, ...]] = ("avoid", "nodeLabels", "prefer")
+_STRATEGIES: Final[Mapping[str, Section]] = {
+    "dontschedule": "avoid",
+    "scheduleonmetric": "prefer",
+    "deschedule": "nodeLabels",
+    "labeling": "nodeLabels",
+}
+Rule = Mapping[str, Any]
+"""The fields of a rule, as written."""
 
 
 class RulePlace(NamedTuple):
@@ -39,57 +47,30 @@ class RulePlace(NamedTuple):
     section: Section
     path: tuple[str | int, ...]
     """Below `spec`, for example `("avoid", 0, "all", 1)`."""
-    rule: Mapping[str, Any]
-    """Its fields."""
+    rule: Rule
 
     def text(self) -> str:
         """The path as messages write it: `spec.avoid[0].all[1]`."""
         return "spec" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
 
 
-def rule_places(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[RulePlace]:
-    """All rules of a valid spec that have an effect."""
+def rule_places(  # complexity: two kinds of policies
+    kind: PolicyKind, spec: Mapping[str, Any]
+) -> Iterator[RulePlace]:
+    """All rules of a valid spec that have an effect. Of `scheduleonmetric` only the first one has."""
     if kind == "TASPolicy":
-        yield from _places_of_strategies(spec)
+        strategies = spec.get("strategies") or {}
+        for name, section in _STRATEGIES.items():
+            rules = (strategies.get(name) or {}).get("rules") or []
+            for number, rule in enumerate(rules[:1] if section == "prefer" else rules):
+                yield RulePlace(section, ("strategies", name, "rules", number), rule)
         return
-    for section in ("avoid", "nodeLabels"):
+    for section in _SECTIONS:
         for number, rule in enumerate(spec.get(section) or ()):
-            parts = rule.get("all")
-            if parts is None:
+            if rule.get("all") is None:
                 yield RulePlace(section, (section, number), rule)
-            else:
-                for position, part in enumerate(parts):
-                    yield RulePlace(section, (section, number, "all", position), part)
-    for number, rule in enumerate(spec.get("prefer") or ()):
-        yield RulePlace("prefer", ("prefer", number), rule)
-
-
-def _places_of_strategies(spec: Mapping[str, Any]) -> Iterator[RulePlace]:
-    """The rules of a TASPolicy. Of `scheduleonmetric` only the first one has an effect."""
-    sections: dict[str, Section] = {
-        "dontschedule": "avoid",
-        "scheduleonmetric": "prefer",
-        "deschedule": "nodeLabels",
-        "labeling": "nodeLabels",
-    }
-    strategies = spec.get("strategies") or {}
-    for name, section in sections.items():
-        rules = (strategies.get(name) or {}).get("rules") or []
-        for number, rule in enumerate(rules[:1] if section == "prefer" else rules):
-            yield RulePlace(section, ("strategies", name, "rules", number), rule)
-
-
-def places_by_section(kind: PolicyKind, spec: Mapping[str, Any]) -> dict[Section, list[RulePlace]]:
-    """The rules of each section, in order."""
-    places: dict[Section, list[RulePlace]] = {"avoid": [], "prefer": [], "nodeLabels": []}
-    for place in rule_places(kind, spec):
-        places[place.section].append(place)
-    return places
-
-
-_OTHER_ORDER: Final = {"Ascending": "Descending", "LessThan": "GreaterThan"}
-_ORDERS: Final = _OTHER_ORDER | {other: order for order, other in _OTHER_ORDER.items()}
-_OTHER_MISSING: Final = {"Allow": "Reject", "Reject": "Allow", "pass": "reject", "reject": "pass"}
+            for position, part in enumerate(rule.get("all") or ()):
+                yield RulePlace(section, (section, number, "all", position), part)
 
 
 class PolicyMutant(NamedTuple):
@@ -102,92 +83,77 @@ class PolicyMutant(NamedTuple):
     spec: Any
 
 
+_OPPOSITES: Final = {
+    "Ascending": "Descending",
+    "LessThan": "GreaterThan",
+    "Allow": "Reject",
+    "pass": "reject",
+    "Required": "Preferred",
+}
+_OTHER: Final = _OPPOSITES | {other: value for value, other in _OPPOSITES.items()}
+_Change = tuple[str, str, Rule]
+"""The name of a changed field, the text of the change, and the changed rule."""
+
+
 def mutants(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:
     """All mutants of a valid spec."""
     if kind != "TASPolicy":
         spec = expand_ranges(spec)
     for place in rule_places(kind, spec):
-        if place.section == "prefer":
-            field = "operator" if kind == "TASPolicy" else "order"
-            yield from _changed_field(spec, place, field, _ORDERS.get(place.rule.get(field, ""), ""))
-        else:
-            changes = _taspolicy_changes if kind == "TASPolicy" else _placement_policy_changes
-            yield from changes(spec, place)
-            if place.section == "avoid":
-                yield from _missing_value_changes(kind, spec, place)
-        yield PolicyMutant(place.text(), "removed", _without_rule(spec, place))
-    if kind != "TASPolicy":
-        yield from _policy_changes(spec)
-
-
-def _policy_changes(spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:
-    """Changes of fields that apply to the whole policy, or to all parts of a rule."""
+        for field, change, rule in _rule_changes(kind, place):
+            yield PolicyMutant(f"{place.text()}.{field}", change, _replaced(spec, place.path, rule))
+        yield PolicyMutant(place.text(), "removed", _without_rule(spec, place.path))
+    if kind == "TASPolicy":
+        return
     if spec.get("avoid"):
         before = spec.get("enforcement", "Required")
-        after = "Required" if before == "Preferred" else "Preferred"
+        after = _OTHER[before]
         yield PolicyMutant("spec.enforcement", f"{before} → {after}", {**spec, "enforcement": after})
     if spec.get("mode") == "Canary":
         yield PolicyMutant("spec.mode", "Canary → Enforce", {**spec, "mode": "Enforce"})
     for number, rule in enumerate(spec.get("avoid") or ()):
         for field in HOLD_TIMES:
-            if field in rule:
-                changed = {name: value for name, value in rule.items() if name != field}
-                place = RulePlace("avoid", ("avoid", number), rule)
-                yield PolicyMutant(f"{place.text()}.{field}", "removed", _replaced(spec, place, changed))
+            for _, change, changed in _removed(rule, field):
+                path = ("avoid", number)
+                yield PolicyMutant(f"spec.avoid[{number}].{field}", change, _replaced(spec, path, changed))
 
 
-def _placement_policy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iterator[PolicyMutant]:
-    operator = next(name for name in OPERATORS if name in place.rule)
-    target = place.rule[operator]
-    for other in OPERATORS[operator].alternatives:
-        changed = _with_comparison(place.rule, operator, other, target)
-        yield PolicyMutant(
-            f"{place.text()}.{operator}", f"{operator} → {other}", _replaced(spec, place, changed)
-        )
-    for text in _other_targets(target):
-        changed = _with_comparison(place.rule, operator, operator, text)
-        yield PolicyMutant(
-            f"{place.text()}.{operator}", f"{target} → {text}", _replaced(spec, place, changed)
-        )
-    if "release" in place.rule:
-        changed = {name: value for name, value in place.rule.items() if name != "release"}
-        yield PolicyMutant(f"{place.text()}.release", "removed", _replaced(spec, place, changed))
-
-
-def _with_comparison(rule: Mapping[str, Any], before: str, operator: str, target: Any) -> dict[str, Any]:
-    """A rule with another operator or target. Its `release` stays as far beyond the target as it was: on the other
-    side, the rule would be invalid.
-    """
-    changed = {operator if name == before else name: value for name, value in rule.items()} | {
-        operator: target
-    }
-    if "release" in rule:
-        distance = abs(quantity.parse(str(rule["release"])) - quantity.parse(str(rule[before])))
-        release = quantity.parse(str(target)) + rule_operators.sort_direction(operator) * distance
-        changed["release"] = quantity.nano_to_text(release)
-    return changed
-
-
-def _taspolicy_changes(spec: Mapping[str, Any], place: RulePlace) -> Iterator[PolicyMutant]:
-    operator = place.rule.get("operator")
-    for other in (name for name in TASPOLICY_OPERATORS if name != operator):
-        yield from _changed_field(spec, place, "operator", other)
-    for text in _other_targets(place.rule.get("target", 0)):
-        yield from _changed_field(spec, place, "target", text)
-
-
-def _missing_value_changes(
-    kind: PolicyKind, spec: Mapping[str, Any], place: RulePlace
-) -> Iterator[PolicyMutant]:
-    """With `emptyMeans` no value is missing, so that field is removed instead."""
-    is_taspolicy = kind == "TASPolicy"
-    empty = "empty_means" if is_taspolicy else "emptyMeans"
-    if empty in place.rule:
-        rule = {name: value for name, value in place.rule.items() if name != empty}
-        yield PolicyMutant(f"{place.text()}.{empty}", "removed", _replaced(spec, place, rule))
+def _rule_changes(kind: PolicyKind, place: RulePlace) -> Iterator[_Change]:
+    is_taspolicy, rule = kind == "TASPolicy", place.rule
+    if place.section == "prefer":
+        yield from _changed_choice(rule, "operator" if is_taspolicy else "order", "")
         return
-    field, default = ("when_missing", "pass") if is_taspolicy else ("whenMissing", "Allow")
-    yield from _changed_field(spec, place, field, _OTHER_MISSING.get(place.rule.get(field, default), ""))
+    if is_taspolicy:
+        yield from (
+            _changed(rule, "operator", other)
+            for other in TASPOLICY_OPERATORS
+            if other != rule.get("operator")
+        )
+        yield from (_changed(rule, "target", text) for text in _other_targets(rule.get("target", 0)))
+    else:
+        yield from _comparison_changes(rule)
+    if place.section == "avoid":
+        empty = "empty_means" if is_taspolicy else "emptyMeans"
+        missing = ("when_missing", "pass") if is_taspolicy else ("whenMissing", "Allow")
+        # with `emptyMeans` no value is missing
+        yield from _removed(rule, empty) if empty in rule else _changed_choice(rule, *missing)
+
+
+def _comparison_changes(rule: Rule) -> Iterator[_Change]:
+    operator = next(name for name in OPERATORS if name in rule)
+    target = rule[operator]
+    changes = [(f"{operator} → {other}", other, target) for other in OPERATORS[operator].alternatives]
+    changes += [(f"{target} → {text}", operator, text) for text in _other_targets(target)]
+    for change, other, value in changes:
+        changed = {other if name == operator else name: field for name, field in rule.items()}
+        changed[other] = value
+        if "release" in rule:
+            # as far beyond the target as before: on the other side, the rule would be invalid
+            distance = abs(quantity.parse(str(rule["release"])) - quantity.parse(str(target)))
+            release = quantity.parse(str(value)) + rule_operators.sort_direction(other) * distance
+            changed["release"] = quantity.nano_to_text(release)
+        yield operator, change, changed
+    yield from _removed(rule, "release")
 
 
 def _other_targets(target: Any) -> Iterator[str]:
@@ -197,50 +163,48 @@ def _other_targets(target: Any) -> Iterator[str]:
     yield from (quantity.nano_to_text(nano + change) for change in (-distance, distance))
 
 
-def _changed_field(
-    spec: Mapping[str, Any], place: RulePlace, field: str, value: str
-) -> Iterator[PolicyMutant]:
-    if value:
-        before = place.rule.get(field)
-        change = f"{value}" if before is None else f"{before} → {value}"
-        yield PolicyMutant(
-            f"{place.text()}.{field}", change, _replaced(spec, place, {**place.rule, field: value})
-        )
+def _changed(rule: Rule, field: str, value: str) -> _Change:
+    before = rule.get(field)
+    return field, value if before is None else f"{before} → {value}", {**rule, field: value}
 
 
-def _replaced(spec: Mapping[str, Any], place: RulePlace, rule: Mapping[str, Any]) -> Any:
+def _changed_choice(rule: Rule, field: str, default: str) -> Iterator[_Change]:
+    """The opposite of a text, which has a default."""
+    if value := _OTHER.get(rule.get(field, default)):
+        yield _changed(rule, field, value)
+
+
+def _removed(rule: Rule, field: str) -> Iterator[_Change]:
+    if field in rule:
+        yield field, "removed", {name: value for name, value in rule.items() if name != field}
+
+
+def _replaced(spec: Mapping[str, Any], path: Sequence[str | int], rule: Rule) -> Any:
     """The spec with another rule at a place."""
     changed: Any = copy.deepcopy(spec)
     parent = changed
-    for step in place.path[:-1]:
+    for step in path[:-1]:
         parent = parent[step]
-    parent[place.path[-1]] = rule
+    parent[path[-1]] = rule
     return changed
 
 
-def _without_rule(spec: Mapping[str, Any], place: RulePlace) -> Any:
-    """The spec without a rule. A list or an object that becomes empty by that is removed, too."""
+def _without_rule(spec: Mapping[str, Any], path: Sequence[str | int]) -> Any:
+    """The spec without a rule. What becomes empty or useless by that is removed, too."""
     changed: Any = copy.deepcopy(spec)
     parents = [changed]
-    for step in place.path[:-1]:
+    for step in path[:-1]:
         parents.append(parents[-1][step])
-    for parent, step in zip(reversed(parents), reversed(place.path), strict=True):
+    for parent, step in zip(reversed(parents), reversed(path), strict=True):
         del parent[step]
         # what is left of a rule or a strategy without its list, such as the labels of a rule, has no effect alone
-        if isinstance(parent, list) and parent:
+        if parent and step not in ("all", "rules"):
             break
-        if isinstance(parent, dict) and step not in ("all", "rules") and parent:
-            break
-    return _without_useless_fields(changed)
-
-
-def _without_useless_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec without fields about rules that it no longer has: they would make it invalid."""
     useless: list[str] = []
-    if "avoid" not in spec:
+    if "avoid" not in changed:
         useless += ["enforcement", "guard"]
-        useless += [] if "prefer" in spec else ["mode", "canary"]
-    return {name: value for name, value in spec.items() if name not in useless}
+        useless += [] if "prefer" in changed else ["mode", "canary"]
+    return {name: value for name, value in changed.items() if name not in useless}
 
 
 MET: Final = "no node meets it"
@@ -250,14 +214,8 @@ PENDING: Final = "no node meets it for less than for"
 KEPT: Final = "no node is still rejected that no longer meets it"
 CANARY_POD: Final = "no pod is part of the canary"
 OTHER_POD: Final = "every pod is part of the canary"
-_CANARY: Final = "spec.canary"
 RANKED: Final = "all nodes have the same rank"
-_BRANCHES: Final[Mapping[Section, tuple[str, ...]]] = {
-    "avoid": (MET, NOT_MET, NO_VALUE),
-    "prefer": (RANKED, NO_VALUE),
-    "nodeLabels": (MET, NOT_MET, NO_VALUE),
-}
-"""By section, the texts about branches that no test reaches."""
+_CANARY: Final = "spec.canary"
 
 
 class Branch(NamedTuple):
@@ -274,127 +232,116 @@ class RuleCoverage:
     """Collects the branches that the tests of one suite reach."""
 
     def __init__(self, policies: Mapping[PolicyKey, SuiteObject]) -> None:
-        self._specs = {
-            key: item.spec() if key.kind == "TASPolicy" else expand_ranges(item.spec())
-            for key, item in policies.items()
-        }
-        self._places = {key: places_by_section(key.kind, spec) for key, spec in self._specs.items()}
+        self._places: dict[PolicyKey, dict[Section, list[RulePlace]]] = {}
+        self._branches: list[Branch] = []
         self.reached: set[Branch] = set()
+        for key, item in policies.items():
+            spec = item.spec() if key.kind == "TASPolicy" else expand_ranges(item.spec())
+            sections: dict[Section, list[RulePlace]] = {"avoid": [], "prefer": [], "nodeLabels": []}
+            for place in rule_places(key.kind, spec):
+                sections[place.section].append(place)
+            self._places[key] = sections
+            self._branches += (Branch(key, *branch) for branch in _branches(spec, sections))
 
-    def branches(self) -> Iterator[Branch]:
+    def branches(self) -> Sequence[Branch]:
         """All branches, in the order of the policies and their rules."""
-        for key, sections in self._places.items():
-            for section, places in sections.items():
-                for place in places:
-                    is_never_missing = "emptyMeans" in place.rule or "empty_means" in place.rule
-                    for branch in _BRANCHES[section]:
-                        if branch != NO_VALUE or not is_never_missing:
-                            yield Branch(key, place.text(), branch)
-            yield from (Branch(key, *branch) for branch in _branches_of_states(self._specs[key]))
-            if self._specs[key].get("mode") == "Canary":
-                yield from (Branch(key, _CANARY, branch) for branch in (CANARY_POD, OTHER_POD))
+        return self._branches
 
-    def observe(self, test: PolicyTest, moment: Moment, expectation: Expectation) -> None:
+    def observe(  # complexity: one case for each part of an expectation
+        self, test: PolicyTest, moment: Moment, expectation: Expectation
+    ) -> None:
         """Record what an expectation reaches."""
-        selected = _selected_policies(test, moment, expectation.pod)
+        pod: Any = test.pods[expectation.pod] if expectation.pod else None
+        selected = moment.state.selection.select(pod) if expectation.pod else ()
         for key, state in moment.state.policies.items():
             if key not in self._places:
                 continue
+            places = self._places[key]
+            reached: list[tuple[str, str]] = []
             if key in selected:
-                self._observe_pod(test, state, expectation)
+                needed = expectation.ranks if state.policy.only_prefers else expectation.rejected
+                if needed is not None:
+                    reached += [*_avoid_branches(state, places["avoid"]), *_state_branches(state)]
+                if expectation.ranks is not None:
+                    reached += _preference_branches(state, places["prefer"])
+                if expectation.ranks is not None or expectation.rejected is not None:
+                    is_canary_pod = policy_selection.is_enforced_for(state.policy, pod)
+                    reached.append((_CANARY, CANARY_POD if is_canary_pod else OTHER_POD))
             if expectation.labels is not None:
-                self._add(key, _label_branches(state, self._places[key]["nodeLabels"]))
-
-    def _observe_pod(self, test: PolicyTest, state: PolicyState, expectation: Expectation) -> None:
-        """Record what an expectation about a pod that the policy selects reaches."""
-        key, places = state.policy.key, self._places[state.policy.key]
-        if (expectation.ranks if state.policy.only_prefers else expectation.rejected) is not None:
-            self._add(key, _avoid_branches(state, places["avoid"]))
-            self._add_states(state)
-        if expectation.ranks is not None:
-            self._add(key, _preference_branches(state.preferences, places["prefer"]))
-        if expectation.pod is not None and not (expectation.ranks is None and expectation.rejected is None):
-            is_canary_pod = policy_selection.is_enforced_for(state.policy, test.pods[expectation.pod])
-            self.reached.add(Branch(key, _CANARY, CANARY_POD if is_canary_pod else OTHER_POD))
-
-    def _add_states(self, state: PolicyState) -> None:
-        """Record what the states of nodes reach (`hysteresis`)."""
-        position = 0
-        for number, (rule, verdict) in enumerate(zip(state.policy.avoid, state.rule_verdicts, strict=False)):
-            evaluations = state.filter_rules[position : position + len(rule.parts)]
-            position += len(rule.parts)
-            if verdict.states is None:
-                continue
-            meets = np.logical_and.reduce([each.inputs.known & each.broken for each in evaluations])
-            path = f"spec.avoid[{number}]"
-            if (verdict.states.phases[:-1] == hysteresis.PENDING).any():
-                self.reached.add(Branch(state.policy.key, path, PENDING))
-            if (verdict.rejected & ~meets)[:-1].any():
-                self.reached.add(Branch(state.policy.key, path, KEPT))
-
-    def _add(self, key: PolicyKey, reached: Iterator[tuple[RulePlace, str]]) -> None:
-        self.reached.update(Branch(key, place.text(), branch) for place, branch in reached)
+                reached += _label_branches(state, places["nodeLabels"])
+            self.reached.update(Branch(key, path, branch) for path, branch in reached)
 
 
-def _branches_of_states(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The path and the branch of each rule of `avoid` whose verdict depends on earlier values."""
+def _branches(  # complexity: one case for each kind of branch
+    spec: Mapping[str, Any], sections: Mapping[Section, list[RulePlace]]
+) -> Iterator[tuple[str, str]]:
+    """The path and the text of each branch of a policy."""
+    for section, places in sections.items():
+        for place in places:
+            yield from (
+                (place.text(), branch) for branch in ([RANKED] if section == "prefer" else [MET, NOT_MET])
+            )
+            if "emptyMeans" not in place.rule and "empty_means" not in place.rule:
+                yield place.text(), NO_VALUE
     for number, rule in enumerate(spec.get("avoid") or ()):
         path = f"spec.avoid[{number}]"
         if "for" in rule:
             yield path, PENDING
         if "keepFor" in rule or any("release" in part for part in (rule, *rule.get("all", ()))):
             yield path, KEPT
+    if spec.get("mode") == "Canary":
+        yield from ((_CANARY, branch) for branch in (CANARY_POD, OTHER_POD))
 
 
-def _selected_policies(test: PolicyTest, moment: Moment, pod: ObjectKey | None) -> tuple[PolicyKey, ...]:
-    return () if pod is None else moment.state.selection.select(test.pods[pod])
-
-
-def _avoid_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[RulePlace, str]]:
+def _avoid_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[str, str]]:
     usable = [place for place, part in zip(places, state.policy.avoided(), strict=True) if not part.unusable]
     for place, evaluation in zip(usable, state.filter_rules, strict=True):
-        known = evaluation.inputs.known[:-1]
-        reached = {
-            MET: (known & evaluation.broken[:-1]).any(),
-            NOT_MET: (known & ~evaluation.broken[:-1]).any(),
-            # a suspended rule does not do what it says about missing values
-            NO_VALUE: (~known).any() and evaluation.rule not in state.suspended,
-        }
-        yield from ((place, branch) for branch, is_reached in reached.items() if is_reached)
+        known, broken = evaluation.inputs.known[:-1], evaluation.broken[:-1]
+        if (known & broken).any():
+            yield place.text(), MET
+        if (known & ~broken).any():
+            yield place.text(), NOT_MET
+        # a suspended rule does not do what it says about missing values
+        if (~known).any() and evaluation.rule not in state.suspended:
+            yield place.text(), NO_VALUE
 
 
-def _preference_branches(
-    preferences: tuple[EvaluatedPreference, ...], places: list[RulePlace]
-) -> Iterator[tuple[RulePlace, str]]:
-    for place, preference in zip(places, preferences, strict=False):
+def _state_branches(state: PolicyState) -> Iterator[tuple[str, str]]:
+    """What the states of nodes reach (`hysteresis`)."""
+    position = 0
+    for number, (rule, verdict) in enumerate(zip(state.policy.avoid, state.rule_verdicts, strict=False)):
+        evaluations = state.filter_rules[position : position + len(rule.parts)]
+        position += len(rule.parts)
+        if verdict.states is None:
+            continue
+        meets = np.logical_and.reduce([each.inputs.known & each.broken for each in evaluations])
+        if (verdict.states.phases[:-1] == hysteresis.PENDING).any():
+            yield f"spec.avoid[{number}]", PENDING
+        if (verdict.rejected & ~meets)[:-1].any():
+            yield f"spec.avoid[{number}]", KEPT
+
+
+def _preference_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[str, str]]:
+    for place, preference in zip(places, state.preferences, strict=False):
         ranks = preference.ranks[:-1]
         if len(np.unique(ranks[ranks >= 0])) > 1:
-            yield place, RANKED
+            yield place.text(), RANKED
         if (ranks < 0).any():
-            yield place, NO_VALUE
+            yield place.text(), NO_VALUE
 
 
-def _label_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[RulePlace, str]]:
+def _label_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[str, str]]:
     """The branches of a rule with several parts are those of the whole rule."""
-    position = 0
+    left = iter(places)
     values: dict[str, int] = {}
     columns = {column.key: column for column in state.labels}
     for rule in state.policy.node_labels:
-        own = places[position : position + len(rule.parts)]
-        position += len(rule.parts)
+        paths = [place.text() for place in itertools.islice(left, len(rule.parts))]
         for key, _ in (label for labels in rule.labels for label in labels):
             values[key] = values.get(key, 0) + 1
-            if key in columns:
-                yield from (
-                    (place, branch) for place in own for branch in _reached(columns[key], values[key])
-                )
-
-
-def _reached(column: LabelColumn, code: int) -> Iterator[str]:
-    codes, hold = column.codes[:-1], column.hold[:-1]
-    if (codes == code).any():
-        yield MET
-    if ((codes != code) & ~hold).any():
-        yield NOT_MET
-    if hold.any():
-        yield NO_VALUE
+            if key not in columns:
+                continue
+            is_met, hold = columns[key].codes[:-1] == values[key], columns[key].hold[:-1]
+            for branch, reached in ((MET, is_met), (NOT_MET, ~is_met & ~hold), (NO_VALUE, hold)):
+                if reached.any():
+                    yield from ((path, branch) for path in paths)
