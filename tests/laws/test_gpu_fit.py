@@ -7,9 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import bind_annotations, gpu_arrays
-from nodewise.agents.gpu.agent import EmptyNodeFits
-from nodewise.agents.gpu.bind_annotations import SubdeviceRequest
+from nodewise.agents.gpu import agent, gpu_arrays
+from nodewise.agents.gpu.agent import EmptyNodeFits, SubdeviceRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD
@@ -199,7 +198,7 @@ def test_no_card_gives_more_than_it_has_and_no_tile_is_given_twice(
 
 
 def check_subdevices(gpus: NodeGpus, usage: ReferenceUsage, taken: list[list[SubdeviceRequest]]) -> None:
-    assigned = bind_annotations.assign_subdevices(gpus, usage, SUBDEVICES, taken)
+    assigned = agent.assign_subdevices(gpus, usage, SUBDEVICES, taken)
     seen = {gpu: {*usage.subdevices.get(gpu, ())} | {*gpus.subdevices_off.get(gpu, ())} for gpu in gpus.names}
     counts = dict(zip(gpus.names, gpus.capacity.get(SUBDEVICES, (0,) * len(gpus.names)), strict=True))
     for requests, numbers in zip(taken, assigned, strict=True):

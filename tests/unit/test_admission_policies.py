@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from nodewise.agents.gpu import bind_annotations, controller
+from nodewise.agents.gpu import agent, controller
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
 from nodewise.engine import pod_requeueing
 from nodewise.extender import binding
@@ -63,7 +63,7 @@ def test_the_labels_of_pods() -> None:
 
 
 def test_the_annotations_of_pods() -> None:
-    of_bindings = {bind_annotations.BIND_TIME, GPUS, SUBDEVICES, GPU_NUMBERS}
+    of_bindings = {agent.BIND_TIME, GPUS, SUBDEVICES, GPU_NUMBERS}
     assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {
         binding.RESERVATION_DROPPED_ANNOTATION
     }

@@ -11,7 +11,7 @@ import pytest
 
 from nodewise.agent import bind_plugin_interface
 from nodewise.agents.gpu import (
-    bind_annotations,
+    agent,
     gpu_node_labels,
     node_allocations,
     pod_gpu_requests,
@@ -97,7 +97,7 @@ def test_other_names_exist_in_the_code() -> None:
         pod_gpu_requests.SINGLE_NUMA,
         node_allocations.GPUS,
         node_allocations.SUBDEVICES,
-        bind_annotations.BIND_TIME,
+        agent.BIND_TIME,
         gpu_node_labels._DISABLE,
         gpu_node_labels._DESCHEDULE,
         gpu_node_labels._PREFER,

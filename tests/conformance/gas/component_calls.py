@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agents.gpu import (
+    agent,
     allocation_record,
-    bind_annotations,
     extended_resource_amounts,
     gpu_node_labels,
     node_allocations,
@@ -121,7 +121,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "links": lambda arguments: gpu_node_labels.parse_links(
         arguments[0], gpu_node_labels.parse_device_indices(arguments[1])
     )[0],
-    "reordered": lambda arguments: bind_annotations.move_preferred_first(*arguments),
+    "reordered": lambda arguments: agent.move_preferred_first(*arguments),
     "tiles": allocation_record.parse_subdevices,
     "total": extended_resource_amounts.sum_amounts,
 }

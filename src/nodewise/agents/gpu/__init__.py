@@ -22,8 +22,7 @@
 | `typical_pods.py` | the pods of a typical workload, and their histogram in a ConfigMap |
 | `gpu_rejection_reasons.py` | why a node is rejected |
 | `state.py` | builds the agent state from nodes, pods and allocation records, and exports it at `/state/gpu` |
-| `bind_annotations.py` | the annotations and sub-devices that bind writes |
-| `agent.py` | answers requests, and plans binds |
+| `agent.py` | answers requests, and plans binds with their annotations and sub-devices |
 | `controller.py` | calls the API server: labels, metrics, stale reservations, comparison with a fresh list |
 
 Replaces GPU Aware Scheduling 0.5.6.

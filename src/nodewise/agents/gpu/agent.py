@@ -3,15 +3,18 @@
 Filter reserves nothing. A pod holds its GPUs from the reservation on that `bind` plans. Preempt fits the pod to the
 allocations without those of the victims.
 
-Which rejected nodes would not fit a pod even without any other pods, so that no eviction helps.
+Which rejected nodes would not fit a pod even without any other pods, so that no eviction helps, is examined once for
+all nodes with equal hardware (`GpuLayout.hardware_codes`), of which a cluster has few. Which pods may be evicted for it
+does not matter here: kube-scheduler chooses victims by priority.
 
-The pod is fitted once for all nodes with equal hardware (`GpuLayout.hardware_codes`), of which a cluster has few.
-Which pods may be evicted for it does not matter here: kube-scheduler chooses victims by priority.
+The Binding of a pod sets annotations. `gas-container-cards` and `gas-container-tiles` have one part per ordinary
+container, as in GPU Aware Scheduling, whose device plugin knows no others. `cards.nodewise.io/<container>` names the
+GPUs of every container, including sidecars and init containers. Free sub-devices are taken in ascending order, so that
+the same pod on the same node gets the same ones. Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from itertools import compress
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,30 +36,31 @@ from nodewise.agent import (
 from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 from nodewise.agents.gpu import (
     allocation_record,
-    bind_annotations,
     fragmentation,
     gpu_arrays,
     gpu_rejection_reasons,
+    init_container_gpus,
     node_allocations,
     typical_pods,
 )
 from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
-from nodewise.agents.gpu.allocation_record import NO_RECORD, GpuNames, Reservation
-from nodewise.agents.gpu.bind_annotations import BindAnnotations, SubdeviceRequest
+from nodewise.agents.gpu.allocation_record import NO_RECORD, Reservation
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
-from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, Mask
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
+from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.gpu_selection import GpuOrder
 from nodewise.agents.gpu.missing_gpus import LEFT_TO_SCHEDULER, MissingGpusOfNodes
-from nodewise.agents.gpu.node_gpus import NodeGpus
+from nodewise.agents.gpu.node_gpus import MOST_SUBDEVICES, NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
-from nodewise.agents.gpu.pod_gpu_requests import Demand
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, NAME, PODS, GpuState, NodeState, export_state
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 
+BIND_TIME: Final = "gas-ts"
+"""The annotation by which the older device plugin orders pods by the time of their bind: Unix time in ns."""
 _MOST_DEMANDS: Final = 256
 """Kept demands; tenants choose how many there are."""
 
@@ -93,7 +97,8 @@ class EmptyNodeFits:
         codes, reasons = verdict.codes.copy(), [*verdict.reasons]
         codes_too_small = verdict.codes[too_small]
         for code in np.unique(codes_too_small).tolist():
-            reasons.append(_as_unresolvable(reasons[code - 1]))
+            reason: Any = reasons[code - 1]
+            reasons.append(replace(reason, is_unresolvable=True))
             codes[too_small[codes_too_small == code]] = len(reasons)
         return replace(verdict, codes=codes, reasons=tuple(reasons))
 
@@ -148,15 +153,6 @@ def _layout_without_pods(layout: GpuLayout, rows: NDArray[np.intp]) -> GpuLayout
         record_bytes=np.where(record_bytes == NO_RECORD, record_bytes, 0),
         hardware_codes=layout.hardware_codes[:, columns],
     )
-
-
-def _as_unresolvable(reason: Reason) -> Reason:
-    marked: Any = reason
-    assert isinstance(marked, msgspec.Struct)
-    return replace(marked, is_unresolvable=True)  # type: ignore[return-value]
-
-
-_T = TypeVar("_T")
 
 
 class GpuAgent(
@@ -260,10 +256,14 @@ class GpuAgent(
             _reject_unknown_nodes(verdict, candidates), candidates, agent_state.missing, demand
         )
 
-    def bind(self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
+    def bind(  # complexity: one branch for each refusal
+        self, pod: AllocatedPod, node: str, snapshot: Snapshot, now: float
+    ) -> BindPlan | Refusal | None:
         """Plan the GPUs that the pod already holds on the node, or else new ones."""
         demand, agent_state = self.demand_of(pod), self.state(snapshot)
-        if not demand.wants_gpus or _is_left_to_scheduler(agent_state, node, snapshot):
+        if not demand.wants_gpus:
+            return None
+        if agent_state is not None and agent_state.missing.is_left_to_scheduler(snapshot.nodes, node):
             return None
         if agent_state is None:
             return _refusal_with_older_text(gpu_rejection_reasons.GpuStateNotReady())
@@ -274,25 +274,21 @@ class GpuAgent(
         entry = self._reservation_of(pod, there, now) if there is not None else None
         if entry is None:
             rows = agent_state.layout.rows[snapshot.nodes.numbers([node])]
-            fitted = fit(
-                agent_state.layout,
-                rows,
-                demand,
-                placements.gpu_order(self._placement_inputs_of(agent_state), demand),
-            )
+            order = placements.gpu_order(self._placement_inputs_of(agent_state), demand)
+            fitted = fit(agent_state.layout, rows, demand, order)
             if there is None or fitted.codes[0]:
                 reason = fitted.reasons[fitted.codes[0] - 1]
-                return _refusal_with_older_text(_explained_reason(reason, agent_state, node, snapshot))
+                if reason == gpu_rejection_reasons.NoGpus():
+                    reason = gpu_rejection_reasons.NoGpus(*agent_state.missing.of(snapshot.nodes, node)[:2])
+                return _refusal_with_older_text(reason)
             entry = self._new_reservation(pod, demand, fitted, there)
         seen = allocation_record.latest_planned_version(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
-        planned = bind_annotations.plan_annotations(pod, entry, demand, self._profile.subdevices, now)
-        if not isinstance(planned, BindAnnotations):
+        planned = _plan_annotations(pod, entry, demand, self._profile.subdevices, now)
+        if not isinstance(planned, tuple):
             return _refusal_with_older_text(planned)
         stale = there.allocations.stale if there is not None else frozenset[str]()
-        return BindPlan(
-            allocation_record.reservation_to_json(entry), planned.annotations, stale, planned.description
-        )
+        return BindPlan(allocation_record.reservation_to_json(entry), planned[0], stale, planned[1])
 
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The allocations of all nodes, as JSON."""
@@ -313,47 +309,35 @@ class GpuAgent(
         is_same = entry.seen == pod.metadata.resourceVersion
         return entry if is_same else msgspec.structs.replace(entry, at=now)
 
-    def _new_reservation(
+    def _new_reservation(  # complexity: one expression for each field
         self, pod: AllocatedPod, demand: Demand, fitted: FitResult, there: NodeState
     ) -> Reservation:
         """The GPUs that the pod gets on the only candidate."""
-        names = there.gpus.names
-        gpus = tuple(tuple(names[at] for at in container) for container in fitted.gpus(0))
-        requests = self._subdevice_requests(demand, gpus, fitted)
-        numbers = bind_annotations.assign_subdevices(
-            there.gpus, there.allocations, self._profile.subdevices, requests
-        )
-        tiled = [self._profile.subdevices in container.per_gpu for container in demand.containers]
+        names, resource = there.gpus.names, self._profile.subdevices
         has_sidecars = len(demand.containers) > len(pod.spec.containers or ())
-        listed = [has_sidecars or bool(container.count) for container in demand.containers]
-        named = list(compress(_parts_with_subdevice_request(gpus, tiled), listed))
+        gpus = [[names[at] for at in container] for container in fitted.gpus(0)]
+        requests = [
+            _subdevice_requests(container, names, ends, resource)
+            for container, names, ends in zip(demand.containers, gpus, fitted.subdevices(0), strict=True)
+        ]
+        numbers = assign_subdevices(there.gpus, there.allocations, resource, requests)
+        listed = [
+            (container, names, tiles)
+            for container, names, tiles in zip(demand.containers, gpus, numbers, strict=True)
+            if has_sidecars or container.count
+        ]
+        tiled = [
+            (names, tiles) if resource in container.per_gpu else ((), ())
+            for container, names, tiles in listed
+        ]
         return Reservation(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
-            gpus=allocation_record.format_gpus(list(compress(gpus, listed))),
+            gpus=allocation_record.format_gpus([names for _, names, _ in listed]),
             subdevices=allocation_record.format_subdevices(
-                named, list(compress(_parts_with_subdevice_request(numbers, tiled), listed))
+                [names for names, _ in tiled], [tiles for _, tiles in tiled]
             ),
-            charged=tuple(dict(container.per_gpu) for container in compress(demand.containers, listed)),
+            charged=tuple(dict(container.per_gpu) for container, _, _ in listed),
         )
-
-    def _subdevice_requests(
-        self, demand: Demand, gpus: GpuNames, fitted: FitResult
-    ) -> list[list[SubdeviceRequest]]:
-        """The GPUs of each container, with the number of sub-devices to take."""
-        wanted = [container.per_gpu.get(self._profile.subdevices, 0) for container in demand.containers]
-        linked = fitted.subdevices(0)
-        return [
-            [
-                SubdeviceRequest(gpu, amount, subdevice)
-                for gpu, subdevice in zip(names, ends or (-1,) * len(names), strict=True)
-            ]
-            for names, amount, ends in zip(gpus, wanted, linked, strict=True)
-        ]
-
-
-def _parts_with_subdevice_request(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
-    """The parts of containers that request sub-devices; empty for the others."""
-    return [part if is_tiled else () for part, is_tiled in zip(parts, where, strict=True)]
 
 
 def _build_placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:
@@ -380,17 +364,6 @@ def _refusal_with_older_text(reason: Reason) -> Refusal:
     """The refusal of a bind, with the older system's text for the reason."""
     kind: RejectionKind | None = getattr(reason, "kind", None)
     return Refusal(kind.value if kind is not None else reason.text(), reason)
-
-
-def _is_left_to_scheduler(agent_state: GpuState | None, node: str, snapshot: Snapshot) -> bool:
-    return agent_state is not None and agent_state.missing.is_left_to_scheduler(snapshot.nodes, node)
-
-
-def _explained_reason(reason: Reason, agent_state: GpuState, node: str, snapshot: Snapshot) -> Reason:
-    """The reason; that of a node without GPUs says what was found there."""
-    if reason != gpu_rejection_reasons.NoGpus():
-        return reason
-    return gpu_rejection_reasons.NoGpus(*agent_state.missing.of(snapshot.nodes, node)[:2])
 
 
 def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
@@ -438,3 +411,125 @@ def _node_without_pods(
             - allocation_record.reservation_bytes(there.record_text, uids)
         )
     return there.gpus._replace(capacity=capacity), allocations
+
+
+def _plan_annotations(  # complexity: one step for each annotation
+    pod: AllocatedPod, reservation: Reservation, demand: Demand, subdevices: str, now: float
+) -> tuple[dict[str, str], str] | Reason:
+    """The annotations of a pod with this reservation, and their description for people such as `train: card0, card1;
+    side: card0 gt1`, init containers last. A reason if its GPUs do not suffice for an init container.
+
+    They follow from the reservation and the demand, so a repeated bind sets the same GPUs. `subdevices` is the resource
+    that counts sub-devices, and `now` the Unix time in seconds.
+    """
+    entry = allocation_record.pad_reservation_to_all_containers(
+        reservation, [bool(container.count) for container in demand.containers]
+    )
+    ordinary = [container.name for container in pod.spec.containers or ()]
+    names = [*ordinary, *(container.name for container in demand.containers[len(ordinary) :])]
+    gpus = allocation_record.parse_gpus(entry.gpus)
+    tiles = _subdevices_of_containers(entry, len(gpus))
+    held: list[tuple[str, Sequence[str], Mapping[str, Sequence[str]]]] = [
+        *zip(names, gpus, tiles, strict=False)
+    ]
+    reused = init_container_gpus.reused_gpus(demand.init_containers, demand.containers, gpus)
+    for init, chosen in zip(demand.init_containers, reused, strict=True):
+        if not chosen:
+            later = sum(demand.containers[at].count for at in init.later)
+            return gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
+        of_init = init_container_gpus.reused_subdevices(init, demand.containers, tiles, subdevices)
+        held.append((init.name, chosen, of_init))
+    annotations = {
+        BIND_TIME: str(int(now * 1e9)),
+        GPUS: allocation_record.first_parts(entry.gpus, len(ordinary)),
+    }
+    of_ordinary = allocation_record.first_parts(entry.subdevices, len(ordinary))
+    if of_ordinary or SUBDEVICES in (pod.metadata.annotations or {}):
+        annotations[SUBDEVICES] = of_ordinary
+    descriptions = []
+    for name, cards, taken in held:
+        if cards:
+            annotations[GPU_NUMBERS + name] = allocation_record.format_gpu_numbers(cards)
+            texts = [f"{gpu} {'+'.join(taken[gpu])}" if taken.get(gpu) else gpu for gpu in cards]
+            descriptions.append(f"{name}: {', '.join(texts)}")
+    return annotations, "; ".join(descriptions)
+
+
+def _subdevices_of_containers(entry: Reservation, containers: int) -> list[dict[str, list[str]]]:
+    """By container and GPU, the names of the sub-devices in `card0:gt0+gt1,|card1:gt0`."""
+    segments = entry.subdevices.split("|")
+    if len(segments) != containers:
+        return [{} for _ in range(containers)]
+    parts = [[part.partition(":") for part in segment.split(",")] for segment in segments]
+    return [{gpu: names.split("+") for gpu, _, names in segment if names} for segment in parts]
+
+
+_Tiles = tuple[int, ...]
+
+
+class SubdeviceRequest(NamedTuple):
+    """The request for sub-devices of one GPU of a container."""
+
+    gpu: str
+    subdevices: int
+    """The number of sub-devices to take."""
+    linked: int = -1
+    """The sub-device that has the link; -1 without one."""
+
+
+def _subdevice_requests(
+    container: ContainerDemand, gpus: Sequence[str], linked: Sequence[int], resource: str
+) -> list[SubdeviceRequest]:
+    """The GPUs of a container, with the number of sub-devices to take."""
+    amount = container.per_gpu.get(resource, 0)
+    return [
+        SubdeviceRequest(gpu, amount, at) for gpu, at in zip(gpus, linked or [-1] * len(gpus), strict=True)
+    ]
+
+
+def assign_subdevices(
+    gpus: NodeGpus, usage: GpuUsage, resource: str, containers: Sequence[Sequence[SubdeviceRequest]]
+) -> tuple[tuple[_Tiles, ...], ...]:
+    """Sub-device numbers by container and GPU, in the order in which they are taken; `resource` counts sub-devices.
+
+    Linked sub-devices are reserved for all containers first. If the pod fits, there are enough for all
+    containers.
+    """
+    requested = [request for container in containers for request in container]
+    left = {request.gpu: _free_subdevices(gpus, usage, resource, request.gpu) for request in requested}
+    for request in requested:
+        if request.subdevices and request.linked in left[request.gpu]:
+            left[request.gpu].remove(request.linked)
+    return tuple(
+        tuple(_take_subdevices(gpus, left[request.gpu], request) for request in container)
+        for container in containers
+    )
+
+
+def move_preferred_first(subdevices: Sequence[int], preferred: Sequence[int]) -> list[int]:
+    """Move preferred sub-devices to the front: each is swapped with the one in its place."""
+    ordered = list(subdevices)
+    existing = [subdevice for subdevice in dict.fromkeys(preferred) if subdevice in ordered]
+    for place, subdevice in enumerate(existing):
+        at = ordered.index(subdevice)
+        if at > place:
+            ordered[at], ordered[place] = ordered[place], ordered[at]
+    return ordered
+
+
+def _free_subdevices(gpus: NodeGpus, usage: GpuUsage, resource: str, gpu: str) -> list[int]:
+    amounts = gpus.capacity.get(resource)
+    capacity = min(amounts[gpus.names.index(gpu)], MOST_SUBDEVICES) if amounts else 0
+    gone = usage.subdevices.get(gpu, frozenset()) | gpus.subdevices_off.get(gpu, frozenset())
+    return [subdevice for subdevice in range(capacity) if subdevice not in gone]
+
+
+def _take_subdevices(gpus: NodeGpus, left: list[int], request: SubdeviceRequest) -> _Tiles:
+    """Take the requested number of sub-devices from the free ones of a GPU (`left`)."""
+    if not request.subdevices:
+        return ()
+    linked = (request.linked,) if request.linked >= 0 else ()
+    count = request.subdevices - len(linked)
+    others = move_preferred_first(left, gpus.subdevices_preferred.get(request.gpu, ()))[:count]
+    left[:] = [subdevice for subdevice in left if subdevice not in others]
+    return (*linked, *others)

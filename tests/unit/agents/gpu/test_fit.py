@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import allocation_record, bind_annotations, gpu_arrays, node_allocations, node_gpus
+from nodewise.agents.gpu import agent, allocation_record, gpu_arrays, node_allocations, node_gpus
 from nodewise.agents.gpu import pod_gpu_requests as demands
-from nodewise.agents.gpu.bind_annotations import SubdeviceRequest
+from nodewise.agents.gpu.agent import SubdeviceRequest
 from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
@@ -107,7 +107,7 @@ def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted
     assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken[:ordinary]) == case.row.expect.cards
     if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
         return
-    numbers = bind_annotations.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
+    numbers = agent.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
     subdevices_by_container = [
         [
             f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
@@ -291,7 +291,7 @@ def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
 
 def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
-    assert bind_annotations.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
+    assert agent.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
         ((1,),),
         ((0,),),
     )
@@ -308,7 +308,7 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
     ],
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert bind_annotations.move_preferred_first([1, 2, 3, 4], preferred) == ordered
+    assert agent.move_preferred_first([1, 2, 3, 4], preferred) == ordered
 
 
 class CountingFirstFit(FirstFit):
