@@ -7,7 +7,7 @@ pods that did not pass the API server. Sources: GPU Aware Scheduling 0.5.6, `pkg
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -30,7 +30,6 @@ from nodewise.agents.gpu.gpu_pod_fields import (
     SAME_GPU,
     SINGLE_NUMA,
     GpuPod,
-    GpuPodMetadata,
     annotation_bytes,
     cpu_milli,
     is_sidecar,
@@ -106,6 +105,12 @@ class _Refused(Exception):
         self.reason = reason
 
 
+def _refuse(
+    words: str, hint: str, kind: RejectionKind = RejectionKind.BAD_ARGS, *, at_once: bool = True
+) -> NoReturn:
+    raise _Refused(InvalidDemand(kind, words, hint, at_once))
+
+
 def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> Demand:
     """Parse the demand of a pod. An invalid one, or one that no node can serve, has a `problem`."""
     if not gpu_pod_fields.requests_gpu_resources(pod, profile):
@@ -122,9 +127,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
             _refuse_shares_without_gpu(every, requests, profile)
             return NOTHING
         wanted, reusing = _arrange_containers(demands[: len(ordinary)], init, demands[len(ordinary) :])
-        _check_size(wanted)
-        _check_pod_bytes(pod)
-        _check_annotations(pod.metadata, wanted, reusing, profile)
+        _check_size(pod, wanted, reusing, profile)
         demand = _parse_demand_annotations(pod.metadata.annotations or {}, options)
         demand = demand._replace(
             containers=wanted,
@@ -132,8 +135,7 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
             same_gpu=_same_gpu_containers(pod, profile),
             cpu_milli=cpu_milli(pod),
         )
-        _check_linked_gpu_counts(demand)
-        _check_init_containers(demand)
+        _check_topology(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
     return demand
@@ -146,11 +148,8 @@ def _gpu_requests(container: RequestingContainer, profile: ResourceProfile) -> d
             requests[resource] = extended_resource_amounts.parse_amount(value)
         except ValueError:
             where = f"container {truncate(container.name, LONGEST_NAME)}: {truncate(resource, LONGEST_NAME)}"
-            raise _invalid_demand_error(
-                RejectionKind.BAD_ARGS,
-                f"{where} is no whole number",
-                f"{where}: {shown(value)}; expected {extended_resource_amounts.EXPECTED}",
-            ) from None
+            hint = f"{where}: {shown(value)}; expected {extended_resource_amounts.EXPECTED}"
+            _refuse(f"{where} is no whole number", hint)
     return requests
 
 
@@ -162,7 +161,7 @@ def _container_demand(name: str, requests: Mapping[str, int], profile: ResourceP
     return ContainerDemand(name)
 
 
-def _arrange_containers(
+def _arrange_containers(  # complexity: one branch for each kind of container
     ordinary: tuple[ContainerDemand, ...],
     init: Sequence[RequestingContainer],
     init_demands: Sequence[ContainerDemand],
@@ -176,171 +175,111 @@ def _arrange_containers(
         elif demand.count:
             reusing.append((demand, len(ordinary) + len(sidecars)))
     # checked before the loop below, whose time is the product of both numbers
-    _check_container_count(len(ordinary), len(sidecars) + len(reusing))
-    containers = (*ordinary, *sidecars)
-    return containers, tuple(
-        _init_container_demand(demand, containers, range(len(ordinary), first_later_sidecar))
-        for demand, first_later_sidecar in reusing
-    )
-
-
-def _init_container_demand(
-    demand: ContainerDemand, containers: Sequence[ContainerDemand], earlier_sidecars: range
-) -> InitContainerDemand:
-    """The demand of a plain init container. Sidecars that are listed before it keep their GPUs while it runs."""
-    positive = Amounts({resource: amount for resource, amount in demand.per_gpu.items() if amount})
-    later = (at for at, other in enumerate(containers) if other.count and at not in earlier_sidecars)
-    return InitContainerDemand(demand.name, demand.count, positive, tuple(later))
-
-
-def _check_init_containers(demand: Demand) -> None:
-    one_container = LINKED if demand.linked else SINGLE_NUMA if demand.single_numa else ""
-    for container in demand.init_containers:
-        reason = init_container_gpus.invalid_demand(
-            container, demand.containers, demand.same_gpu, one_container
+    with_gpus, most = len(sidecars) + len(reusing), allocation_record.MOST_CONTAINERS
+    if len(ordinary) + with_gpus > most:
+        among = f", with {with_gpus} init containers that ask for GPUs" if with_gpus else ""
+        total = len(ordinary) + with_gpus
+        _refuse(
+            f"the pod has {total} containers{among}; at most {most} where one asks for GPUs", "split the pod"
         )
-        if reason is not None:
-            raise _Refused(reason)
+    containers = (*ordinary, *sidecars)
+    init_containers = []
+    for demand, first_later_sidecar in reusing:
+        # sidecars that are listed before it keep their GPUs while it runs
+        earlier_sidecars = range(len(ordinary), first_later_sidecar)
+        later = (at for at, other in enumerate(containers) if other.count and at not in earlier_sidecars)
+        positive = Amounts({resource: amount for resource, amount in demand.per_gpu.items() if amount})
+        init_containers.append(InitContainerDemand(demand.name, demand.count, positive, tuple(later)))
+    return containers, tuple(init_containers)
 
 
 def _refuse_shares_without_gpu(
     containers: Sequence[RequestingContainer], requests: Sequence[Mapping[str, int]], profile: ResourceProfile
 ) -> None:
     """Refuse a pod that requests shares of GPUs without a GPU, which would otherwise get nothing without a message."""
-    for container, amounts_of_container in zip(containers, requests, strict=True):
-        shares = sorted(
-            resource
-            for resource, amount in amounts_of_container.items()
-            if amount and resource not in profile.monitoring
-        )
-        if shares:
-            counts = " or ".join(profile.counts)
-            raise _invalid_demand_error(
-                RejectionKind.BAD_ARGS,
-                f"container {truncate(container.name, LONGEST_NAME)}: "
-                f"{truncate(shares[0], LONGEST_NAME)} without {counts}",
-                f"let the container ask for {counts} as well: the number of its GPUs",
-            )
+    for container, amounts in zip(containers, requests, strict=True):
+        for resource, amount in sorted(amounts.items()):
+            if amount and resource not in profile.monitoring:
+                counts, name = " or ".join(profile.counts), truncate(container.name, LONGEST_NAME)
+                _refuse(
+                    f"container {name}: {truncate(resource, LONGEST_NAME)} without {counts}",
+                    f"let the container ask for {counts} as well: the number of its GPUs",
+                )
 
 
-def _check_pod_bytes(pod: GpuPod) -> None:
-    """Refuse a pod that cannot be stored, so that filter refuses it as bind does."""
-    size = gpu_pod_fields.gpu_field_bytes(pod)
-    if size > gpu_pod_fields.MOST_BYTES:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
-            f"the pod's containers, resources and annotations for GPUs take {size} bytes of memory;"
-            f" at most {gpu_pod_fields.MOST_BYTES}",
-            "ask for fewer containers, resources or names of GPUs",
-        )
-
-
-def _check_annotations(
-    metadata: GpuPodMetadata,
+def _check_size(
+    pod: GpuPod,
     wanted: Sequence[ContainerDemand],
     init: Sequence[InitContainerDemand],
     profile: ResourceProfile,
 ) -> None:
-    """Refuse a pod whose annotations would become too large for the API server with those that bind adds."""
-    size = annotation_bytes(metadata)
-    most = allocation_record.MOST_ANNOTATION_BYTES - allocation_record.max_annotation_bytes(
-        wanted, profile.subdevices, init
-    )
+    """Limit the size of a demand, because each pod is compared with thousands of nodes, and refuse a pod that cannot be
+    stored, or whose annotations would become too large for the API server with those that bind adds.
+
+    A container that requests more GPUs than any node has costs nothing and is not refused here.
+    """
+    if sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted) > allocation_record.MOST_GPUS:
+        _refuse(
+            f"the containers ask for more than {allocation_record.MOST_GPUS} GPUs altogether", "split the pod"
+        )
+    resources = len({resource for container in wanted for resource in container.per_gpu})
+    if resources > MOST_RESOURCES:
+        _refuse(
+            f"the containers ask for {resources} resources of GPUs, more than the {MOST_RESOURCES} that nodes have",
+            "ask for fewer resources",
+        )
+    size = gpu_pod_fields.gpu_field_bytes(pod)
+    if size > gpu_pod_fields.MOST_BYTES:
+        _refuse(
+            f"the pod's containers, resources and annotations for GPUs take {size} bytes of memory;"
+            f" at most {gpu_pod_fields.MOST_BYTES}",
+            "ask for fewer containers, resources or names of GPUs",
+        )
+    size = annotation_bytes(pod.metadata)
+    added = allocation_record.max_annotation_bytes(wanted, profile.subdevices, init)
+    most = allocation_record.MOST_ANNOTATION_BYTES - added
     if size > most:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
+        _refuse(
             f"the pod's annotations have {size} bytes; at most {most}, so that its GPUs can be added",
             "remove annotations",
         )
 
 
-def _check_container_count(ordinary: int, init: int) -> None:
-    """Limit the containers of a pod with GPUs; of init containers and sidecars only those with GPUs count."""
-    if ordinary + init > allocation_record.MOST_CONTAINERS:
-        among = f", with {init} init containers that ask for GPUs" if init else ""
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
-            f"the pod has {ordinary + init} containers{among}; at most {allocation_record.MOST_CONTAINERS}"
-            " where one asks for GPUs",
-            "split the pod",
-        )
-
-
-def _check_size(wanted: Sequence[ContainerDemand]) -> None:
-    """Limit the size of a demand, because each pod is compared with thousands of nodes.
-
-    A container that requests more GPUs than any node has costs nothing and is not refused here.
-    """
-    total = sum(min(container.count, node_gpus.MOST_GPUS) for container in wanted)
-    if total > allocation_record.MOST_GPUS:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
-            f"the containers ask for more than {allocation_record.MOST_GPUS} GPUs altogether",
-            "split the pod",
-        )
-    resources = len({resource for container in wanted for resource in container.per_gpu})
-    if resources > MOST_RESOURCES:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS,
-            f"the containers ask for {resources} resources of GPUs, more than the {MOST_RESOURCES} that nodes have",
-            "ask for fewer resources",
-        )
-
-
-def _parse_demand_annotations(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
+def _parse_demand_annotations(  # complexity: one expression for each annotation
+    annotations: Mapping[str, str], options: GpuOptions
+) -> Demand:
     """The parts of the demand that come from annotations."""
     if LINKED in annotations and SAME_GPU in annotations:
-        raise _invalid_demand_error(
-            RejectionKind.BAD_ARGS, f"{LINKED} and {SAME_GPU} exclude each other", "remove one of them"
-        )
+        _refuse(f"{LINKED} and {SAME_GPU} exclude each other", "remove one of them")
     allow, deny = annotations.get(ALLOW), annotations.get(DENY)
-    return Demand(
+    models, word = annotations.get(MODELS), annotations.get(PLACEMENT)
+    demand = Demand(
         linked=LINKED in annotations,
         single_numa=SINGLE_NUMA in annotations,
-        allow=_split_comma_separated_names(ALLOW, allow)
-        if options.enable_allowlist and allow is not None
-        else None,
-        deny=_split_comma_separated_names(DENY, deny)
-        if options.enable_denylist and deny is not None
-        else frozenset(),
-        models=_parse_model_annotation(annotations.get(MODELS)),
-        placement=_parse_placement_annotation(annotations.get(PLACEMENT)),
+        allow=_split_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
+        deny=_split_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
+        models=frozenset(filter(None, map(str.strip, _split_names(MODELS, models)))) if models else None,
+        placement=next((placement for placement in PLACEMENTS if placement == word), None),
     )
+    if models is not None and not demand.models:
+        hint = "name models between commas, as nodes have them"
+        _refuse(f"{MODELS} names no model", hint, RejectionKind.MALFORMED)
+    if word is not None and demand.placement is None:
+        words = f"{PLACEMENT} is none of {', '.join(PLACEMENTS)}"
+        _refuse(words, f"it is {shown(word)}", RejectionKind.MALFORMED)
+    return demand
 
 
-def _split_comma_separated_names(key: str, text: str) -> frozenset[str]:
+def _split_names(key: str, text: str) -> frozenset[str]:
     """Names between commas; blanks are part of a name."""
     if text.count(",") >= _MOST_NAMES:
-        raise _invalid_demand_error(
-            RejectionKind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer"
-        )
+        _refuse(f"{key} has more than {_MOST_NAMES} names", "name fewer", RejectionKind.MALFORMED)
     return frozenset(name for name in text.split(",") if len(name) <= LONGEST_NAME)
 
 
-def _parse_model_annotation(text: str | None) -> frozenset[str] | None:
-    if text is None:
-        return None
-    names = frozenset(filter(None, (name.strip() for name in _split_comma_separated_names(MODELS, text))))
-    if not names:
-        raise _invalid_demand_error(
-            RejectionKind.MALFORMED,
-            f"{MODELS} names no model",
-            "name models between commas, as nodes have them",
-        )
-    return names
-
-
-def _parse_placement_annotation(text: str | None) -> Placement | None:
-    placement = next((word for word in PLACEMENTS if word == text), None)
-    if text is not None and placement is None:
-        words = ", ".join(PLACEMENTS)
-        raise _invalid_demand_error(
-            RejectionKind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}"
-        )
-    return placement
-
-
-def _same_gpu_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[int, ...]:
+def _same_gpu_containers(  # complexity: one branch for each refusal
+    pod: GpuPod, profile: ResourceProfile
+) -> tuple[int, ...]:
     """Indices of the containers that must share a GPU, in the order of the annotation."""
     text = (pod.metadata.annotations or {}).get(SAME_GPU)
     if text is None:
@@ -348,47 +287,42 @@ def _same_gpu_containers(pod: GpuPod, profile: ResourceProfile) -> tuple[int, ..
     containers = gpu_pod_fields.running_containers(pod, profile)
     names, at = text.split(","), {container.name: index for index, container in enumerate(containers)}
     if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
-        raise _invalid_demand_error(
-            RejectionKind.MALFORMED,
+        _refuse(
             f"{SAME_GPU} names two or more of the pod's containers, each once, without blanks",
             f"it is {shown(text)}; a sidecar with GPUs can be named, another init container cannot",
+            RejectionKind.MALFORMED,
             at_once=False,
         )
     group = tuple(at[name] for name in names)
-    for index in group:
-        _check_gpu_can_be_shared(containers[index], profile)
+    for container in (containers[index] for index in group):
+        requests = _gpu_requests(container, profile)
+        where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
+        barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
+        if barred:
+            _refuse(f"{where} asks for {barred[0]}", "leave it out", RejectionKind.CONFLICT, at_once=False)
+        if _container_demand(container.name, requests, profile).count != 1:
+            words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
+            _refuse(words, "let it ask for one", RejectionKind.CONFLICT, at_once=False)
     try:
         extended_resource_amounts.sum_amounts(_gpu_requests(containers[index], profile) for index in group)
     except OverflowError as error:
         words = f"{SAME_GPU}: the sum of {truncate(str(error), LONGEST_NAME)}"
-        raise _invalid_demand_error(RejectionKind.OVERFLOW, words, "ask for less", at_once=False) from None
+        _refuse(words, "ask for less", RejectionKind.OVERFLOW, at_once=False)
     return group
 
 
-def _check_gpu_can_be_shared(container: RequestingContainer, profile: ResourceProfile) -> None:
-    requests = _gpu_requests(container, profile)
-    where = f"container {truncate(container.name, LONGEST_NAME)} of {SAME_GPU}"
-    barred = sorted(requests.keys() & (profile.monitoring | {profile.subdevices}))
-    if barred:
-        raise _invalid_demand_error(
-            RejectionKind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False
-        )
-    if _container_demand(container.name, requests, profile).count != 1:
-        words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
-        raise _invalid_demand_error(RejectionKind.CONFLICT, words, "let it ask for one", at_once=False)
-
-
-def _check_linked_gpu_counts(demand: Demand) -> None:
+def _check_topology(demand: Demand) -> None:
+    """Refuse an odd number of linked GPUs, and init containers that no node has GPUs for."""
     containers: Sequence[ContainerRequest] = (*demand.containers, *demand.init_containers)
     for container in containers if demand.linked else ():
         if container.count % 2:
-            raise _invalid_demand_error(
-                RejectionKind.BAD_ARGS,
+            _refuse(
                 f"container {truncate(container.name, LONGEST_NAME)}: an odd number of GPUs with {LINKED}",
                 "linked GPUs come in pairs: ask for an even number",
                 at_once=False,
             )
-
-
-def _invalid_demand_error(kind: RejectionKind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
-    return _Refused(InvalidDemand(kind, words, hint, at_once))
+    one_container = LINKED if demand.linked else SINGLE_NUMA if demand.single_numa else ""
+    for init in demand.init_containers:
+        reason = init_container_gpus.invalid_demand(init, demand.containers, demand.same_gpu, one_container)
+        if reason is not None:
+            raise _Refused(reason)
