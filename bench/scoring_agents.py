@@ -24,7 +24,7 @@ from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
 from bench.results import SCORED, SCORING_AGENTS, Measurement
 from nodewise.base.clock import SystemClock, format_rfc3339
-from nodewise_scorers.pigeon import resource_units
+from nodewise_scorers.pigeon.options import NAMES
 from nodewise_scorers.pigeon.scored_pod_statistics import MAX_PODS, DemandMemory
 from nodewise_scorers.statistics import load_annotations
 
@@ -143,7 +143,7 @@ def _agent_memories(now: float) -> Object:
     memory = DemandMemory()
     for number in range(MAX_PODS):
         wanted = np.array([random.uniform(50, 4000), random.uniform(64, 8192), 1, 0, 0])
-        memory.count(f"counted-{number}", wanted[: len(resource_units.NAMES)])
+        memory.count(f"counted-{number}", wanted[: len(NAMES)])
     kept = memory.keep(None)
     assert kept is not None
     return {"pigeon": json.loads(kept), "learned": {"version": 1, "until": now - _LEARNED_S, "types": {}}}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nodewise.cli.plots import STYLE
-from nodewise_scorers.safe.options import SafeOptions
+from nodewise_scorers.safe import SafeOptions
 from nodewise_scorers.safe.risk_scores import RiskScorer
 
 PICTURE: Final = Path("docs/pictures/safe-tail.svg")

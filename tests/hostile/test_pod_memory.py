@@ -22,8 +22,8 @@ from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.policy_guard import WaitingPod
 from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
 from nodewise.policies.verdict_labels import label_key
+from nodewise_scorers.annotator import AnnotatorOptions
 from nodewise_scorers.annotator import annotator as annotator_controller
-from nodewise_scorers.annotator.options import AnnotatorOptions
 from nodewise_scorers.pigeon.options import PigeonOptions
 
 Object = dict[str, Any]

@@ -13,7 +13,7 @@ from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES
 from nodewise.engine import pod_requeueing
 from nodewise.extender import binding
 from nodewise.policies import node_labels, taspolicy_parser
-from nodewise_scorers.annotator.node_requests import WrittenAnnotations
+from nodewise_scorers.annotator.node_patches import WrittenAnnotations
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}

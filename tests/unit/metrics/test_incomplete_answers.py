@@ -21,8 +21,8 @@ from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise_scorers.annotator import ForecastOptions
 from nodewise_scorers.annotator.node_usage import PrometheusUsageSource, UsageMeasurement
-from nodewise_scorers.annotator.options import AnnotatorConfig
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, run_prometheus
 from tests.unit.metrics.fake_prometheus_history import FakeHistory, history_of, request_of
@@ -194,7 +194,7 @@ def test_annotator_reports_incomplete_responses(server: PrometheusDouble) -> Non
         usage = PrometheusUsageSource(
             SourceSelector([made], limits, clock, MetricsRegistry()),
             options,
-            AnnotatorConfig(usage=True, allocation=False),
+            ForecastOptions(),
             [made],
             clock,
         )

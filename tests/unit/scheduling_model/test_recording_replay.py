@@ -22,7 +22,7 @@ from nodewise.scheduling_model.recording_replay import (
     PodChange,
     ReplayAgents,
 )
-from nodewise_scorers.learned.options import LearnedOptions
+from nodewise_scorers.learned import LearnedOptions
 from tests.unit.extender.recording_extender import RecordedExtender, body, records, replay
 from tests.unit.policies.policy_snapshot_builders import (
     NOW,

@@ -8,15 +8,19 @@ import numpy as np
 
 from nodewise.base import quantity
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import node_usage
-from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchRules, plan_patches
-from nodewise_scorers.annotator.node_requests import allocation_by_node
-from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod, pending_pod_type
-from nodewise_scorers.pigeon import placement_objectives, resource_units, scored_pod_statistics
+from nodewise_scorers.annotator import AnnotatorConfig, node_usage
+from nodewise_scorers.annotator.node_patches import (
+    NodeMeasurements,
+    PatchRules,
+    allocation_by_node,
+    plan_patches,
+)
+from nodewise_scorers.learned.pod_types_and_outcomes import PodFields, pending_pod_type
+from nodewise_scorers.pigeon import placement_objectives, scored_pod_statistics
+from nodewise_scorers.pigeon import state as pigeon_state
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, NodeTable, Objective
 from nodewise_scorers.pigeon.scored_pod_statistics import DemandStatistics
-from nodewise_scorers.safe import beta_distribution
+from nodewise_scorers.safe import risk_scores
 from nodewise_scorers.statistics.load_annotations import AllocationAnnotations
 from scorers_tests.conformance import promtool_query_evaluation
 from scorers_tests.conformance.case_table_rows import SafePartRow
@@ -37,23 +41,23 @@ def call_component(row: SafePartRow) -> Any:
 def _distribution(arguments: Mapping[str, float]) -> dict[str, float]:
     x, shapes = arguments["x"], (arguments["alpha"], arguments["beta"])
     return {
-        "complete": float(beta_distribution.beta_function(*shapes)),
-        "below": float(beta_distribution.cdf(x, *shapes)),
-        "density": float(beta_distribution.pdf(x, *shapes)),
-        "residual": float(beta_distribution.mean_residual_life(x, *shapes)),
-        "mean": float(beta_distribution.moments(*shapes).first),
-        "variance": float(beta_distribution.variance(*shapes)),
+        "complete": float(risk_scores.beta_function(*shapes)),
+        "below": float(risk_scores.cdf(x, *shapes)),
+        "density": float(risk_scores.pdf(x, *shapes)),
+        "residual": float(risk_scores.mean_residual_life(x, *shapes)),
+        "mean": float(risk_scores.moments(*shapes).first),
+        "variance": float(risk_scores.variance(*shapes)),
     }
 
 
 def _matched(arguments: list[float]) -> list[float] | None:
-    shapes = [float(value) for value in beta_distribution.match_moments(*arguments)]
+    shapes = [float(value) for value in risk_scores.match_moments(*arguments)]
     return None if any(map(np.isnan, shapes)) else shapes
 
 
 def _table(arguments: list[Any]) -> list[Any]:
     *shapes, begins = arguments
-    lines = [line.split() for line in beta_distribution.format_distribution_table(*shapes).splitlines()]
+    lines = [line.split() for line in risk_scores.format_distribution_table(*shapes).splitlines()]
     [line] = [line for line in lines if line[0] == begins]
     return [len(lines), line]
 
@@ -116,7 +120,7 @@ def _that_earns(name: str, reward: float) -> Any:
 
 
 def _type(labels: dict[str, str]) -> str:
-    return pending_pod_type(msgspec.convert({"metadata": {"name": "p", "labels": labels}}, PendingPod))
+    return pending_pod_type(msgspec.convert({"metadata": {"name": "p", "labels": labels}}, PodFields))
 
 
 def _containers(containers: list[dict[str, Any]]) -> float | None:
@@ -161,7 +165,7 @@ def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
     measurements = NodeMeasurements(None, run_without_pauses(allocation_by_node(pods)), now=0.0)
-    config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
+    config, rules = AnnotatorConfig("allocation"), PatchRules(max_age_s=3600)
     plans = run_without_pauses(
         plan_patches(
             [annotator_node_and_pod_builders.read_node(node(arguments))], measurements, config, rules
@@ -211,10 +215,10 @@ def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    amount = resource_units.requests_from_annotations(
+    amount = pigeon_state.requests_from_annotations(
         msgspec.convert({"requested-memory": text}, AllocationAnnotations)
     )
-    return [text, resource_units.to_agent_units(np.array([amount]).T)[1, 0]]
+    return [text, pigeon_state.to_agent_units(np.array([amount]).T)[1, 0]]
 
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -224,11 +228,11 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "demands": _demands,
     "deviation": promtool_query_evaluation.deviation,
     "distribution": _distribution,
-    "exists": lambda arguments: [bool(beta_distribution.is_valid(*shapes)) for shapes in arguments],
-    "line": lambda arguments: beta_distribution.format_distribution(*arguments),
+    "exists": lambda arguments: [bool(risk_scores.is_valid(*shapes)) for shapes in arguments],
+    "line": lambda arguments: risk_scores.format_distribution(*arguments),
     "matched": _matched,
     "memory": _memory,
-    "moments": lambda arguments: [float(value) for value in beta_distribution.moments(*arguments)],
+    "moments": lambda arguments: [float(value) for value in risk_scores.moments(*arguments)],
     "objectives": _objectives,
     "phases": _phases,
     "quantity": _quantity,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import node_patches, node_requests, node_usage
+from nodewise_scorers.annotator import node_patches, node_usage
 from nodewise_scorers.annotator.node_patches import PatchRules
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise_scorers.statistics import load_annotations
@@ -94,10 +94,8 @@ def test_what_is_requested_and_free_are_whole_numbers(
     pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
-    allocated = run_without_pauses(node_requests.allocation_by_node(pods)).get(
-        "a", node_requests.Allocation()
-    )
-    for text in node_requests.allocation_annotations(allocated, whole).values():
+    allocated = run_without_pauses(node_patches.allocation_by_node(pods)).get("a", node_patches.Allocation())
+    for text in node_patches.allocation_annotations(allocated, whole).values():
         assert text.isascii()
         assert text.isdigit()
     assert allocated.pods == len(pod_requests)

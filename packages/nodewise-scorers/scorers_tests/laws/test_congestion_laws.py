@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise_scorers.congestion.options import CongestionOptions
+from nodewise_scorers.congestion import CongestionOptions
 from scorers_tests.unit.congestion.congestion_snapshots import scores
 
 FACTORS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 200)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise_scorers.safe import beta_distribution
+from nodewise_scorers.safe import risk_scores
 from nodewise_scorers.safe.risk_scores import RiskScorer
 from scorers_tests.unit.safe.reference_beta_function import tails
 
@@ -27,11 +27,11 @@ tail = cache(RiskScorer)
 @given(PLACE, SHAPE, SHAPE)
 def test_both_sides_are_exact_and_make_1(x, alpha, beta_) -> None:
     lower, upper = tails(x, alpha, beta_)
-    assert beta_distribution.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
-    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
-    assert beta_distribution.cdf(x, alpha, beta_) + beta_distribution.survival(
-        x, alpha, beta_
-    ) == pytest.approx(1, abs=1e-9)
+    assert risk_scores.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
+    assert risk_scores.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
+    assert risk_scores.cdf(x, alpha, beta_) + risk_scores.survival(x, alpha, beta_) == pytest.approx(
+        1, abs=1e-9
+    )
 
 
 @given(SHAPE, SHAPE, st.floats(-40, 40))
@@ -39,22 +39,22 @@ def test_around_the_mean_as_well(alpha, beta_, room) -> None:
     logit = math.log(alpha / beta_) + room * min(math.sqrt(1 / alpha + 1 / beta_), 10)
     x = 1 / (1 + math.exp(min(-logit, 700)))
     lower, upper = tails(x, alpha, beta_)
-    assert beta_distribution.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
-    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
+    assert risk_scores.cdf(x, alpha, beta_) == pytest.approx(float(lower), abs=1e-9)
+    assert risk_scores.survival(x, alpha, beta_) == pytest.approx(float(upper), abs=1e-9)
 
 
 @given(PLACE, SHAPE, SHAPE)
 def test_the_mirror_image_has_the_other_side(x, alpha, beta_) -> None:
-    assert beta_distribution.survival(x, alpha, beta_) == pytest.approx(
-        beta_distribution.cdf(1 - x, beta_, alpha), abs=1e-9
+    assert risk_scores.survival(x, alpha, beta_) == pytest.approx(
+        risk_scores.cdf(1 - x, beta_, alpha), abs=1e-9
     )
 
 
 @given(MEAN, MEAN, st.floats(1e-3, 1), st.floats(0.01, 0.99))
 def test_at_one_spread_the_risk_rises_with_the_mean(first, other, spread, threshold) -> None:
     means = np.array(sorted([first, other]))
-    low, high = beta_distribution.risk(
-        means, np.maximum(spread * np.sqrt(means * (1 - means)), 2 * beta_distribution.STEADY), threshold
+    low, high = risk_scores.risk(
+        means, np.maximum(spread * np.sqrt(means * (1 - means)), 2 * risk_scores.STEADY), threshold
     )
     assert low <= high + 1e-9
 
@@ -62,7 +62,7 @@ def test_at_one_spread_the_risk_rises_with_the_mean(first, other, spread, thresh
 @given(MEAN, DEVIATION, st.floats(0.01, 0.99))
 def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold) -> None:
     """Markov's inequality, for the utilisation and for the free share."""
-    risk = float(beta_distribution.risk(mean, deviation, threshold))
+    risk = float(risk_scores.risk(mean, deviation, threshold))
     assert 0 <= risk <= min(1, mean / threshold) + 1e-9
     assert 1 - risk <= min(1, (1 - mean) / (1 - threshold)) + 1e-9
 
@@ -71,7 +71,7 @@ def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold
 def test_scores_and_verdicts_are_what_the_risk_says(threshold, percentile, nodes) -> None:
     scorer = tail(threshold, percentile)
     mean, deviation = (np.array([node[at] for node in nodes], float) for at in (0, 1))
-    risk = beta_distribution.risk(mean, deviation, threshold)
+    risk = risk_scores.risk(mean, deviation, threshold)
     assert scorer.rejects(mean, deviation).tolist() == (risk > percentile).tolist()
     for score, node_risk in zip(scorer.scores(mean, deviation).tolist(), risk.tolist(), strict=True):
         if math.isnan(node_risk):

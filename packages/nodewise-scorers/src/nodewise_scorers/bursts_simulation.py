@@ -4,21 +4,12 @@
 
 Time advances in minutes. In each minute, pods are submitted at their second and placed one after another, by the
 scheduler's plugins and by the extender's responses from the newest snapshot. Then usage is summed by node, some pods of
-overloaded nodes fail and restart, and the annotations of nodes are updated.
+overloaded nodes fail and restart, and the annotations of nodes are updated: those that `nodewise annotate` writes, from
+a window with one sample per minute, and `congestion-factor`, the utilization of the busier resource in per cent.
 
-A bound pod of the burst simulation: its usage, its restarts and its Pod object.
-
-Annotations of simulated nodes: those that `nodewise annotate` writes every minute, and `congestion-factor`.
-
-The statistics summarize a window with one sample per minute. No nodewise component writes `congestion-factor`; in the
-simulation it is the utilization, in per cent, of the node's busier resource in the last minute.
-
-Random workload of pods whose usage differs from their requests: arrival times, requests and usage per minute.
-
-The workload depends on the seed alone, not on placement, so runs with different agents have identical pods.
-
-Every pod alternates between busy and calm phases. Most pods use much less than they request even in busy phases, hungry
-ones use a multiple of it, and the memory of leaky ones grows until they end or restart.
+The workload depends on the seed alone, not on placement, so runs with different agents have identical pods. Every pod
+alternates between busy and calm phases. Most pods use much less than they request even in busy phases, hungry ones use
+a multiple of it, and the memory of leaky ones grows until they end or restart.
 """
 
 from collections import deque
@@ -36,11 +27,14 @@ from nodewise.kube.struct_type_merge import merge
 from nodewise.scheduling_model import simulated_cluster
 from nodewise.scheduling_model.in_process_extender import AgentGroup, InProcessExtender
 from nodewise.scheduling_model.simulated_cluster import Cluster
-from nodewise_scorers.annotator import node_requests
-from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchRules, plan_patches
-from nodewise_scorers.annotator.node_requests import allocation_by_node
+from nodewise_scorers.annotator import AnnotatorConfig, node_patches
+from nodewise_scorers.annotator.node_patches import (
+    NodeMeasurements,
+    PatchRules,
+    allocation_by_node,
+    plan_patches,
+)
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage, summarize
-from nodewise_scorers.annotator.options import AnnotatorConfig
 from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
@@ -70,6 +64,8 @@ _GIB_PER_CORE: Final = (2.0, 4.0)
 _LEAST_LIFE, _MOST_LIFE = 5, 720
 
 Floats = NDArray[np.float64]
+"""Usage has the shape (2, nodes): milli-CPU and bytes."""
+Object = dict[str, Any]
 _APPS: Final[Mapping[UsagePattern, int]] = {"hungry": 8, "leaky": 4, "modest": 28}
 """Number of apps by usage pattern; all apps have about the same number of pods."""
 _APPS_SEED: Final = 7
@@ -220,11 +216,6 @@ def build_node_objects(scenario: Scenario) -> list[dict[str, Any]]:
     return [{"metadata": {"name": f"node-{n:03d}"}, "status": status} for n in range(scenario.nodes)]
 
 
-Object = dict[str, Any]
-
-_NOT_TERMINATED: Final[Object] = {}
-
-
 class PlacedPod:
     """A pod from the minute in which it was bound."""
 
@@ -236,7 +227,7 @@ class PlacedPod:
         self._started_s = now
         made = build_pod_object(pod)
         self._pod_object = {**made, "spec": {**made["spec"], "nodeName": node}}
-        self.obj = self._pod_with_last_state(_NOT_TERMINATED)
+        self.obj = self._pod_with_last_state({})
         """The Pod object with its current status."""
 
     @property
@@ -270,16 +261,13 @@ class PlacedPod:
         return {**self._pod_object, "status": {"phase": "Running", "containerStatuses": [container]}}
 
 
-UsageArray = NDArray[np.float64]
-"""Shape (2, nodes): milli-CPU and bytes."""
-
 CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
 _OPTIONS: Final = WindowOptions()
 _RULES: Final = PatchRules(_OPTIONS.max_age_s)
-_CONFIG: Final = AnnotatorConfig(usage=True, allocation=True)
+_CONFIG: Final = AnnotatorConfig("all")
 
-_NODE: Final = merge("Node", node_requests.AnnotatedNode)
-_POD: Final = merge("Pod", node_requests.BoundPod)
+_NODE: Final = merge("Node", node_patches.AnnotatedNode)
+_POD: Final = merge("Pod", node_patches.BoundPod)
 
 
 class AnnotatedNodes:
@@ -288,7 +276,7 @@ class AnnotatedNodes:
     def __init__(self, nodes: Sequence[Object], window_s: float = 900.0) -> None:
         self.objects = {node["metadata"]["name"]: node for node in nodes}
         self._read = {name: _read_node_object(node) for name, node in self.objects.items()}
-        self._window: deque[UsageArray] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
+        self._window: deque[Floats] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
         self._pods: dict[str, Any] = {}
 
     def put_pod(self, pod: Object) -> None:
@@ -298,45 +286,31 @@ class AnnotatedNodes:
     def remove_pod(self, name: str) -> None:
         del self._pods[name]
 
-    def write(self, use: UsageArray, now: float) -> Mapping[str, Object]:
+    def write(self, use: Floats, now: float) -> Mapping[str, Object]:
         """Add the usage of one minute and update the annotations. Return the changed nodes by name."""
         self._window.append(use)
         allocations = cooperative_scheduling.run_without_pauses(allocation_by_node(self._pods.values()))
-        measurements = NodeMeasurements(self._measured_usage_by_node(), allocations, now)
+        window = np.array(self._window)
+        brief = len(window) < (self._window.maxlen or 0) / 2
+        measured = {}
+        for at, name in enumerate(self._read):
+            cpu, memory = (ResourceUsage(*summarize(window[:, row, at])[:2]) for row in range(2))
+            measured[name] = NodeUsage(cpu, memory, is_brief=brief)
+        measurements = NodeMeasurements(measured, allocations, now)
         plans = cooperative_scheduling.run_without_pauses(
             plan_patches(self._read.values(), measurements, _CONFIG, _RULES)
         )
         factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
         changed: dict[str, Object] = {}
         for plan, factor in zip(plans.nodes, factors, strict=True):
-            changed |= self._patch_node(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
+            node, patch = self.objects[plan.name], {**plan.patch, CONGESTION_FACTOR: str(factor)}
+            before = node["metadata"].get("annotations") or {}
+            after = {key: text for key, text in {**before, **patch}.items() if text is not None}
+            if after != before:
+                changed[plan.name] = {**node, "metadata": {**node["metadata"], "annotations": after}}
+                self._read[plan.name] = _read_node_object(changed[plan.name])
+        self.objects |= changed
         return changed
-
-    def _measured_usage_by_node(self) -> Mapping[str, NodeUsage]:
-        window = np.array(self._window)
-        brief = len(window) < (self._window.maxlen or 0) / 2
-        return {
-            name: NodeUsage(
-                _summarize_usage(window[:, 0, at]), _summarize_usage(window[:, 1, at]), is_brief=brief
-            )
-            for at, name in enumerate(self._read)
-        }
-
-    def _patch_node(self, name: str, patch: Mapping[str, str | None]) -> Mapping[str, Object]:
-        """The patched node by its name; empty if the patch changes nothing."""
-        node = self.objects[name]
-        before = node["metadata"].get("annotations") or {}
-        after = {key: text for key, text in {**before, **patch}.items() if text is not None}
-        if after == before:
-            return {}
-        self.objects[name] = {**node, "metadata": {**node["metadata"], "annotations": after}}
-        self._read[name] = _read_node_object(self.objects[name])
-        return {name: self.objects[name]}
-
-
-def _summarize_usage(values: NDArray[np.float64]) -> ResourceUsage:
-    summary = summarize(values)
-    return ResourceUsage(summary.mean, summary.deviation)
 
 
 def _read_node_object(obj: Object) -> Any:
@@ -384,62 +358,38 @@ def run(
         for _ in range(scenario.minutes):
             simulation.step()
             report_progress()
-    measured = simulation.measured
-    cpu, memory, either = np.sum(measured.high, axis=0).tolist()
-    requested, used = np.mean(measured.shares, axis=0).tolist()
+    cpu, memory, either = np.sum(simulation.high, axis=0).tolist()
+    requested, used = np.mean(simulation.shares, axis=0).tolist()
     return BurstsResult(
         agents=agents.name,
         seed=seed,
         node_minutes=either,
         cpu_node_minutes=cpu,
         memory_node_minutes=memory,
-        all_node_minutes=len(measured.high) * scenario.nodes,
+        all_node_minutes=len(simulation.high) * scenario.nodes,
         pods=simulation.pods,
-        unplaced_pods=simulation.waiting,
-        waited_minutes=measured.waited,
+        unplaced_pods=len(simulation.waiting),
+        waited_minutes=simulation.waited,
         restarts=simulation.restarts,
         requested_pct=round(100 * requested, 2),
         used_pct=round(100 * used, 2),
-        nodes_by_minute=[int(counts[2]) for counts in measured.high],
+        nodes_by_minute=[counts[2] for counts in simulation.high],
     )
 
 
 def mean(outcomes: Sequence[BurstsResult]) -> dict[str, Any]:
     """Means of the numeric fields of runs of equal length."""
-    numbers = [
-        field
-        for field in BurstsResult.__struct_fields__
-        if field not in {"agents", "seed", "nodes_by_minute"}
-    ]
+    fields = [field for field in BurstsResult.__struct_fields__ if field not in {"agents", "seed"}]
     means: dict[str, Any] = {
         field: round(sum(getattr(outcome, field) for outcome in outcomes) / len(outcomes), 2)
-        for field in numbers
+        for field in fields[:-1]
     }
     by_minute = np.mean([outcome.nodes_by_minute for outcome in outcomes], axis=0)
     return {**means, "nodes_by_minute": np.round(by_minute, 2).tolist()}
 
 
-class _Measurements:
-    """Sums over the minutes after the fill phase."""
-
-    def __init__(self) -> None:
-        self.high: list[NDArray[np.int64]] = []
-        """By minute: nodes above 90 % of CPU, of memory, of either."""
-        self.shares: list[tuple[float, float]] = []
-        """By minute: the requested and the used share of all CPU."""
-        self.waited = 0
-
-    def add(self, use: UsageArray, requested_milli: float, waiting: int) -> None:
-        shares = np.minimum(use / CAPACITY, 1.0)
-        above = shares > OVERLOADED_SHARE
-        self.high.append(np.array([*above.sum(axis=1), above.any(axis=0).sum()]))
-        all_milli = CAPACITY[0, 0] * use.shape[1]
-        self.shares.append((requested_milli / all_milli, float(shares[0].mean())))
-        self.waited += waiting
-
-
 class _Simulation:
-    """State of one run, advanced minute by minute."""
+    """State of one run, advanced minute by minute. The figures are of the minutes after the fill phase."""
 
     def __init__(self, scenario: Scenario, agents: AgentGroup, seed: int) -> None:
         nodes = build_node_objects(scenario)
@@ -452,42 +402,50 @@ class _Simulation:
         self._extender.publish(self._annotated.objects, {})
         options = simulated_cluster.SimulatedSchedulerOptions(seed=seed, transport=self._extender)
         self.cluster = Cluster(nodes, agents.entries, clock=self._clock, options=options)
-        self._waiting: dict[str, BurstyPod] = {}
+        self.waiting: dict[str, BurstyPod] = {}
+        """Pods without a node."""
         self._placed: dict[str, PlacedPod] = {}
-        self._pod_changes: dict[ObjectKey, Object | None] = {}
-        """Changed pods since the newest snapshot; None marks a deleted pod."""
         self._minute = 0
-        self.pods = self.restarts = 0
-        self.measured = _Measurements()
+        self.pods = self.restarts = self.waited = 0
+        self.high: list[tuple[int, int, int]] = []
+        """By minute: nodes above 90 % of CPU, of memory, of either."""
+        self.shares: list[tuple[float, float]] = []
+        """By minute: the requested and the used share of all CPU."""
 
-    @property
-    def waiting(self) -> int:
-        """Number of pods without a node."""
-        return len(self._waiting)
-
-    def step(self) -> None:
+    def step(self) -> None:  # complexity: the events of a minute in their order
         """Simulate the next minute."""
-        self._delete_ended_pods()
-        self._submit_arrivals()
-        self._record_placements()
-        use = self._usage_by_node()
-        self._restart_failing_pods(use)
-        if self._minute >= FILL_MINUTES:
-            requested = sum(placed.pod.app.cpu_milli for placed in self._placed.values())
-            self.measured.add(use, requested, self.waiting)
-        changed = self._annotated.write(use, self._clock.now())
-        self._extender.publish(changed, self._pod_changes)
-        self._pod_changes = {}
-        self._minute += 1
-        if self._waiting and changed:
-            self.cluster.touch()  # one event stands for the updates of all nodes
-
-    def _delete_ended_pods(self) -> None:
+        pod_changes: dict[ObjectKey, Object | None] = {}
+        """Changed pods since the newest snapshot; None marks a deleted pod."""
         for name in [name for name, placed in self._placed.items() if placed.end_minute <= self._minute]:
             self.cluster.delete(f"{NAMESPACE}/{name}")
             self._annotated.remove_pod(name)
-            self._pod_changes[NAMESPACE, name] = None
+            pod_changes[NAMESPACE, name] = None
             del self._placed[name]
+        self._submit_arrivals()
+        for name, pod in list(self.waiting.items()):
+            node = self.cluster.outcome(f"{NAMESPACE}/{name}").node
+            if node is not None:
+                del self.waiting[name]
+                placed = self._placed[name] = PlacedPod(pod, node, self._minute, self._clock.now())
+                self._annotated.put_pod(placed.obj)
+                pod_changes[NAMESPACE, name] = placed.obj
+        use = np.zeros((2, len(self._numbers)))
+        for placed in self._placed.values():
+            use[:, self._numbers[placed.node]] += placed.use(self._minute)
+        overloaded: NDArray[np.bool_] = np.any(use > CAPACITY, axis=0)
+        for name, placed in self._placed.items():
+            is_on_overloaded = overloaded[self._numbers[placed.node]]
+            if is_on_overloaded and placed.failure_draws(self._minute) < FAILURE_PROBABILITY:
+                placed.restart(self._minute, self._clock.now())
+                pod_changes[NAMESPACE, name] = placed.obj
+                self.restarts += 1
+        if self._minute >= FILL_MINUTES:
+            self._measure(use)
+        changed = self._annotated.write(use, self._clock.now())
+        self._extender.publish(changed, pod_changes)
+        self._minute += 1
+        if self.waiting and changed:
+            self.cluster.touch()  # one event stands for the updates of all nodes
 
     def _submit_arrivals(self) -> None:
         """Submit the pods of this minute, each at its time; the queue retries waiting pods when they are due."""
@@ -495,7 +453,7 @@ class _Simulation:
         while self._arrivals and self._arrivals[0].at_s < end_s:
             pod = self._arrivals.popleft()
             self._advance_clock(pod.at_s)
-            self._waiting[pod.name] = pod
+            self.waiting[pod.name] = pod
             self.pods += 1
             self.cluster.submit(build_pod_object(pod))
         self._advance_clock(end_s)
@@ -503,30 +461,12 @@ class _Simulation:
     def _advance_clock(self, until_s: float) -> None:
         simulated_cluster.pass_time(self.cluster, self._clock, START_S + until_s - self._clock.now())
 
-    def _record_placements(self) -> None:
-        """Move pods that were bound in this minute from waiting to placed."""
-        for name, pod in list(self._waiting.items()):
-            node = self.cluster.outcome(f"{NAMESPACE}/{name}").node
-            if node is not None:
-                del self._waiting[name]
-                placed = self._placed[name] = PlacedPod(pod, node, self._minute, self._clock.now())
-                self._annotated.put_pod(placed.obj)
-                self._pod_changes[NAMESPACE, name] = placed.obj
-
-    def _usage_by_node(self) -> UsageArray:
-        use = np.zeros((2, len(self._numbers)))
-        for placed in self._placed.values():
-            use[:, self._numbers[placed.node]] += placed.use(self._minute)
-        return use
-
-    def _restart_failing_pods(self, use: UsageArray) -> None:
-        """Restart some pods of nodes whose demand exceeds their capacity."""
-        overloaded: NDArray[np.bool_] = np.any(use > CAPACITY, axis=0)
-        for name, placed in self._placed.items():
-            if (
-                overloaded[self._numbers[placed.node]]
-                and placed.failure_draws(self._minute) < FAILURE_PROBABILITY
-            ):
-                placed.restart(self._minute, self._clock.now())
-                self._pod_changes[NAMESPACE, name] = placed.obj
-                self.restarts += 1
+    def _measure(self, use: Floats) -> None:
+        shares = np.minimum(use / CAPACITY, 1.0)
+        above = shares > OVERLOADED_SHARE
+        cpu, memory = above.sum(axis=1).tolist()
+        self.high.append((cpu, memory, int(above.any(axis=0).sum())))
+        requested_milli = sum(placed.pod.app.cpu_milli for placed in self._placed.values())
+        all_milli = CAPACITY[0, 0] * use.shape[1]
+        self.shares.append((requested_milli / all_milli, float(shares[0].mean())))
+        self.waited += len(self.waiting)

@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.node_attributes import NodeAttributeFields
-from nodewise_scorers.annotator.node_requests import POD, AnnotatedNode
+from nodewise_scorers.annotator.node_patches import POD, AnnotatedNode
 
 NODE: Any = merge("Node", NodeAttributeFields, AnnotatedNode)
 Object = dict[str, Any]

@@ -14,9 +14,8 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_scorers.annotator import annotator, node_patches, node_usage
+from nodewise_scorers.annotator import AnnotatorConfig, ForecastOptions, annotator, node_patches, node_usage
 from nodewise_scorers.annotator.annotator import Annotator
-from nodewise_scorers.annotator.options import AnnotatorConfig
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import (
@@ -30,7 +29,7 @@ from scorers_tests.unit.annotator.annotator_node_and_pod_builders import (
 pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0
 GIB = 2**30
-EVERYTHING = AnnotatorConfig(usage=True, allocation=True)
+EVERYTHING = AnnotatorConfig("all")
 Uses = dict[str, tuple[float, float]]
 """Usage by node name: cores and bytes."""
 
@@ -219,7 +218,7 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
         "std-free-memory": "1000",
         ANNOTATED_AT: format_rfc3339(START - 60),
     }
-    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False), node("a", whole), node("new"))
+    cluster = AnnotatedCluster(AnnotatorConfig("usage"), node("a", whole), node("new"))
     cluster.meter.uses = {"a": (3.0, GIB), "new": (3.0, GIB)}
     await cluster.minute()
     assert cluster.annotations("a") == whole
@@ -229,7 +228,7 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
 
 
 async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
-    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False), window_s=300)
+    cluster = AnnotatedCluster(AnnotatorConfig("usage"), window_s=300)
     cluster.meter.uses = {"a": (1.0, GIB)}
     await cluster.minute(6)
     stood = cluster.annotations("a")
@@ -281,7 +280,7 @@ async def test_a_server_that_answers_nobody_is_left_alone() -> None:
 
 
 async def test_without_measuring_only_allocation_is_written() -> None:
-    cluster = AnnotatedCluster(AnnotatorConfig(usage=False, allocation=True))
+    cluster = AnnotatedCluster(AnnotatorConfig("allocation"))
     assert cluster.annotator.is_sampled is False
     assert (await cluster.minute()).done == 2
     assert set(cluster.annotations("a")) == {
@@ -295,7 +294,7 @@ RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 
 
 async def test_cards_may_have_another_name() -> None:
-    task = AnnotatorConfig(usage=False, allocation=True, gpu="nvidia.com/gpu")
+    task = AnnotatorConfig("allocation", options=ForecastOptions(annotate_gpu_resource="nvidia.com/gpu"))
     manifest = node("a")
     manifest["status"]["allocatable"]["nvidia.com/gpu"] = "8"
     cluster = AnnotatedCluster(task, manifest)
@@ -345,7 +344,7 @@ async def test_a_burst_is_due_once_a_period() -> None:
 
 
 async def test_what_comes_next_is_written_where_it_is_asked_for() -> None:
-    cluster = AnnotatedCluster(AnnotatorConfig(usage=True, allocation=False, forecast=True))
+    cluster = AnnotatedCluster(AnnotatorConfig("usage", options=ForecastOptions(annotate_forecast=True)))
     for step in range(30):
         cluster.meter.uses = {"a": (step / 10, GIB)}
         await cluster.minute()

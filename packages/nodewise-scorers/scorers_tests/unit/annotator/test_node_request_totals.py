@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
-from nodewise_scorers.annotator import node_requests
-from nodewise_scorers.annotator.node_requests import Allocation
+from nodewise_scorers.annotator import node_patches
+from nodewise_scorers.annotator.node_patches import Allocation
 from nodewise_scorers.statistics import load_annotations
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
 
@@ -17,11 +17,11 @@ INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     """The annotations of a node with these pods, which are the same for stored pods."""
     read, bound = read_node(manifest), read_pods(*pods)
-    allocated = run_without_pauses(node_requests.allocation_by_node(bound))
-    stored = filter(None, map(node_requests.make_pod_reducer(), bound))
-    assert run_without_pauses(node_requests.allocation_by_node(stored)) == allocated
+    allocated = run_without_pauses(node_patches.allocation_by_node(bound))
+    stored = filter(None, map(node_patches.make_pod_reducer(), bound))
+    assert run_without_pauses(node_patches.allocation_by_node(stored)) == allocated
     return dict(
-        node_requests.allocation_annotations(
+        node_patches.allocation_annotations(
             allocated.get(read.metadata.name, Allocation()),
             load_annotations.parse_capacity(read.status.allocatable),
         )

@@ -6,11 +6,9 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
-from nodewise_scorers.annotator import node_patches, node_usage
-from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchRules
-from nodewise_scorers.annotator.node_requests import Allocation
+from nodewise_scorers.annotator import AnnotatorConfig, node_patches, node_usage
+from nodewise_scorers.annotator.node_patches import Allocation, NodeMeasurements, PatchRules
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
-from nodewise_scorers.annotator.options import AnnotatorConfig
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator import annotator_node_and_pod_builders
 
@@ -105,7 +103,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     )
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
     (plan,) = cooperative_scheduling.run_without_pauses(
-        node_patches.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
+        node_patches.plan_patches([node], known, AnnotatorConfig("allocation"), RULES)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"
     assert (ANNOTATED_AT in plan.patch) is is_timed

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodewise_scorers.cli.annotate import older_environment_variables
+from nodewise_scorers.cli import annotate
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from nodewise_scorers.cli.annotate import older_environment_variables
     ],
 )
 def test_a_variable_becomes_a_flag(environment: dict[str, str], flags: list[str]) -> None:
-    assert older_environment_variables.translate_annotator_variables(environment, []) == flags
+    assert annotate.translate_annotator_variables(environment, []) == flags
 
 
 def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
@@ -33,13 +33,11 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
     monkeypatch.chdir(tmp_path)
     Path("kubectl.conf").write_text("")
     environment = {"CLUSTER_CONF": "out-of-cluster"}
-    assert older_environment_variables.translate_annotator_variables(environment, []) == [
+    assert annotate.translate_annotator_variables(environment, []) == [
         "--kubeconfig",
         "kubectl.conf",
     ]
-    assert (
-        older_environment_variables.translate_annotator_variables(environment, ["--kubeconfig=other"]) == []
-    )
+    assert annotate.translate_annotator_variables(environment, ["--kubeconfig=other"]) == []
 
 
 @pytest.mark.parametrize(
@@ -60,10 +58,8 @@ def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, dict[str, str]]] = []
-    monkeypatch.setattr(
-        older_environment_variables.logs, "emit_later", lambda event, **fields: events.append((event, fields))
-    )
-    assert older_environment_variables.translate_annotator_variables({name: text}, []) == []
+    monkeypatch.setattr(annotate.logs, "emit_later", lambda event, **fields: events.append((event, fields)))
+    assert annotate.translate_annotator_variables({name: text}, []) == []
     [(event, fields)] = events
     assert (event, fields["variable"], fields["seen"]) == ("variable_ignored", name, text)
     assert fields["wanted"]
@@ -80,4 +76,4 @@ def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
     ],
 )
 def test_our_own_words_win(environment: dict[str, str], arguments: list[str]) -> None:
-    assert older_environment_variables.translate_annotator_variables(environment, arguments) == []
+    assert annotate.translate_annotator_variables(environment, arguments) == []

@@ -5,19 +5,24 @@ from collections.abc import Mapping
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise_scorers.congestion.agent import CongestionAgent, PodFields
-from nodewise_scorers.congestion.options import CongestionOptions
-from nodewise_scorers.congestion.state import CongestionNode, CongestionStateBuilder, NodeMetadata
+from nodewise_scorers.congestion import CongestionOptions
+from nodewise_scorers.congestion.agent import (
+    CongestionAgent,
+    CongestionStateBuilder,
+    NodeFields,
+    NodeMetadata,
+    PodFields,
+)
 from nodewise_scorers.statistics.load_annotations import CongestionAnnotations
 
 NOW = 1000.0
 POD = PodFields()
 
 
-def node(factor: str | None) -> CongestionNode:
+def node(factor: str | None) -> NodeFields:
     if factor is None:
-        return CongestionNode()
-    return CongestionNode(NodeMetadata(CongestionAnnotations(congestion_factor=factor)))
+        return NodeFields()
+    return NodeFields(NodeMetadata(CongestionAnnotations(congestion_factor=factor)))
 
 
 def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:

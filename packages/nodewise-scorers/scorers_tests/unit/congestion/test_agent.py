@@ -6,8 +6,8 @@ import pytest
 
 from nodewise.agent import Details, Snapshot
 from nodewise.engine import agent_chain
+from nodewise_scorers.congestion import CongestionOptions
 from nodewise_scorers.congestion.agent import CongestionAgent
-from nodewise_scorers.congestion.options import CongestionOptions
 from scorers_tests.unit.congestion.congestion_snapshots import POD, scores, snapshot
 
 NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from nodewise_scorers.congestion.options import CongestionOptions
+from nodewise_scorers.congestion import CongestionOptions
 
 
 @pytest.mark.parametrize("most", [0, -1, 2**63, 12.5, "many"])

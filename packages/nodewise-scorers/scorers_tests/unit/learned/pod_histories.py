@@ -8,10 +8,9 @@ from tests.unit.incremental_agent_states import built
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise_scorers.learned import LearnedKind
+from nodewise_scorers.learned import LearnedKind, LearnedOptions
 from nodewise_scorers.learned.agent import LearnedAgent
-from nodewise_scorers.learned.options import LearnedOptions
-from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, PendingPod, PendingPodMetadata
+from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, PodFields, PodFieldsMetadata
 from nodewise_scorers.learned.state import PODS, LearnedState, LearnedStateBuilder
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
@@ -100,8 +99,8 @@ class PodHistory:
         return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
-        pending_pod = PendingPod(
-            PendingPodMetadata(name="pending", namespace=namespace, labels={"podtype": type_})
+        pending_pod = PodFields(
+            PodFieldsMetadata(name="pending", namespace=namespace, labels={"podtype": type_})
         )
         cluster_snapshot = self.snapshot()
         return LearnedAgent(self.options).score(

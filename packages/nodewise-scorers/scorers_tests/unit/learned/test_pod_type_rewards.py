@@ -6,8 +6,8 @@ import pytest
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput
+from nodewise_scorers.learned import LearnedOptions
 from nodewise_scorers.learned import pod_type_rewards as memories
-from nodewise_scorers.learned.options import LearnedOptions
 from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardEstimate, RewardMemory
 from scorers_tests.unit.learned.pod_histories import (
     NEVER_FADES,

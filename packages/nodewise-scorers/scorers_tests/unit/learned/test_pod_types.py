@@ -8,11 +8,10 @@ import pytest
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.kube.struct_type_merge import merge
 from nodewise.policies.policy_selection import PodFields as TelemetryPod
-from nodewise_scorers.learned import LearnedKind
-from nodewise_scorers.learned.options import LearnedOptions
+from nodewise_scorers.learned import LearnedKind, LearnedOptions
 from nodewise_scorers.learned.pod_types_and_outcomes import (
     ObservedPod,
-    PendingPod,
+    PodFields,
     bound_pod_type,
     make_pod_reducer,
     pending_pod_type,
@@ -39,7 +38,7 @@ OWNED = {"kind": "Thing", "name": "other"}
 )
 def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, Any], type_: str) -> None:
     text = msgspec.json.encode({"metadata": {"name": "p", **metadata}})
-    for kinds in ((PendingPod,), (TelemetryPod, GpuPod, PendingPod), (PendingPod, GpuPod, TelemetryPod)):
+    for kinds in ((PodFields,), (TelemetryPod, GpuPod, PodFields), (PodFields, GpuPod, TelemetryPod)):
         asking = msgspec.json.decode(text, type=merge("Pod", *kinds))
         assert pending_pod_type(asking) == type_
     assert bound_pod_type(msgspec.json.decode(text, type=ObservedPod)) == type_

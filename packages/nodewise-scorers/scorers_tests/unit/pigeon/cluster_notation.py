@@ -14,18 +14,18 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise_scorers import pigeon
 from nodewise_scorers.pigeon.agent import PigeonAgent
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import PODS, HoldingPod, PigeonNode, PigeonPod, PigeonStateBuilder
+from nodewise_scorers.pigeon.state import PODS, HoldingPod, NodeFields, PigeonStateBuilder, PodFields
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"
 
 
-def node(allocatable: dict[str, Any] | None, annotations: dict[str, str] | None) -> PigeonNode:
+def node(allocatable: dict[str, Any] | None, annotations: dict[str, str] | None) -> NodeFields:
     document = {"metadata": {"annotations": annotations}, "status": {"allocatable": allocatable}}
-    return msgspec.json.decode(msgspec.json.encode(document), type=PigeonNode)
+    return msgspec.json.decode(msgspec.json.encode(document), type=NodeFields)
 
 
-def nodes(text: str) -> dict[str, PigeonNode]:
+def nodes(text: str) -> dict[str, NodeFields]:
     """Parse nodes such as `n1(4,8Gi;1000,2Gi)`: capacity; requested amounts, in the order of `RESOURCES`."""
     result = {}
     for name, capacity, used in re.findall(r"(\w+)\(([^;)]*);?([^)]*)\)", text):
@@ -36,14 +36,14 @@ def nodes(text: str) -> dict[str, PigeonNode]:
     return result
 
 
-def pod(*containers: str, uid: str = "", init: Iterable[str] = ()) -> PigeonPod:
+def pod(*containers: str, uid: str = "", init: Iterable[str] = ()) -> PodFields:
     """A pod whose containers request amounts in the form `500m,1Gi`."""
     spec = {
         "containers": [_container(requests) for requests in containers],
         "initContainers": [_container(requests) for requests in init],
     }
     document = {"metadata": {"uid": uid}, "spec": spec}
-    return msgspec.json.decode(msgspec.json.encode(document), type=PigeonPod)
+    return msgspec.json.decode(msgspec.json.encode(document), type=PodFields)
 
 
 def _container(text: str) -> dict[str, Any]:
@@ -66,14 +66,14 @@ class PigeonResult(NamedTuple):
 class PigeonCluster:
     """The agent state and the agent, as in one process."""
 
-    def __init__(self, node_texts: str | dict[str, PigeonNode] = N3, **options: Any) -> None:
+    def __init__(self, node_texts: str | dict[str, NodeFields] = N3, **options: Any) -> None:
         self.options = PigeonOptions(**options)
         self.state: PigeonStateBuilder = pigeon.KIND.state(self.options, 5.0)
         self.agent: PigeonAgent = pigeon.KIND.agent(self.options)
         self.snapshot = Snapshot(NodeIndex(()), {}, 0.0)
         self.set_nodes(node_texts)
 
-    def set_nodes(self, node_texts: str | dict[str, PigeonNode], pods: Mapping[Any, HoldingPod] = {}) -> None:
+    def set_nodes(self, node_texts: str | dict[str, NodeFields], pods: Mapping[Any, HoldingPod] = {}) -> None:
         """Replace the nodes and the pods on them."""
         node_objects = nodes(node_texts) if isinstance(node_texts, str) else node_texts
         index = (
@@ -90,14 +90,14 @@ class PigeonCluster:
         )
         self.snapshot = Snapshot(index, {"pigeon": built(self.state, cluster_state)}, 0.0)
 
-    def prioritize(self, of: PigeonPod | str = P1, names: str = "") -> PigeonResult:
+    def prioritize(self, of: PodFields | str = P1, names: str = "") -> PigeonResult:
         """Score the nodes and count the pod, as a prioritize request does."""
         pigeon_pod = pod(of) if isinstance(of, str) else of
         result = self.score(pigeon_pod, names)
         self.state.count_request(pigeon_pod)
         return result
 
-    def score(self, of: PigeonPod | str = P1, names: str = "") -> PigeonResult:
+    def score(self, of: PodFields | str = P1, names: str = "") -> PigeonResult:
         """Score the nodes without counting the pod."""
         pigeon_pod = pod(of) if isinstance(of, str) else of
         candidates = self.snapshot.nodes.named(names.split() or list(self.snapshot.nodes.known))

@@ -7,9 +7,8 @@ import pytest
 
 from nodewise.base.errors import BadSettings
 from nodewise_scorers import pigeon
-from nodewise_scorers.pigeon import pigeon_cfg_file
-from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.pigeon_cfg_file import PigeonConfig
+from nodewise_scorers.pigeon import options as pigeon_cfg_file
+from nodewise_scorers.pigeon.options import PigeonConfig, PigeonOptions
 
 
 @pytest.fixture

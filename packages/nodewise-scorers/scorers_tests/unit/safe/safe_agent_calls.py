@@ -9,8 +9,7 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.kube import struct_type_merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise_scorers.safe import KIND
-from nodewise_scorers.safe.options import SafeOptions
+from nodewise_scorers.safe import KIND, SafeOptions
 
 NODE = struct_type_merge.merge("Node", KIND.node_fields)
 POD = struct_type_merge.merge("Pod", KIND.pod_fields)

@@ -8,8 +8,7 @@ import pytest
 from nodewise.agent import NodeIndex, ScorePlugin, Snapshot
 from nodewise.base import clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise_scorers.safe import KIND
-from nodewise_scorers.safe.options import SafeOptions
+from nodewise_scorers.safe import KIND, SafeOptions
 from scorers_tests.unit.safe.safe_agent_calls import GIB, NOW, AgentCall, loaded, node, pod, pod_with
 
 NOTHING = pod()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nodewise.base.errors import BadSettings
-from nodewise_scorers.safe import beta_distribution
+from nodewise_scorers.safe import risk_scores
 from scorers_tests.unit.safe.reference_beta_function import tails
 
 SHAPES = [1e-8, 1e-3, 0.5, 1.0, 7.5, 400.0, 1e5, 3e7, 1e10, 1e13]
@@ -33,7 +33,7 @@ def _asked():
 class TestTheIncompleteBetaFunction:
     def test_it_is_exact_over_the_whole_domain(self) -> None:
         x, alpha, beta_ = (np.array(column) for column in zip(*list(_asked())[::3], strict=True))
-        below, above = beta_distribution.cdf(x, alpha, beta_), beta_distribution.survival(x, alpha, beta_)
+        below, above = risk_scores.cdf(x, alpha, beta_), risk_scores.survival(x, alpha, beta_)
         for at in range(len(x)):
             lower, upper = (float(probability) for probability in tails(x[at], alpha[at], beta_[at]))
             assert below[at] == pytest.approx(lower, abs=1e-9)
@@ -55,26 +55,26 @@ class TestTheIncompleteBetaFunction:
     def test_equal_shapes_are_no_exception(self, shape) -> None:
         for x in (1e-16, 0.25, 0.5 - 1 / math.sqrt(shape + 9), 0.5 + 0.1 / math.sqrt(shape + 9), 1 - 2**-53):
             lower, upper = (float(probability) for probability in tails(x, shape, shape))
-            assert beta_distribution.cdf(x, shape, shape) == pytest.approx(lower, rel=1e-6, abs=1e-300)
-            assert beta_distribution.survival(x, shape, shape) == pytest.approx(upper, rel=1e-6, abs=1e-300)
-            assert beta_distribution.survival(x, shape, shape) == pytest.approx(upper, abs=1e-9)
-        assert beta_distribution.survival(0.5, shape, shape) == 0.5
+            assert risk_scores.cdf(x, shape, shape) == pytest.approx(lower, rel=1e-6, abs=1e-300)
+            assert risk_scores.survival(x, shape, shape) == pytest.approx(upper, rel=1e-6, abs=1e-300)
+            assert risk_scores.survival(x, shape, shape) == pytest.approx(upper, abs=1e-9)
+        assert risk_scores.survival(0.5, shape, shape) == 0.5
 
     def test_at_the_ends_all_is_above_or_below(self) -> None:
-        assert beta_distribution.cdf([0, 1, -1, 2], 3, 4).tolist() == [0, 1, 0, 1]
-        assert beta_distribution.survival([0, 1], [1e-8, 1e13], [1e13, 1e-8]).tolist() == [1, 0]
+        assert risk_scores.cdf([0, 1, -1, 2], 3, 4).tolist() == [0, 1, 0, 1]
+        assert risk_scores.survival([0, 1], [1e-8, 1e13], [1e13, 1e-8]).tolist() == [1, 0]
 
     def test_there_is_none_without_two_shapes_above_0(self) -> None:
         shapes = ([0, -1, math.nan, 1, math.inf], [1, 1, 1, 0, 1])
-        assert beta_distribution.is_valid(*shapes).tolist() == [False, False, False, False, True]
+        assert risk_scores.is_valid(*shapes).tolist() == [False, False, False, False, True]
         for answer in (
-            beta_distribution.beta_function(*shapes),
-            beta_distribution.cdf(0.5, *shapes),
-            beta_distribution.survival(0.5, *shapes),
-            beta_distribution.pdf(0.5, *shapes),
-            beta_distribution.mean_residual_life(0.5, *shapes),
-            beta_distribution.moments(*shapes).third,
-            beta_distribution.variance(*shapes),
+            risk_scores.beta_function(*shapes),
+            risk_scores.cdf(0.5, *shapes),
+            risk_scores.survival(0.5, *shapes),
+            risk_scores.pdf(0.5, *shapes),
+            risk_scores.mean_residual_life(0.5, *shapes),
+            risk_scores.moments(*shapes).third,
+            risk_scores.variance(*shapes),
         ):
             assert np.isnan(answer[:4]).all()
 
@@ -87,48 +87,46 @@ class TestTheDensity:
                 a, b, t = mpmath.mpf(alpha), mpmath.mpf(float(beta_)), mpmath.mpf(x)
                 whole = mpmath.loggamma(a) + mpmath.loggamma(b) - mpmath.loggamma(a + b)
                 wanted = float(mpmath.exp((a - 1) * mpmath.log(t) + (b - 1) * mpmath.log1p(-t) - whole))
-            assert beta_distribution.pdf(x, alpha, beta_) == pytest.approx(wanted, rel=1e-7)
+            assert risk_scores.pdf(x, alpha, beta_) == pytest.approx(wanted, rel=1e-7)
 
     def test_at_the_ends(self) -> None:
-        assert beta_distribution.pdf(
+        assert risk_scores.pdf(
             [0, 0, 0, 1, 1, 1], [0.5, 1, 2, 2, 2, 2], [2, 2, 2, 0.5, 1, 2]
         ).tolist() == pytest.approx([math.inf, 2, 0, math.inf, 2, 0])
-        assert beta_distribution.pdf([0, 1], 500, 500).tolist() == [0, 0]
-        assert beta_distribution.pdf([-0.1, 1.1], 2, 2).tolist() == [0, 0]
+        assert risk_scores.pdf([0, 1], 500, 500).tolist() == [0, 0]
+        assert risk_scores.pdf([-0.1, 1.1], 2, 2).tolist() == [0, 0]
 
 
 class TestTheMeanResidualLife:
     @pytest.mark.parametrize(("alpha", "beta_"), [(2, 3), (0.5, 0.5), (0.02, 0.7), (40, 4), (9000, 1000)])
     @pytest.mark.parametrize("x", [0.01, 0.3, 0.88, 0.9, 0.91])
     def test_it_is_the_mean_of_what_is_above(self, alpha, beta_, x) -> None:
-        above = beta_distribution.survival(x, alpha, beta_)
-        wanted = alpha / (alpha + beta_) * beta_distribution.survival(x, alpha + 1, beta_) / above - x
-        assert beta_distribution.mean_residual_life(x, alpha, beta_) == pytest.approx(wanted, abs=1e-9)
+        above = risk_scores.survival(x, alpha, beta_)
+        wanted = alpha / (alpha + beta_) * risk_scores.survival(x, alpha + 1, beta_) / above - x
+        assert risk_scores.mean_residual_life(x, alpha, beta_) == pytest.approx(wanted, abs=1e-9)
 
     def test_at_the_ends_it_is_the_mean_and_nothing(self) -> None:
-        assert beta_distribution.mean_residual_life([0, 1], 0.5, 1.5).tolist() == [0.25, 0]
+        assert risk_scores.mean_residual_life([0, 1], 0.5, 1.5).tolist() == [0.25, 0]
 
 
 class TestFitting:
     def test_a_fit_has_the_mean_and_the_deviation(self) -> None:
         mean, deviation = np.array([0.3, 0.9, 0.5, 1e-6]), np.array([0.1, 1e-6, 0.45, 1e-5])
-        shapes = beta_distribution.fit(mean, deviation)
-        assert beta_distribution.moments(*shapes).first.tolist() == pytest.approx(mean.tolist(), rel=1e-12)
-        assert np.sqrt(beta_distribution.variance(*shapes)).tolist() == pytest.approx(
-            deviation.tolist(), rel=1e-9
-        )
+        shapes = risk_scores.fit(mean, deviation)
+        assert risk_scores.moments(*shapes).first.tolist() == pytest.approx(mean.tolist(), rel=1e-12)
+        assert np.sqrt(risk_scores.variance(*shapes)).tolist() == pytest.approx(deviation.tolist(), rel=1e-9)
 
     def test_a_deviation_is_capped(self) -> None:
-        assert beta_distribution.variance(*beta_distribution.fit(0.1, 0.31)) == pytest.approx(0.99 * 0.09)
-        assert beta_distribution.fit(0.1, 0.31) == beta_distribution.fit(0.1, 7)
+        assert risk_scores.variance(*risk_scores.fit(0.1, 0.31)) == pytest.approx(0.99 * 0.09)
+        assert risk_scores.fit(0.1, 0.31) == risk_scores.fit(0.1, 7)
 
     def test_there_is_none_without_a_spread(self) -> None:
         assert np.isnan(
-            beta_distribution.fit([0, 1, 0.5, 0.5, math.nan, 0.5], [0.1, 0.1, 0, -1, 0.1, math.nan])
+            risk_scores.fit([0, 1, 0.5, 0.5, math.nan, 0.5], [0.1, 0.1, 0, -1, 0.1, math.nan])
         ).all()
 
     def test_moments_are_matched_or_refused(self) -> None:
-        shapes = beta_distribution.match_moments(
+        shapes = risk_scores.match_moments(
             [0.5, 0.2, 0, 1, 0.5, 0.5, -0.1, math.nan], [1 / 3, 0.0401, 0, 1, 0.5, 0.2, 0.1, 0.1]
         )
         assert shapes.alpha[:2].tolist() == pytest.approx([1, 319.8])
@@ -140,44 +138,44 @@ class TestRisk:
     def test_without_a_spread_the_mean_decides(self) -> None:
         mean = [0.625, 0.9, 0.925, 0, 1, 0.95, 0.95, 1.2, -0.2]
         deviation = [0, 0, 0, 0.25, 0.3, 2.5e-9, -1, 0, 0.1]
-        assert beta_distribution.risk(mean, deviation, 0.9).tolist() == [0, 0, 1, 0, 1, 1, 1, 1, 0]
+        assert risk_scores.risk(mean, deviation, 0.9).tolist() == [0, 0, 1, 0, 1, 1, 1, 1, 0]
 
     def test_it_is_the_tail_of_the_fit(self) -> None:
         mean, deviation = (
             np.array([0.3, 0.9, 0.895, 0.905, 0.895]),
             np.array([0.3, 0.005, 0.005, 0.005, 0.00651]),
         )
-        assert beta_distribution.risk(mean, deviation, 0.9).tolist() == pytest.approx(
+        assert risk_scores.risk(mean, deviation, 0.9).tolist() == pytest.approx(
             [0.049684, 0.505911, 0.158614, 0.841397, 0.223460], abs=1e-6
         )
 
     def test_it_has_no_jump_where_the_deviation_is_capped(self) -> None:
-        below, above = beta_distribution.risk([0.1, 0.1], [0.2984, 0.31], 0.9)
+        below, above = risk_scores.risk([0.1, 0.1], [0.2984, 0.31], 0.9)
         assert below == pytest.approx(above, abs=1e-3)
         assert above == pytest.approx(0.1, abs=0.01)
 
     def test_what_cannot_be_seen_beside_1_is_none(self) -> None:
-        assert beta_distribution.survival(0.9, *beta_distribution.fit(0.2, 0.05)) > 0
-        assert beta_distribution.risk(0.2, 0.05, 0.9) == 0
-        assert beta_distribution.risk(0.2, 0.1, 0.9) > 0
+        assert risk_scores.survival(0.9, *risk_scores.fit(0.2, 0.05)) > 0
+        assert risk_scores.risk(0.2, 0.05, 0.9) == 0
+        assert risk_scores.risk(0.2, 0.1, 0.9) > 0
 
     def test_what_is_missing_stays_missing(self) -> None:
-        assert np.isnan(beta_distribution.risk([math.nan, 0.5, math.nan], [0.1, math.nan, 0], 0.9)).all()
+        assert np.isnan(risk_scores.risk([math.nan, 0.5, math.nan], [0.1, math.nan, 0], 0.9)).all()
 
     def test_a_threshold_at_an_end(self) -> None:
-        assert beta_distribution.risk([0.5, 1, 0], [0.1, 0, 0], 1).tolist() == [0, 0, 0]
-        assert beta_distribution.risk([0.5, 1, 0, 0.2], [0.1, 0, 0, 0], 0).tolist() == [1, 1, 0, 1]
+        assert risk_scores.risk([0.5, 1, 0], [0.1, 0, 0], 1).tolist() == [0, 0, 0]
+        assert risk_scores.risk([0.5, 1, 0, 0.2], [0.1, 0, 0, 0], 0).tolist() == [1, 1, 0, 1]
 
 
 class TestPrinting:
     def test_the_line(self) -> None:
-        assert beta_distribution.format_distribution(2, 2) == (
+        assert risk_scores.format_distribution(2, 2) == (
             "BetaDistribution: alpha = 2.000000; beta = 2.000000; mean = 0.500000; var = 0.050000; "
             "m1 = 0.500000; m2 = 0.300000; m3 = 0.200000; \n"
         )
 
     def test_the_table(self) -> None:
-        lines = beta_distribution.format_distribution_table(2, 2).splitlines()
+        lines = risk_scores.format_distribution_table(2, 2).splitlines()
         assert len(lines) == 22
         assert lines[0] == "x \t pdf(x) \t PDF(x) \t m(x)"
         assert lines[19] == "0.900000 \t 0.540000 \t 0.972000 \t 0.033929"
@@ -192,12 +190,11 @@ class TestScipy:
                 raise ImportError(name)
             return ours(name, *args, **kwargs)
 
-        beta_distribution.import_scipy_special.cache_clear()
+        risk_scores.import_scipy_special.cache_clear()
         monkeypatch.setattr(builtins, "__import__", without_scipy)
         with pytest.raises(BadSettings, match=r"pip install nodewise\[risk\]"):
-            beta_distribution.risk(0.5, 0.1, 0.9)
+            risk_scores.risk(0.5, 0.1, 0.9)
 
     def test_it_is_imported_when_it_is_needed(self) -> None:
-        modules = "beta_distribution, risk_scores"
-        code = f"import sys; from nodewise_scorers.safe import {modules}; sys.exit('scipy' in sys.modules)"
+        code = "import sys; from nodewise_scorers.safe import risk_scores; sys.exit('scipy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nodewise_scorers.safe import beta_distribution, risk_scores
+from nodewise_scorers.safe import risk_scores
 from nodewise_scorers.safe.risk_scores import RiskScorer
 
 NODES = 1000
@@ -20,7 +20,7 @@ def _scores_of_risk(risk, percentile):
 
 
 def _agrees(tail: RiskScorer, mean, deviation) -> None:
-    risk = beta_distribution.risk(mean, deviation, tail.threshold)
+    risk = risk_scores.risk(mean, deviation, tail.threshold)
     assert tail.scores(mean, deviation).tolist() == [
         _scores_of_risk(node_risk, tail.percentile) for node_risk in risk
     ]
@@ -29,7 +29,7 @@ def _agrees(tail: RiskScorer, mean, deviation) -> None:
 
 def _near_levels(tail: RiskScorer, rng):
     """Nodes at all distances from 1e-11 to 1 from the levels of risk."""
-    levels = risk_scores._risks_where_scores_change(tail.percentile)
+    levels = tail.levels
     wide, steady = (
         rng.uniform(1e-4, risk_scores._MAX_SPREAD, NODES // 20),
         10 ** rng.uniform(-6, -1, NODES // 20),
@@ -48,7 +48,7 @@ def _at_edges(threshold, rng):
         [powers[0], 1 - powers[1], np.clip(threshold + rng.choice([-1, 1], NODES) * powers[2], 0, 1)]
     )
     deviation = 10 ** rng.uniform(-8, 0, mean.shape)
-    cap = np.sqrt(beta_distribution.SPREAD * mean * (1 - mean)) * (
+    cap = np.sqrt(risk_scores.SPREAD * mean * (1 - mean)) * (
         1 + rng.normal(0, 1, mean.shape) * 10 ** rng.uniform(-16, -1, mean.shape)
     )
     return mean, np.where(rng.random(mean.shape) < 0.2, cap, deviation)
@@ -74,9 +74,9 @@ class TestAgainstTheRisk:
         rng = np.random.default_rng(2)
         tail = RiskScorer(threshold, 0.3)
         sizes = []
-        survival = beta_distribution.survival
+        survival = risk_scores.survival
         monkeypatch.setattr(
-            beta_distribution,
+            risk_scores,
             "survival",
             lambda x, alpha, beta_: sizes.append(len(alpha)) or survival(x, alpha, beta_),
         )

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from nodewise_scorers.statistics.missing_statistics import MissingOptions, NoStatistics, StatisticStatus
+from nodewise_scorers.scoring_agent import MissingOptions, NoStatistics, StatisticStatus
 
 
 def test_the_older_systems_way_is_the_default():

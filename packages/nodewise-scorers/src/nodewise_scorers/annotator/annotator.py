@@ -1,7 +1,4 @@
-"""Measures nodes, plans the annotations and writes them, in one burst per period.
-
-The annotator as a controller of the extender's leader (`agent.controller_interface.Controller`).
-"""
+"""Measures nodes, plans the annotations and writes them, in one burst per period."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +16,30 @@ from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise_scorers.annotator import node_patches, node_requests, options
-from nodewise_scorers.annotator.node_patches import NodeMeasurements, PatchPlan, PatchRules, WriteResult
-from nodewise_scorers.annotator.node_requests import Allocation, AnnotatedNode, allocation_by_node
+from nodewise_scorers.annotator import (
+    AnnotatorConfig,
+    AnnotatorOptions,
+    leader_annotator_config,
+    node_patches,
+)
+from nodewise_scorers.annotator.node_patches import (
+    Allocation,
+    NodeMeasurements,
+    PatchPlan,
+    PatchRules,
+    WriteResult,
+    allocation_by_node,
+)
 from nodewise_scorers.annotator.node_usage import (
     MemoryRequests,
     PrometheusUsageSource,
     SampledUsageSource,
     UsageMeasurement,
-    UsageSource,
 )
-from nodewise_scorers.annotator.options import AnnotatorConfig, AnnotatorOptions
 from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+
+UsageSource = PrometheusUsageSource | SampledUsageSource
 
 QUERY_TIMEOUT_S: Final = 15.0
 """Of one metric. Prometheus' own time-out is shorter and has a better message."""
@@ -59,8 +67,8 @@ def create_usage_source(
         return None
     servers = [source for source in sources if isinstance(source, PrometheusSource)]
     if servers:
-        return PrometheusUsageSource(selector, options, config, servers, clock)
-    return SampledUsageSource(selector, options, config, clock)
+        return PrometheusUsageSource(selector, options, config.options, servers, clock)
+    return SampledUsageSource(selector, options, config.options, clock)
 
 
 class Annotator:
@@ -116,7 +124,9 @@ class Annotator:
     ) -> AnnotationPlan:
         """Measure and plan without writing; `keeps_complete` as in `node_patches.NodeMeasurements`."""
         nodes = list(nodes)
-        allocations = await cooperative_scheduling.run(allocation_by_node(pods, self.config.gpu))
+        allocations = await cooperative_scheduling.run(
+            allocation_by_node(pods, self.config.options.annotate_gpu_resource)
+        )
         measured = await self._measure(self._usage_source, nodes, allocations) if self._usage_source else None
         usage = measured.usage if measured else None
         measurements = NodeMeasurements(usage, allocations, self._clock.now(), keeps_complete)
@@ -129,9 +139,9 @@ class Annotator:
         self, source: UsageSource, nodes: Iterable[Any], allocations: Mapping[str, Allocation]
     ) -> UsageMeasurement:
         requests = {}
-        if self.config.use_requests:
+        if self.config.options.annotate_use_requests:
             async for node in cooperative_scheduling.iterate_with_pauses(
-                filter(node_requests.is_node_ready, nodes)
+                filter(node_patches.is_node_ready, nodes)
             ):
                 name = node.metadata.name
                 allocatable_bytes = load_annotations.parse_capacity(node.status.allocatable).memory_bytes
@@ -151,7 +161,7 @@ class Annotator:
         self._logged_failures = failures
 
 
-NODE_FIELDS: Final = AnnotatedNode
+NODE_FIELDS: Final = node_patches.AnnotatedNode
 """To be merged into the type of nodes in the store."""
 BOUND_PODS: Final = "annotator-pods"
 """The name in `Watched` of the pods that hold their requests."""
@@ -160,13 +170,11 @@ _MAX_QUERIES: Final = 8
 
 def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
     """The objects that the annotator needs besides nodes."""
-    config = options.leader_annotator_config(settings)
+    config = leader_annotator_config(settings)
     if config is None or not config.needs_pods:
         return ()
-    keep = node_requests.make_pod_reducer(config.gpu)
-    return (
-        Watched(BOUND_PODS, PODS, node_requests.POD, keep=keep, selectors=pod_requests.HOLDING_SELECTORS),
-    )
+    keep = node_patches.make_pod_reducer(config.options.annotate_gpu_resource)
+    return (Watched(BOUND_PODS, PODS, node_patches.POD, keep=keep, selectors=pod_requests.HOLDING_SELECTORS),)
 
 
 class AnnotatorController(Controller):
@@ -183,7 +191,7 @@ class AnnotatorController(Controller):
 
         `BadSettings` for statistics that would expire between two bursts.
         """
-        config = options.leader_annotator_config(settings)
+        config = leader_annotator_config(settings)
         if config is None:
             raise TypeError("the annotator is off")
         selector = SourceSelector(

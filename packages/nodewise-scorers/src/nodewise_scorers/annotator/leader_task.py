@@ -10,7 +10,7 @@ from nodewise.agent.controller_interface import Controller, Handle, LeaderTask
 from nodewise.base.option import SettingsByGroup
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_source import MetricsSource
-from nodewise_scorers.annotator.options import AnnotatorOptions
+from nodewise_scorers.annotator import AnnotatorOptions
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 

@@ -1,38 +1,181 @@
 """Plans the patches of nodes and writes them in one burst: only annotations that changed enough are written.
 
-Each patch of a node makes kube-scheduler retry every unschedulable pod.
+Each patch of a node makes kube-scheduler retry every unschedulable pod. The annotations are those of the usage, and of
+the requests of the pods on each node and what they leave of the node's allocatable resources.
 """
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from nodewise.base import quantity
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.base.quantity import MAX_AMOUNT
+from nodewise.kube import pod_requests
 from nodewise.kube.api_server_interface import Api, NotFound, run_api_calls
+from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus
 from nodewise.kube.resource_kinds import NODES
-from nodewise_scorers.annotator import node_requests
-from nodewise_scorers.annotator.node_requests import REQUESTED_MEMORY, Allocation, allocation_annotations
-from nodewise_scorers.annotator.node_usage import (
-    REQUIRED_KEYS,
-    USAGE_KEYS,
-    NodeUsage,
-    informational_annotations,
-    usage_annotations,
-)
-from nodewise_scorers.annotator.options import AnnotatorConfig
+from nodewise.kube.struct_type_merge import merge
+from nodewise_scorers.annotator import GPU, AnnotatorConfig
+from nodewise_scorers.annotator.node_usage import REQUIRED_KEYS, NodeUsage, usage_annotations
 from nodewise_scorers.statistics import load_annotations
-from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
+from nodewise_scorers.statistics.load_annotations import (
+    ANNOTATED_AT,
+    FREE_KEYS,
+    REQUESTED_KEYS,
+    USAGE_KEYS,
+    Capacity,
+    UsageAnnotations,
+)
 
+ALLOCATABLE_MEMORY: Final = "allocatable_memory"
+REQUESTED_MEMORY: Final = "reqested_memory"
+"""Only people read these two; spelled as the older annotator did."""
 MIN_CHANGE_SHARE: Final = 0.02
 """A number that differs from the current one by no more than this share of it is not written."""
+FIELD_MANAGER: Final = "nodewise-annotator"
+QPS: Final = 1000.0
+BURST: Final = 10_000
+"""Rate limit of the API client that writes. The number of concurrent calls (`run_api_calls`) limits a
+burst instead: one that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
+"""
 _MAX_CLOCK_SKEW_S: Final = 60.0
 """How far another writer's clock may be ahead."""
 
 CurrentAnnotations = Mapping[str, str]
 AnnotationPatch = Mapping[str, str | None]
 """None deletes an annotation."""
+
+
+class WrittenAnnotations(UsageAnnotations, frozen=True, gc=False, rename="kebab"):
+    """All annotations that the annotator writes."""
+
+    requested_cpu: str | None = None
+    requested_memory: str | None = None
+    requested_pods: str | None = None
+    requested_gpu: str | None = None
+    requested_ephemeral_storage: str | None = None
+    free_cpu: str | None = None
+    free_memory: str | None = None
+    free_pods: str | None = None
+    free_gpu: str | None = None
+    free_ephemeral_storage: str | None = None
+    allocatable_memory: str | None = msgspec.field(default=None, name=ALLOCATABLE_MEMORY)
+    reqested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
+
+
+_FIELDS: Final = {field.encode_name: field.name for field in msgspec.structs.fields(WrittenAnnotations)}
+
+
+class AnnotatedNodeMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: WrittenAnnotations | None = None
+
+
+class NodeCondition(msgspec.Struct, frozen=True, gc=False):
+    type: Any = ""
+    status: Any = ""
+
+
+class AnnotatedNodeStatus(msgspec.Struct, frozen=True, gc=False):
+    allocatable: msgspec.Raw = msgspec.Raw(b"null")
+    conditions: tuple[NodeCondition, ...] | None = None
+
+
+class AnnotatedNode(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a node besides its name and uid."""
+
+    metadata: AnnotatedNodeMetadata = AnnotatedNodeMetadata()
+    status: AnnotatedNodeStatus = AnnotatedNodeStatus()
+
+
+class BoundPod(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a pod that tell its requests and its node."""
+
+    spec: HoldingSpec = HoldingSpec()
+    status: HoldingStatus = HoldingStatus()
+
+
+POD: Final[Any] = merge("Pod", BoundPod)
+"""The type of pods in a store."""
+
+
+def is_node_ready(node: Any) -> bool:
+    """Whether the node's condition Ready is true."""
+    return any(
+        condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions or ()
+    )
+
+
+def current_annotations(node: Any) -> Mapping[str, str]:
+    """The node's annotations among those that the annotator writes."""
+    written = node.metadata.annotations
+    if written is None:
+        return {}
+    texts = ((key, getattr(written, field)) for key, field in _FIELDS.items())
+    return {key: text for key, text in texts if text is not None}
+
+
+class Allocation(NamedTuple):
+    """The sum of the requests of a node's pods, in whole numbers."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    pods: int = 0
+    gpu: int = 0
+    ephemeral_storage_bytes: int = 0
+
+
+def make_pod_reducer(gpu: str = GPU) -> Callable[[Any], Any | None]:
+    """Return a function that reduces a bound pod to its node and one container with the sum of its requests."""
+
+    def reduce(pod: Any) -> Any | None:
+        holds = pod_requests.holds_requests(pod)
+        return pod_requests.reduce_to_requests(pod, _resources(gpu)) if holds else None
+
+    return reduce
+
+
+def _resources(gpu: str) -> tuple[str, ...]:
+    """The resources of an allocation, in the order of `Allocation` without the number of pods."""
+    return "cpu", "memory", gpu, "ephemeral-storage"
+
+
+def pod_allocation(pod: Any, gpu: str = GPU) -> Allocation:
+    """The requests of a pod on a node.
+
+    CPU is rounded down to whole milli-CPU, as the older annotator does; other resources are rounded up to whole units.
+    """
+    cpu, *others = pod_requests.nano_requests(pod.spec, _resources(gpu), pod.status)
+    memory, devices, storage = map(quantity.whole_units, others)
+    return Allocation(min(cpu * 1000 // quantity.NANO, MAX_AMOUNT), memory, 1, devices, storage)
+
+
+def allocation_by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[str, Allocation]]:
+    """The allocation of each node by name; yields between pods. `gpu` is the name of the resource counted as GPU."""
+    allocations: dict[str, Allocation] = {}
+    empty = Allocation()
+    for pod in pods:
+        if pod_requests.holds_requests(pod):
+            node = pod.spec.nodeName
+            amounts = zip(allocations.get(node, empty), pod_allocation(pod, gpu), strict=True)
+            allocations[node] = Allocation(*map(sum, amounts))
+        yield
+    return allocations
+
+
+def allocation_annotations(allocation: Allocation, capacity: Capacity) -> Mapping[str, str]:
+    """The annotations `requested-…` and `free-…` of a node; 0 is free of an overcommitted resource."""
+    texts = {}
+    for requested_key, free_key, requested, allocatable in zip(
+        REQUESTED_KEYS, FREE_KEYS, allocation, capacity, strict=True
+    ):
+        texts[requested_key] = str(requested)
+        texts[free_key] = str(max(allocatable - requested, 0))
+    return texts
 
 
 class PatchRules(NamedTuple):
@@ -100,26 +243,15 @@ def plan_patches(
     unmeasured: list[str] = []
     for node in nodes:
         name = node.metadata.name
-        if not node_requests.is_node_ready(node):
+        if not is_node_ready(node):
             not_ready.append(name)
         else:
             usage = None if measurements.usage is None else measurements.usage.get(name, NodeUsage())
             if usage is not None and not usage.is_known:
                 unmeasured.append(name)
-            usage = _usage_to_write(node, usage, measurements, rules)
             plans.append(_plan_node(node, usage, measurements, config, rules))
         yield
     return PatchPlan(plans, tuple(not_ready), tuple(unmeasured))
-
-
-def _usage_to_write(
-    node: Any, usage: NodeUsage | None, measurements: NodeMeasurements, rules: PatchRules
-) -> NodeUsage | None:
-    """The measured usage, or unknown usage where the current annotations are better."""
-    if usage is None or usage.is_complete or not measurements.keeps_complete:
-        return usage
-    is_kept = has_complete_usage(node_requests.current_annotations(node), measurements.now, rules)
-    return NodeUsage() if is_kept else usage
 
 
 def _plan_node(
@@ -128,14 +260,22 @@ def _plan_node(
     measurements: NodeMeasurements,
     config: AnnotatorConfig,
     rules: PatchRules,
-) -> NodePlan:
+) -> NodePlan:  # complexity: one case per kind of annotation
     name, now = node.metadata.name, measurements.now
-    current = node_requests.current_annotations(node)
-    allocatable = load_annotations.parse_capacity(node.status.allocatable, config.gpu)
+    current = current_annotations(node)
+    if usage is not None and not usage.is_complete and measurements.keeps_complete:
+        usage = NodeUsage() if has_complete_usage(current, now, rules) else usage
+    allocatable = load_annotations.parse_capacity(
+        node.status.allocatable, config.options.annotate_gpu_resource
+    )
     allocation = measurements.allocation.get(name, Allocation())
     desired: dict[str, str | None] = {}
+    informational: dict[str, str] = {}
     if config.allocation:
         desired |= allocation_annotations(allocation, allocatable)
+        informational[REQUESTED_MEMORY] = str(allocation.memory_bytes)
+    if config.usage:
+        informational[ALLOCATABLE_MEMORY] = str(allocatable.memory_bytes)
     if usage is None and any(key in current for key in USAGE_KEYS):
         # the time belongs to the usage statistics, whose writer may have stopped
         patch = changed_annotations(current, desired, rules)
@@ -143,16 +283,8 @@ def _plan_node(
         patch = patch_without_usage(current, desired, now, rules)
     else:
         desired |= usage_annotations(usage, allocatable) if usage is not None else {}
-        informational = _informational_annotations(allocation, allocatable, config)
         patch = compute_patch(current, desired, informational, now, rules)
     return NodePlan(name, node.metadata.uid, current, desired, patch)
-
-
-def _informational_annotations(
-    allocation: Allocation, allocatable: Capacity, config: AnnotatorConfig
-) -> CurrentAnnotations:
-    requested = {REQUESTED_MEMORY: str(allocation.memory_bytes)} if config.allocation else {}
-    return requested | dict(informational_annotations(allocatable)) if config.usage else requested
 
 
 def has_annotation_changed(current: str | None, desired: str | None, share: float = MIN_CHANGE_SHARE) -> bool:
@@ -171,9 +303,8 @@ def statistics_age_s(current: CurrentAnnotations, now: float) -> float:
 
 def has_complete_usage(current: CurrentAnnotations, now: float, rules: PatchRules) -> bool:
     """Whether the node has usage statistics with deviations that have not expired."""
-    return (
-        all(key in current for key in REQUIRED_KEYS) and not statistics_age_s(current, now) >= rules.max_age_s
-    )
+    is_expired = statistics_age_s(current, now) >= rules.max_age_s
+    return not is_expired and all(key in current for key in REQUIRED_KEYS)
 
 
 def compute_patch(
@@ -189,8 +320,7 @@ def compute_patch(
     `informational` annotations only if there are others.
     """
     changed = changed_annotations(current, desired, rules)
-    age = statistics_age_s(current, now)
-    if not changed and age < rules.refresh_s:
+    if not changed and statistics_age_s(current, now) < rules.refresh_s:
         return {}
     changed_info = {key: text for key, text in informational.items() if current.get(key) != text}
     return {**changed, **changed_info, ANNOTATED_AT: format_rfc3339(now)}
@@ -221,14 +351,6 @@ def patch_without_usage(
     return compute_patch(current, {**deleted, **desired}, {}, now, rules) if desired else {}
 
 
-FIELD_MANAGER: Final = "nodewise-annotator"
-QPS: Final = 1000.0
-BURST: Final = 10_000
-"""Rate limit of the API client that writes. The number of concurrent calls (`run_api_calls`) limits a
-burst instead: one that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
-"""
-
-
 class WriteResult(NamedTuple):
     """Numbers of nodes of a burst."""
 
@@ -243,32 +365,28 @@ class WriteResult(NamedTuple):
 async def write_patches(api: Api, plans: Iterable[NodePlan]) -> WriteResult:
     """Write the patches, a few nodes at a time; a failure does not stop the others."""
     due = [plan for plan in plans if plan.patch]
-    outcomes: list[str] = []
+    done: list[str] = []
+    gone: list[str] = []
     errors: list[str] = []
 
     async def write(plan: NodePlan) -> None:
+        # with the uid, so that a new node of the same name is not written
+        body = {"metadata": {"uid": plan.uid, "annotations": plan.patch}}
         try:
-            outcomes.append(await _write_patch(api, plan))
+            await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
+            done.append(plan.name)
+        except NotFound:
+            gone.append(plan.name)
         except NodewiseError as error:
+            problems = error.problems if isinstance(error, BadInput) else ()
+            if any(problem.field == "metadata.uid" for problem in problems):
+                gone.append(plan.name)  # a new node: the API server rejects a change of the uid as immutable
+                return
             errors.append(f"node {plan.name}: {error}")
             if isinstance(error, Unavailable):
                 raise  # stops the burst: an unavailable API server gets no further requests
 
     with contextlib.suppress(Unavailable):
         await run_api_calls(write(plan) for plan in due)
-    done, gone = outcomes.count("done"), outcomes.count("gone")
-    return WriteResult(done, len(due) - done - gone, gone, errors[0] if errors else "")
-
-
-async def _write_patch(api: Api, plan: NodePlan) -> str:
-    # with the uid, so that a new node of the same name is not written
-    body = {"metadata": {"uid": plan.uid, "annotations": plan.patch}}
-    try:
-        await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
-    except NotFound:
-        return "gone"
-    except BadInput as error:
-        if any(problem.field == "metadata.uid" for problem in error.problems):
-            return "gone"  # a new node: the API server rejects a change of the uid as immutable
-        raise
-    return "done"
+    failed = len(due) - len(done) - len(gone)
+    return WriteResult(len(done), failed, len(gone), errors[0] if errors else "")

@@ -1,20 +1,17 @@
 """The usage of nodes: its statistics, its sources (Prometheus or samples), and its annotations.
 
-Statistics of the samples of one resource of one node: mean, standard deviation, minimum and forecast.
-
 The forecast is an autoregression of order 5 on the first differences of a series, fitted by least squares. That is
 ARIMA(5, 1, 0), which the older annotator took from a statistics package. Samples are averaged in chunks first, so
 that the next value is the average over a stretch of time, without the noise of single scrapes.
 
-Usage statistics that Prometheus computes, by the same queries that agents use with `--statistics metrics`.
-
-Usage statistics of samples that the annotator takes, for sources that only have current values.
+Prometheus computes usage statistics by the same queries that agents use with `--statistics metrics`. From sources that
+only have current values, the annotator takes samples.
 """
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,10 +26,9 @@ from nodewise.metrics.prometheus.range_matrix import Points
 from nodewise.metrics.prometheus.source import PrometheusSource, promql_duration
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_selection import SourceSelector
-from nodewise_scorers.annotator.node_requests import ALLOCATABLE_MEMORY
-from nodewise_scorers.annotator.options import AnnotatorConfig
-from nodewise_scorers.statistics import load_annotations, prometheus_load_queries
-from nodewise_scorers.statistics.load_annotations import Capacity
+from nodewise_scorers.annotator import ForecastOptions
+from nodewise_scorers.statistics import prometheus_load_queries
+from nodewise_scorers.statistics.load_annotations import USAGE_KEYS, Capacity
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 MILLI: Final = 1000.0
@@ -83,30 +79,7 @@ class UsageMeasurement(NamedTuple):
     """Messages that name a metric and why it could not be measured."""
 
 
-class UsageSource(Protocol):
-    """Measures the usage of nodes."""
-
-    async def take_sample(self) -> None:
-        """Take a sample if the sampling interval is over."""
-        ...
-
-    async def measure(self, requests: Mapping[str, MemoryRequests]) -> UsageMeasurement:
-        """Return the statistics as of now; `requests` is by node name and empty unless usage is limited to them."""
-        ...
-
-
-_CPU_KEYS: Final = (
-    load_annotations.MEAN_FREE_CPU,
-    load_annotations.STD_FREE_CPU,
-    load_annotations.FORECAST_FREE_CPU,
-)
-_MEMORY_KEYS: Final = (
-    load_annotations.MEAN_FREE_MEMORY,
-    load_annotations.STD_FREE_MEMORY,
-    load_annotations.FORECAST_FREE_MEMORY,
-)
-USAGE_KEYS: Final = (*_CPU_KEYS, *_MEMORY_KEYS)
-REQUIRED_KEYS: Final = (*_CPU_KEYS[:2], *_MEMORY_KEYS[:2])
+REQUIRED_KEYS: Final = (*USAGE_KEYS[:2], *USAGE_KEYS[3:5])
 """All keys except those of forecasts."""
 
 
@@ -116,33 +89,17 @@ def usage_annotations(usage: NodeUsage, capacity: Capacity) -> Mapping[str, str 
     Free is allocatable less the usage of all processes, so that an agent can compute the usage from allocatable again.
     It is between 0 and allocatable.
     """
-    return {
-        **_free_annotations(_CPU_KEYS, usage.cpu, capacity.cpu_milli, digits=3),
-        **_free_annotations(_MEMORY_KEYS, usage.memory, capacity.memory_bytes, digits=0),
-    }
-
-
-def informational_annotations(capacity: Capacity) -> Mapping[str, str]:
-    """Annotations that only people read; they are written together with other annotations."""
-    return {ALLOCATABLE_MEMORY: str(capacity.memory_bytes)}
-
-
-def _free_annotations(
-    keys: tuple[str, str, str], usage: ResourceUsage, allocatable: int, digits: int
-) -> Mapping[str, str | None]:
-    mean, deviation, forecast = keys
-    if not isfinite(usage.mean) or not allocatable:
-        return dict.fromkeys(keys)
-    values = {
-        mean: allocatable - usage.mean,
+    texts: list[str | None] = []
+    for resource, allocatable, digits in (
+        (usage.cpu, capacity.cpu_milli, 3),
+        (usage.memory, capacity.memory_bytes, 0),
+    ):
+        is_known = allocatable and isfinite(resource.mean)
         # a value between 0 and allocatable cannot deviate by more than allocatable, so the same bounds hold
-        deviation: usage.deviation,
-        forecast: allocatable - usage.forecast,
-    }
-    return {
-        key: format_number(min(max(value, 0.0), allocatable), digits) if isfinite(value) else None
-        for key, value in values.items()
-    }
+        for value in (allocatable - resource.mean, resource.deviation, allocatable - resource.forecast):
+            limited = min(max(value, 0.0), allocatable)
+            texts.append(format_number(limited, digits) if is_known and isfinite(value) else None)
+    return dict(zip(USAGE_KEYS, texts, strict=True))
 
 
 def format_number(value: float, digits: int) -> str:
@@ -225,14 +182,6 @@ def forecast_mean(samples: NDArray[np.float64]) -> float:
 ValueByNode = Mapping[str, float]
 
 
-class SampleQuery(NamedTuple):
-    """A query for the usage at one time, evaluated once per step."""
-
-    resource: str
-    text: str
-    step_s: float
-
-
 _SAMPLES_PER_CHUNK: Final = 3
 """Samples of a forecast."""
 _MIN_RATE_S: Final = 60.0
@@ -241,13 +190,13 @@ _SAMPLES_PER_WINDOW: Final = 60
 
 
 class PrometheusUsageSource:
-    """Queries the statistics, and the samples that forecasts need (`node_usage.UsageSource`)."""
+    """Queries the statistics, and the samples that forecasts need."""
 
     def __init__(
         self,
         selector: SourceSelector,
         options: WindowOptions,
-        config: AnnotatorConfig,
+        config: ForecastOptions,
         sources: Sequence[PrometheusSource],
         clock: clocks.Clock,
     ) -> None:
@@ -268,10 +217,10 @@ class PrometheusUsageSource:
         cpu_mean, cpu_deviation, memory_mean, memory_deviation = [
             await self._query_values(metric_request, failures) for metric_request in self._metric_requests
         ]
-        if self._config.use_requests:
+        if self._config.annotate_use_requests:
             window_s = self._options.statistics_window_s
-            query = self._memory_query(window_s / _SAMPLES_PER_WINDOW)
-            points = await self._query_samples(query, window_s, failures)
+            step_s = window_s / _SAMPLES_PER_WINDOW
+            points = await self._query_samples("memory", window_s, step_s, failures)
             memory_mean, memory_deviation = await _limited_statistics(points, requests)
         cpu_forecast, memory_forecast = await self._update_forecasts(failures)
         usage = {}
@@ -293,40 +242,34 @@ class PrometheusUsageSource:
 
     async def _update_forecasts(self, failures: list[str]) -> tuple[ValueByNode, ValueByNode]:
         """Forecasts of CPU and memory; computed once per step of their samples, since more often changes nothing."""
-        window_s = self._config.forecast_window_s
+        window_s = self._config.annotate_forecast_window_s
         step_s = window_s / (_SAMPLES_PER_CHUNK * CHUNKS)
-        if self._config.forecast and self._clock.monotonic() - self._forecast_s >= step_s:
-            cpu = await self._compute_forecasts(self._cpu_query(step_s), window_s, failures)
-            memory = await self._compute_forecasts(self._memory_query(step_s), window_s, failures)
-            self._forecasts = cpu, memory
-            if cpu and memory:
-                self._forecast_s = self._clock.monotonic()
+        if not self._config.annotate_forecast or self._clock.monotonic() - self._forecast_s < step_s:
+            return self._forecasts
+        forecasts: list[ValueByNode] = []
+        for resource in ("cpu", "memory"):
+            by_node = {}
+            points_by_node = await self._query_samples(resource, window_s, step_s, failures)
+            async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
+                by_node[node] = forecast_mean(points[:, 1])
+            forecasts.append(by_node)
+        self._forecasts = (forecasts[0], forecasts[1])
+        if all(forecasts):
+            self._forecast_s = self._clock.monotonic()
         return self._forecasts
 
-    async def _compute_forecasts(
-        self, query: SampleQuery, window_s: float, failures: list[str]
-    ) -> ValueByNode:
-        forecasts = {}
-        points_by_node = await self._query_samples(query, window_s, failures)
-        async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
-            forecasts[node] = forecast_mean(points[:, 1])
-        return forecasts
-
-    def _cpu_query(self, step_s: float) -> SampleQuery:
-        default = prometheus_load_queries.cpu_usage_query(
-            max(step_s, _MIN_RATE_S), self._options.exporter_matchers
-        )
-        return SampleQuery("cpu", self._config.cpu_samples_query or default, step_s)
-
-    def _memory_query(self, step_s: float) -> SampleQuery:
-        default = prometheus_load_queries.memory_usage_query(self._options.exporter_matchers)
-        return SampleQuery("memory", self._config.memory_samples_query or default, step_s)
-
     async def _query_samples(
-        self, query: SampleQuery, window_s: float, failures: list[str]
+        self, resource: str, window_s: float, step_s: float, failures: list[str]
     ) -> Mapping[str, Points]:
-        """The samples of the first Prometheus that has any, by node name."""
-        text = f"({query.text})[{promql_duration(window_s)}:{promql_duration(query.step_s)}]"
+        """The samples of the first Prometheus that has any, one per step of the window, by node name."""
+        matchers = self._options.exporter_matchers
+        if resource == "cpu":
+            default = prometheus_load_queries.cpu_usage_query(max(step_s, _MIN_RATE_S), matchers)
+            query = self._config.annotate_cpu_samples_query or default
+        else:
+            query = self._config.annotate_memory_samples_query
+            query = query or prometheus_load_queries.memory_usage_query(matchers)
+        text = f"({query})[{promql_duration(window_s)}:{promql_duration(step_s)}]"
         reason = "only Prometheus has samples, and none is configured: give --prometheus-url"
         for source in self._sources:
             try:
@@ -337,7 +280,7 @@ class PrometheusUsageSource:
                 if points:
                     return points
                 reason = "no series of a node"
-        failures.append(f"samples of {query.resource}: {reason}")
+        failures.append(f"samples of {resource}: {reason}")
         return {}
 
 
@@ -369,14 +312,14 @@ _MIN_INTERVAL_S: Final = 5.0
 
 
 class SampledUsageSource:
-    """Keeps the samples of a window (`node_usage.UsageSource`). A single sample has a mean and no deviation."""
+    """Keeps the samples of a window. A single sample has a mean and no deviation."""
 
     def __init__(
-        self, selector: SourceSelector, options: WindowOptions, config: AnnotatorConfig, clock: clocks.Clock
+        self, selector: SourceSelector, options: WindowOptions, config: ForecastOptions, clock: clocks.Clock
     ) -> None:
         self._selector = selector
         self._window_s = options.statistics_window_s
-        self._has_forecasts = config.forecast
+        self._has_forecasts = config.annotate_forecast
         self._clock = clock
         self._samples: dict[str, dict[str, deque[tuple[float, float]]]] = {CPU: {}, MEMORY: {}}
         """By metric and node: times and values."""

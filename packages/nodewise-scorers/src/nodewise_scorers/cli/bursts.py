@@ -1,9 +1,8 @@
 """`nodewise simulate bursts`: places bursty pods with scoring agents."""
 
 import csv
-import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -25,7 +24,7 @@ from nodewise.install.scheduler_configuration import SchedulerOptions
 from nodewise.observe import logs
 from nodewise.scheduling_model.in_process_extender import URL, AgentGroup
 from nodewise_scorers import bursts_simulation
-from nodewise_scorers.bursts_simulation import BurstsResult, Scenario
+from nodewise_scorers.bursts_simulation import Scenario
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
 NONE: Final = "none"
@@ -92,7 +91,7 @@ class BurstOptions(CommandOptions, frozen=True, kw_only=True):
     kinds=_agents_reading_pods_only(),
     short_help="Place bursty pods with scoring agents.",
 )
-def command(command_line: CommandLine) -> None:
+def command(command_line: CommandLine) -> None:  # complexity: steps in order
     """Place pods whose usage differs from their requests, and measure for how long nodes are overloaded.
 
     Pods arrive and end on identical nodes and alternate between busy and calm phases: most use much less than they
@@ -126,7 +125,13 @@ def command(command_line: CommandLine) -> None:
     window_s = command_line.settings(WindowOptions).statistics_window_s
     scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
     agents = [_create_agent_group(names, own, command_line) for names in dict.fromkeys(own.agents)]
-    runs = _execute_burst_runs(scenario, agents, range(own.seed, own.seed + own.runs))
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("placing", total=len(agents) * own.runs * scenario.minutes)
+        runs = [
+            bursts_simulation.run(scenario, group, seed, lambda: progress.advance(bar))
+            for group in agents
+            for seed in range(own.seed, own.seed + own.runs)
+        ]
     means = {
         entry.name: bursts_simulation.mean([run for run in runs if run.agents == entry.name])
         for entry in agents
@@ -135,12 +140,16 @@ def command(command_line: CommandLine) -> None:
         nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
         plots.plot_overloaded_nodes(nodes_by_minute, Path(own.svg))
     if own.output == "text":
-        _print_table(means)
+        head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
+        tables.print_table(head, [_burst_table_row(name, run_means) for name, run_means in means.items()])
+    elif own.output == "json":
+        click.echo(msgspec.json.encode({"mean": means, "runs": runs}))
     else:
-        click.echo(
-            _encode_burst_runs_json(runs, means) if own.output == "json" else _encode_burst_runs_csv(runs),
-            nl=own.output == "json",
-        )
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(["agents", "seed", "minute", "nodes"])
+        for burst_run in runs:
+            counts = enumerate(burst_run.nodes_by_minute)
+            lines.writerows([burst_run.agents, burst_run.seed, *row] for row in counts)
 
 
 def _create_agent_group(names: str, own: BurstOptions, command_line: CommandLine) -> AgentGroup:
@@ -161,46 +170,9 @@ def _create_agent_group(names: str, own: BurstOptions, command_line: CommandLine
     return AgentGroup(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
 
-def _execute_burst_runs(
-    scenario: Scenario, agents: Sequence[AgentGroup], seeds: Sequence[int]
-) -> list[BurstsResult]:
-    """Execute all runs; on a terminal, with a progress bar."""
-    hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        bar = progress.add_task("placing", total=len(agents) * len(seeds) * scenario.minutes)
-        return [
-            bursts_simulation.run(scenario, group, seed, lambda: progress.advance(bar))
-            for group in agents
-            for seed in seeds
-        ]
-
-
-def _print_table(means: Mapping[str, Mapping[str, Any]]) -> None:
-    head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
-    tables.print_table(head, [_burst_table_row(name, run_means) for name, run_means in means.items()])
-
-
 def _burst_table_row(name: str, means: Mapping[str, Any]) -> list[str]:
     share = means["node_minutes"] / means["all_node_minutes"]
     counts = ("cpu_node_minutes", "memory_node_minutes", "restarts", "unplaced_pods")
     texts = [f"{means[key]:.0f}" for key in counts]
-    return [
-        name,
-        f"{means['node_minutes']:.0f}",
-        f"{share:.2%}",
-        *texts,
-        f"{means['waited_minutes']:.0f} min",
-    ]
-
-
-def _encode_burst_runs_json(runs: Sequence[BurstsResult], means: Mapping[str, Any]) -> str:
-    return msgspec.json.encode({"mean": means, "runs": runs}).decode()
-
-
-def _encode_burst_runs_csv(runs: Sequence[BurstsResult]) -> str:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["agents", "seed", "minute", "nodes"])
-    for run in runs:
-        lines.writerows([run.agents, run.seed, *row] for row in enumerate(run.nodes_by_minute))
-    return text.getvalue()
+    waited = f"{means['waited_minutes']:.0f} min"
+    return [name, f"{means['node_minutes']:.0f}", f"{share:.2%}", *texts, waited]

@@ -1,27 +1,27 @@
 """The congestion agent: nodes whose annotation `congestion-factor` is high score low.
 
-| module | content |
-|---|---|
-| `options.py` | settings |
-| `state.py` | reads the annotation of nodes into scores |
-| `agent.py` | answers requests by look-up, with details for `explain` |
+`__init__.py` contains its settings, `agent.py` its state and its answers.
 
 Replaces the agent of that name of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Annotated, Any, Final
 
-from nodewise.agent import AgentKind, DeferredType, LoadScoring
-from nodewise_scorers.congestion.options import CongestionOptions
+import msgspec
 
-if TYPE_CHECKING:
-    # imported when a kind is used: commands declare the options of all agents
-    from nodewise_scorers.congestion.agent import CongestionAgent
-    from nodewise_scorers.congestion.state import CongestionStateBuilder
+from nodewise.agent import LoadScoring
+from nodewise_scorers.scoring_agent import MissingOptions, ScoringAgentKind
 
 
-class CongestionKind(AgentKind):
+class CongestionOptions(MissingOptions, frozen=True, kw_only=True):
+    """Setting for the maximum of the congestion factor."""
+
+    congestion_factor_max: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] = 100
+    """Congestion factor at which the score of a node is 0. Below it, scores fall evenly from 10 at a factor of 0."""
+
+
+class CongestionKind(ScoringAgentKind):
     """The agent `congestion`."""
 
     name = "congestion"
@@ -29,24 +29,9 @@ class CongestionKind(AgentKind):
     options = CongestionOptions
     load_scoring: LoadScoring = "aspect"
 
-    pod_fields = DeferredType("nodewise_scorers.congestion.agent", "PodFields")
-    node_fields = DeferredType("nodewise_scorers.congestion.state", "CongestionNode")
-
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotation."""
-        from nodewise_scorers.congestion.state import annotation
-
-        return any(annotation(node) is not None for node in nodes)
-
-    def state(self, options: CongestionOptions, sync_period_s: float) -> "CongestionStateBuilder":  # noqa: ARG002
-        from nodewise_scorers.congestion.state import CongestionStateBuilder
-
-        return CongestionStateBuilder(options)
-
-    def agent(self, options: CongestionOptions) -> "CongestionAgent":
-        from nodewise_scorers.congestion.agent import CongestionAgent
-
-        return CongestionAgent(options)
+        return any(self.module.annotation(node) is not None for node in nodes)
 
 
 KIND: Final = CongestionKind()

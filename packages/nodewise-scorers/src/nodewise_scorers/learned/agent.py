@@ -1,6 +1,7 @@
 """Answers requests of the learned agent by look-up: the expected reward of a pod type on each node."""
 
 from collections.abc import Generator, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -8,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
-from nodewise_scorers.learned.options import LearnedOptions
+from nodewise_scorers.learned import LearnedOptions
 from nodewise_scorers.learned.pod_type_rewards import Floats, LearningRule, TypeRewards
-from nodewise_scorers.learned.pod_types_and_outcomes import PendingPod, pending_pod_type, pod_type_key
-from nodewise_scorers.learned.state import LearnedState
+from nodewise_scorers.learned.pod_types_and_outcomes import PodFields, pending_pod_type, pod_type_key
+from nodewise_scorers.learned.state import LearnedState, LearnedStateBuilder
 
 PRIORITY: Final = "rl-priority"
 """Its name in kube-scheduler's configuration, as in kubeRL."""
@@ -21,6 +22,10 @@ _ROUNDING: Final = 1e-9
 _NODES_PER_PART: Final = 256
 """Nodes that are exported between two yields."""
 _encode = msgspec.json.encode
+
+
+class NodeFields(msgspec.Struct, frozen=True, gc=False):
+    """No field of a node is read but its name."""
 
 
 class ExpectedRewards(NamedTuple):
@@ -97,7 +102,7 @@ class LearnedDetails(NamedTuple):
         return {**numbers, "bonus": bonus} if bonus else numbers
 
 
-class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingPod, LearnedState]):
+class LearnedAgent(ScorePlugin[PodFields, LearnedState], StateExporter[PodFields, LearnedState]):
     """The agent `learned`. It rejects no node: a node on which a pod type was never tried has to be tried."""
 
     name = "learned"
@@ -109,7 +114,7 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
         )
         self.priorities = {PRIORITY: self.score}
 
-    def score(self, pod: PendingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         state = self.state(snapshot)
         if state is None:
             return None
@@ -125,28 +130,25 @@ class LearnedAgent(ScorePlugin[PendingPod, LearnedState], StateExporter[PendingP
     def export(self, state: LearnedState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """`{"types": {type: {node: {"reward", "tried"}}}}` in parts, types by name; `?type=NAMESPACE/TYPE` for one."""
         selected = query.get("type")
-        names: Iterable[str] = sorted(state.types) if selected is None else {selected} & state.types.keys()
+        types: Iterable[str] = sorted(state.types) if selected is None else {selected} & state.types.keys()
         parts = []
-        for name in names:
-            nodes = yield from self._export_nodes(state, state.types[name])
-            parts.append(_encode(name) + b": {" + nodes + b"}")
+        for type_ in types:
+            expected = expected_rewards(state.types[type_], state.now, self._rule)
+            names = state.nodes.names[expected.nodes].tolist()
+            rows = zip(names, expected.rewards.tolist(), expected.tried.tolist(), strict=True)
+            entries: list[bytes] = []
+            while part := list(islice(rows, _NODES_PER_PART)):
+                entries += [
+                    _encode(name) + b": " + _encode({"reward": reward, "tried": tried})
+                    for name, reward, tried in part
+                ]
+                yield
+            parts.append(_encode(type_) + b": {" + b", ".join(entries) + b"}")
         return b'{"types": {' + b",\n".join(parts) + b"}}\n"
 
-    def _export_nodes(self, state: LearnedState, known: TypeRewards) -> Generator[None, None, bytes]:
-        expected = expected_rewards(known, state.now, self._rule)
-        names = state.nodes.names[expected.nodes].tolist()
-        entries: list[bytes] = []
-        for start in range(0, len(names), _NODES_PER_PART):
-            part = slice(start, start + _NODES_PER_PART)
-            rows = zip(
-                names[part], expected.rewards[part].tolist(), expected.tried[part].tolist(), strict=True
-            )
-            entries += [
-                _encode(name) + b": " + _encode({"reward": reward, "tried": tried})
-                for name, reward, tried in rows
-            ]
-            yield
-        return b", ".join(entries)
+
+create_state_builder = LearnedStateBuilder
+create_agent = LearnedAgent
 
 
 def _scores_from_rewards(rewards: Floats) -> NDArray[np.int64]:

@@ -124,14 +124,6 @@ class _TypeEntry:
         self.known: TypeRewards | None = None
         self.text = b""
 
-    def put(self, node: str, estimate: RewardEstimate) -> None:
-        self.estimates[node] = estimate
-        self.known, self.text = None, b""
-
-    def drop(self, node: str) -> None:
-        del self.estimates[node]
-        self.known, self.text = None, b""
-
     def lay_out(self, index: NodeIndex) -> TypeRewards:
         names = list(self.estimates)
         numbers = index.numbers(names)
@@ -180,7 +172,8 @@ class RewardMemory:
         entry = self._types.pop(type_, None) or _TypeEntry({})
         self._types[type_] = entry  # at the end: it has the newest reward
         self._estimate_count += node not in entry.estimates
-        entry.put(node, estimate)
+        entry.estimates[node] = estimate
+        entry.known, entry.text = None, b""
         self.changes += 1
 
     def _evict_oldest_types(self) -> None:
@@ -221,7 +214,8 @@ class RewardMemory:
             if estimate.at < before and node not in self._index
         ]
         for node in gone:
-            entry.drop(node)
+            del entry.estimates[node]
+            entry.known, entry.text = None, b""
         self._estimate_count -= len(gone)
 
     def take(self, kept: StoredRewards, *, as_earlier: bool) -> None:
@@ -252,14 +246,10 @@ class RewardMemory:
         free_bytes = _MAX_BYTES
         parts: list[bytes] = []
         for name, entry in reversed(self._types.items()):
-            if not entry.text:
-                entry.text = msgspec.json.encode(entry.estimates)
-            key = msgspec.json.encode(name) + b":"
-            text = (
-                entry.text
-                if len(entry.text) + len(key) < free_bytes
-                else self._encode_fitting(entry, free_bytes - len(key))
-            )
+            entry.text = entry.text or msgspec.json.encode(entry.estimates)
+            key, text = msgspec.json.encode(name) + b":", entry.text
+            if len(key) + len(text) >= free_bytes:
+                text = self._encode_fitting(entry, free_bytes - len(key))
             if not text:
                 break
             parts.append(key + text)

@@ -1,19 +1,16 @@
-"""The fields of pods that are read, the type of a pod, and the outcome between two versions of it.
-
-The fields of pods that are read, and the type of a pod.
+"""The fields of pods that are read, the type of a pod, and its outcome between two versions.
 
 A pod's type is its label `podtype`, or `app`, or `name`; without these its controller's name, so that the replicas of
 one workload are of one type, or else its own. Types of different namespaces are different: the
 pods of one tenant do not affect those of another.
 
-The outcome of a pod between two versions of it, as a reward: 1 for running, 0.5 for suspicious, 0 for failed.
-
-Events are counted, not updates of the API server: the terminations of a container are numbered, and a phase counts
-when it begins. Of several containers the worst decides. A waiting container does not count, nor does a container that
-runs again after it terminated: its termination was counted.
+An outcome is a reward: 1 for running, 0.5 for suspicious, 0 for failed. Events are counted, not updates of the API
+server: the terminations of a container are numbered, and a phase counts when it begins. Of several containers the worst
+decides. A waiting container does not count, nor does a container that runs again after it terminated: its termination
+was counted.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from sys import intern
 from typing import Annotated, Final, NamedTuple, TypeVar
@@ -40,17 +37,17 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False):
     controller: bool | None = None
 
 
-class PendingPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PodFieldsMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     namespace: str = ""
     labels: Annotated[dict[str, str] | None, ReadKeys(("podtype", "app", "name"))] = None
     ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
 
 
-class PendingPod(msgspec.Struct, frozen=True, gc=False):
+class PodFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a pod to schedule."""
 
-    metadata: PendingPodMetadata
+    metadata: PodFieldsMetadata
 
 
 class TypeLabels(msgspec.Struct, frozen=True, gc=False):
@@ -119,43 +116,36 @@ def make_pod_reducer(namespaces: Iterable[str]) -> Callable[[ObservedPod], Obser
     allowed_namespaces = frozenset(namespaces)
 
     def keep(pod: ObservedPod) -> ObservedPod | None:
-        metadata = pod.metadata
-        is_observed = (
-            pod.spec.nodeName and pod.status.phase in _OBSERVED_PHASES and not metadata.deletionTimestamp
-        )
-        if len(pod.status.containerStatuses or ()) > _MOST_CONTAINERS:
+        metadata, spec, status = pod.metadata, pod.spec, pod.status
+        containers = status.containerStatuses or ()
+        if not spec.nodeName or status.phase not in _OBSERVED_PHASES or metadata.deletionTimestamp:
             return None
-        if not is_observed or (allowed_namespaces and metadata.namespace not in allowed_namespaces):
+        if len(containers) > _MOST_CONTAINERS:
+            return None
+        if allowed_namespaces and metadata.namespace not in allowed_namespaces:
             return None
         controller = _controller_owner(metadata.ownerReferences)
-        return (
-            None
-            if controller and controller.kind in _NODE_BOUND_CONTROLLERS
-            else _deduplicate_pod_fields(pod, controller)
+        if controller and controller.kind in _NODE_BOUND_CONTROLLERS:
+            return None
+        # values that thousands of pods share are stored once, and the owner only if that is the type
+        keeps_owner = controller and not _type_from_labels(metadata)
+        metadata = msgspec.structs.replace(
+            metadata,
+            namespace=intern(metadata.namespace),
+            labels=_deduplicate(metadata.labels),
+            ownerReferences=_deduplicate((controller,)) if keeps_owner else None,
+        )
+        reduced = []
+        for container in containers:
+            last = container.lastState if container.lastState and container.lastState.terminated else None
+            reduced.append(msgspec.structs.replace(container, name=intern(container.name), lastState=last))
+        return ObservedPod(
+            metadata=metadata,
+            spec=ObservedPodSpec(intern(spec.nodeName)),
+            status=ObservedPodStatus(intern(status.phase), tuple(reduced)),
         )
 
     return keep
-
-
-def _deduplicate_pod_fields(pod: ObservedPod, controller: OwnerReference | None) -> ObservedPod:
-    """The pod with values that thousands of pods share stored once, and its owner only if that is its type."""
-    metadata, phase = pod.metadata, pod.status.phase
-    metadata = msgspec.structs.replace(
-        metadata,
-        namespace=intern(metadata.namespace),
-        labels=_deduplicate(metadata.labels),
-        ownerReferences=_deduplicate((controller,))
-        if controller and not _type_from_labels(metadata)
-        else None,
-    )
-    containers = tuple(map(_compact_container_status, pod.status.containerStatuses or ()))
-    spec = ObservedPodSpec(intern(pod.spec.nodeName))
-    return ObservedPod(metadata=metadata, spec=spec, status=ObservedPodStatus(intern(phase), containers))
-
-
-def _compact_container_status(container: ObservedContainer) -> ObservedContainer:
-    last = container.lastState if container.lastState and container.lastState.terminated else None
-    return msgspec.structs.replace(container, name=intern(container.name), lastState=last)
 
 
 @lru_cache(4096)
@@ -164,7 +154,7 @@ def _deduplicate(value: T) -> T:
     return value
 
 
-def pending_pod_type(pod: PendingPod) -> str:
+def pending_pod_type(pod: PodFields) -> str:
     """The type of a pod to schedule."""
     metadata = pod.metadata
     labels = metadata.labels or {}
@@ -182,7 +172,7 @@ def _type_from_labels(metadata: ObservedPodMetadata) -> str:
     return labels.podtype or labels.app or labels.name or ""
 
 
-def _type_from_owner(metadata: PendingPodMetadata | ObservedPodMetadata) -> str:
+def _type_from_owner(metadata: PodFieldsMetadata | ObservedPodMetadata) -> str:
     controller = _controller_owner(metadata.ownerReferences)
     return (controller.name if controller else "") or metadata.name
 
@@ -202,7 +192,6 @@ FAILED: Final = 0.0
 
 _FAILURES: Final = frozenset({"Failed", "Unknown"})
 """Phases."""
-_RUNNING: Final = "Running"
 _MAX_ENDS: Final = 10
 """Terminations that count when only the restart count shows them."""
 _NO_STATE: Final = ContainerState()
@@ -218,79 +207,61 @@ class PodOutcome(NamedTuple):
     """When, by the kubelet's clock: seconds since 1970; NaN if unknown."""
 
 
-class _End(NamedTuple):
-    """The newest termination of a container that counts."""
-
-    reward: float
-    times: int
-    at: float
-
-
 def outcome_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> PodOutcome | None:
     """The outcome between two versions of a pod; None if nothing counts.
 
     `before` is None for the first version. Earlier terminations do not count then, unless the container is terminated.
     """
-    phase = after.status.phase
-    if phase in _FAILURES:
+    if after.status.phase in _FAILURES:
         is_known = before is not None and before.status.phase in _FAILURES
         return None if is_known else PodOutcome(FAILED, 1, _pod_end_time(after))
-    if phase != _RUNNING:
-        return None
-    ended = _worst_termination_outcome(_terminations_between(before, after, mttf_s))
-    if ended is not None:
-        return ended
-    if not _runs_without_terminations(after) or (before is not None and _runs_without_terminations(before)):
-        return None
-    return PodOutcome(RUNS, 1, _latest_container_start(after))
-
-
-def _terminations_between(before: ObservedPod | None, after: ObservedPod, mttf_s: float) -> Iterator[_End]:
-    """The terminations of containers between two versions of a pod."""
-    earlier = {container.name: container for container in _container_statuses(before)} if before else {}
-    for container in _container_statuses(after):
-        if (end := _newest_termination_since(earlier.get(container.name), container, mttf_s)) is not None:
-            yield end
+    earlier = {container.name: container for container in _containers(before)} if before else {}
+    ends = []
+    for container in _containers(after):
+        previous = earlier.get(container.name)
+        count = _termination_count(container)
+        # without an earlier version only the container's current state counts
+        is_over = (container.state or _NO_STATE).terminated is not None
+        new = count - (_termination_count(previous) if previous else count - int(is_over))
+        if new > 0:
+            reward = _termination_outcome(previous, container, mttf_s)
+            ends.append(PodOutcome(reward, new, _end_time(_newest_termination(container))))
+    return _worst_outcome(after, ends, has_run=before is not None and _runs_without_terminations(before))
 
 
 def outcome_since(pod: ObservedPod, until_s: float, mttf_s: float) -> PodOutcome | None:
     """The outcome of a pod after a time, as far as its status still shows it."""
-    phase = pod.status.phase
-    if phase in _FAILURES:
+    if pod.status.phase in _FAILURES:
         return PodOutcome(FAILED, 1, _pod_end_time(pod)) if _pod_end_time(pod) > until_s else None
-    if phase != _RUNNING:
+    ends = [
+        PodOutcome(_termination_outcome(None, container, mttf_s), 1, at)
+        for container in _containers(pod)
+        if (at := _end_time(_newest_termination(container))) > until_s
+    ]
+    return _worst_outcome(pod, ends, has_run=not _latest_start_time(pod) > until_s)
+
+
+def _worst_outcome(pod: ObservedPod, ends: list[PodOutcome], *, has_run: bool) -> PodOutcome | None:
+    """The outcome of the terminations of a running pod; without any, that it runs, unless that is known."""
+    if pod.status.phase != "Running":
         return None
-    ended = _worst_termination_outcome(
-        _End(_termination_outcome(None, container, mttf_s), 1, at)
-        for container in _container_statuses(pod)
-        if (at := _termination_time(_newest_termination(container), "finishedAt")) > until_s
-    )
-    if ended is not None:
-        return ended
-    return (
-        PodOutcome(RUNS, 1, _latest_container_start(pod))
-        if _runs_without_terminations(pod) and _latest_container_start(pod) > until_s
-        else None
-    )
+    if ends:
+        rewards, times, at = zip(*ends, strict=True)
+        return PodOutcome(min(rewards), min(max(times), _MAX_ENDS), max(at))
+    if has_run or not _runs_without_terminations(pod):
+        return None
+    return PodOutcome(RUNS, 1, _latest_start_time(pod))
 
 
-def _container_statuses(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
+def _containers(pod: ObservedPod) -> tuple[ObservedContainer, ...]:
     return pod.status.containerStatuses or ()
-
-
-def _worst_termination_outcome(ends: Iterable[_End]) -> PodOutcome | None:
-    all_ends = list(ends)
-    if not all_ends:
-        return None
-    times = min(max(end.times for end in all_ends), _MAX_ENDS)
-    return PodOutcome(min(end.reward for end in all_ends), times, max(end.at for end in all_ends))
 
 
 def _runs_without_terminations(pod: ObservedPod) -> bool:
     """Whether it runs, and no container ever terminated."""
-    return pod.status.phase == _RUNNING and all(
+    return pod.status.phase == "Running" and all(
         (container.state or _NO_STATE).running is not None and not _termination_count(container)
-        for container in _container_statuses(pod)
+        for container in _containers(pod)
     )
 
 
@@ -312,69 +283,36 @@ def _newest_termination(container: ObservedContainer) -> TerminatedState | None:
     return (container.state or _NO_STATE).terminated or (container.lastState or _NO_STATE).terminated
 
 
-def _newest_termination_since(
-    before: ObservedContainer | None, after: ObservedContainer, mttf_s: float
-) -> _End | None:
-    """The newest termination since `before`; without `before` only the container's current state counts."""
-    ended = _termination_count(after)
-    is_over = (after.state or _NO_STATE).terminated is not None
-    new = ended - (_termination_count(before) if before else ended - int(is_over))
-    if new <= 0:
-        return None
-    return _End(
-        _termination_outcome(before, after, mttf_s),
-        new,
-        _termination_time(_newest_termination(after), "finishedAt"),
-    )
-
-
 def _termination_outcome(before: ObservedContainer | None, after: ObservedContainer, mttf_s: float) -> float:
     """The first termination is suspicious. A later one is a failure unless it comes long after the previous one."""
     if _termination_count(after) <= 1:
         return SUSPICIOUS
+    previous = None  # the termination before the newest, if it is known
+    if (after.state or _NO_STATE).terminated is not None and after.lastState is not None:
+        previous = after.lastState.terminated
+    elif before is not None and _termination_count(before) == _termination_count(after) - 1:
+        previous = _newest_termination(before)
     newest = _newest_termination(after)
-    ended_s, began_s = _termination_time(newest, "finishedAt"), _termination_time(newest, "startedAt")
-    earlier_s = _termination_time(_previous_termination(before, after), "finishedAt")
+    began_s = load_annotations.time(newest.startedAt) if newest is not None else np.nan
+    ended_s, earlier_s = _end_time(newest), _end_time(previous)
     # an unknown time has a safe bound: a container starts after its previous end, and ends after its start
     last_s = began_s if np.isnan(ended_s) else ended_s
     first_s = began_s if np.isnan(earlier_s) else earlier_s
     return SUSPICIOUS if last_s - first_s > mttf_s else FAILED
 
 
-def _previous_termination(
-    before: ObservedContainer | None, after: ObservedContainer
-) -> TerminatedState | None:
-    """The termination before the newest, if it is known."""
-    if (after.state or _NO_STATE).terminated is not None and after.lastState is not None:
-        return after.lastState.terminated
-    return (
-        _newest_termination(before)
-        if before is not None and _termination_count(before) == _termination_count(after) - 1
-        else None
-    )
+def _end_time(ended: TerminatedState | None) -> float:
+    return load_annotations.time(ended.finishedAt) if ended is not None else np.nan
 
 
 def _pod_end_time(pod: ObservedPod) -> float:
-    return _latest_time(
-        _termination_time(_newest_termination(container), "finishedAt")
-        for container in _container_statuses(pod)
-    )
+    return _latest(_end_time(_newest_termination(container)) for container in _containers(pod))
 
 
-def _latest_container_start(pod: ObservedPod) -> float:
-    return _latest_time(
-        load_annotations.time(_container_start_time(container)) for container in _container_statuses(pod)
-    )
+def _latest_start_time(pod: ObservedPod) -> float:
+    running = ((container.state or _NO_STATE).running for container in _containers(pod))
+    return _latest(load_annotations.time(state.startedAt) for state in running if state is not None)
 
 
-def _container_start_time(container: ObservedContainer) -> str | None:
-    running = (container.state or _NO_STATE).running
-    return running.startedAt if running is not None else None
-
-
-def _latest_time(times_s: Iterable[float]) -> float:
+def _latest(times_s: Iterable[float]) -> float:
     return max((at for at in times_s if not np.isnan(at)), default=np.nan)
-
-
-def _termination_time(ended: TerminatedState | None, which: str) -> float:
-    return load_annotations.time(getattr(ended, which)) if ended is not None else np.nan

@@ -4,23 +4,25 @@ Outcomes of pods before the first cluster state are known from the stored reward
 learns nothing twice. Outcomes since the rewards were stored are learned from, as far as the status of pods shows them.
 """
 
+import contextlib
 import heapq
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from math import inf, isnan
 from typing import Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import Change, Changes, difference
 from nodewise.base.errors import BadInput
+from nodewise_scorers.learned import LearnedOptions
 from nodewise_scorers.learned import pod_type_rewards as memories
-from nodewise_scorers.learned import pod_types_and_outcomes
-from nodewise_scorers.learned.options import LearnedOptions
 from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardMemory, TypeRewards
 from nodewise_scorers.learned.pod_types_and_outcomes import (
     ObservedPod,
     PodOutcome,
     bound_pod_type,
+    outcome_between,
+    outcome_since,
     pod_type_key,
 )
 
@@ -96,80 +98,62 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._kept: _StoredText | None = None
         self._offered: _StoredText | None = None
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, LearnedState]:
+    def build(
+        self, cluster_state: ClusterState
+    ) -> Generator[None, None, LearnedState]:  # complexity: steps in order
         """Learn from the changes since the last call.
 
         If the generator is closed early, no outcome is lost or counted twice.
         """
         self._note_changes(cluster_state)
-        if self._state is not None and self._can_postpone_build(self._state, cluster_state):
-            return self._state
-        yield from self._observe_changes()
+        now, before = cluster_state.now, self._state
+        is_waited_for = bool(self._observations) or self._caught_up_from is not None
+        is_recent = before is not None and 0 <= now - before.now < _MIN_INTERVAL_S
+        if before is not None and cluster_state.nodes is before.nodes and is_recent and not is_waited_for:
+            return before
+        observations = yield from _observe(map(self._outcome_of_change, self._changes.values()))
+        self._changes = {}
+        self._observations.extend(observations)
         if self._first is not None and self._caught_up_from is not None:
-            yield from self._observe_missed_outcomes(self._first.pods, self._caught_up_from)
-        elif self._first is not None and cluster_state.now - self._first.now > _RECALL_TIMEOUT_S:
+            since_s = self._caught_up_from
+            observations = yield from _observe(
+                (pod, outcome_since(pod, since_s, self._mttf_s)) for pod in self._first.pods.values()
+            )
+            self._first = self._caught_up_from = None
+            self._observations.extendleft(reversed(observations))
+        elif self._first is not None and now - self._first.now > _RECALL_TIMEOUT_S:
             self._first = None
         for number in range(len(self._observations)):
             type_, node, outcome = self._observations.popleft()
-            self._memory.learn(type_, node, outcome.reward, outcome.times, cluster_state.now)
+            self._memory.learn(type_, node, outcome.reward, outcome.times, now)
             if not number % _STRIDE:
                 yield
-        self._until = cluster_state.now
-        types = yield from self._memory.lay_out(cluster_state.nodes, cluster_state.now)
-        self._state = LearnedState(cluster_state.nodes, types, cluster_state.now)
+        self._until = now
+        types = yield from self._memory.lay_out(cluster_state.nodes, now)
+        self._state = LearnedState(cluster_state.nodes, types, now)
         return self._state
 
-    def _can_postpone_build(self, before: LearnedState, cluster_state: ClusterState) -> bool:
-        """Whether the computation can wait for the next change or refresh."""
-        is_waited_for = bool(self._observations) or self._caught_up_from is not None
-        return (
-            cluster_state.nodes is before.nodes
-            and 0 <= cluster_state.now - before.now < _MIN_INTERVAL_S
-            and not is_waited_for
-        )
+    def _outcome_of_change(self, change: Change[ObservedPod]) -> tuple[ObservedPod | None, PodOutcome | None]:
+        before, after = change
+        if after is None or before is after:
+            return None, None
+        is_same = before is not None and before.metadata.uid == after.metadata.uid
+        return after, outcome_between(before if is_same else None, after, self._mttf_s)
 
     def _note_changes(self, cluster_state: ClusterState) -> None:
         """Store the changes, so that they are not lost if this build fails."""
         pods: Pods = cluster_state.objects.get(PODS, {})
+        changes: Changes[ObservedPod] = {}
         if self._pods is None:
             self._first = _InitialState(pods, cluster_state.now)
         elif cluster_state.changes is None:
-            self._merge_pod_changes(difference(self._pods, pods))
+            changes = difference(self._pods, pods)
         else:
-            self._merge_pod_changes(cluster_state.changes.get(PODS, {}))
-        self._pods = pods
-
-    def _merge_pod_changes(self, changes: Changes[ObservedPod]) -> None:
+            changes = cluster_state.changes.get(PODS, {})
         for pod, change in changes.items():
             earlier = self._changes.get(pod, change)
             self._changes[pod] = Change(earlier.old, change.new)
-
-    def _observe_changes(self) -> Generator[None, None, None]:
-        observations: list[_Observation] = []
-        for number, (before, after) in enumerate(self._changes.values()):
-            if after is not None and before is not after:
-                is_same = before is not None and before.metadata.uid == after.metadata.uid
-                observations += _observations_of(
-                    after,
-                    pod_types_and_outcomes.outcome_between(before if is_same else None, after, self._mttf_s),
-                )
-            if not number % _STRIDE:
-                yield
-        ordered = yield from _sort_by_time(observations)
-        self._changes = {}
-        self._observations.extend(ordered)
-
-    def _observe_missed_outcomes(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
-        observations: list[_Observation] = []
-        for number, pod in enumerate(pods.values()):
-            observations += _observations_of(
-                pod, pod_types_and_outcomes.outcome_since(pod, since_s, self._mttf_s)
-            )
-            if not number % _STRIDE:
-                yield
-        ordered = yield from _sort_by_time(observations)
-        self._first = self._caught_up_from = None
-        self._observations.extendleft(reversed(ordered))
+        self._pods = pods
 
     def recall(self, kept: bytes) -> None:
         """Continue from stored rewards. `BadInput` if they cannot be read."""
@@ -187,7 +171,9 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         """The form to store, if it changed. All replicas learn from the same pods, so the leader may overwrite it."""
         known = self._kept
         if kept is not None and (known is None or kept != known.text):
-            self._merge_stored_rewards(kept)
+            # rewards that another replica stored: estimates unknown here are not lost, unreadable ones are overwritten
+            with contextlib.suppress(BadInput):
+                self._memory.take(memories.parse_stored_rewards(kept), as_earlier=False)
         elif self._memory.changes == (known.changes if known is not None and kept is not None else 0):
             return None
         if not len(self._memory):
@@ -195,24 +181,18 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._offered = _StoredText(self._memory.text(self._until), self._memory.changes)
         return self._offered.text
 
-    def _merge_stored_rewards(self, kept: bytes) -> None:
-        """Merge rewards that another replica stored, so that estimates unknown here are not lost."""
-        try:
-            self._memory.take(memories.parse_stored_rewards(kept), as_earlier=False)
-        except BadInput:
-            return  # it is overwritten
 
-
-def _observations_of(pod: ObservedPod, outcome: PodOutcome | None) -> list[_Observation]:
-    if outcome is None:
-        return []
-    return [
-        _Observation(pod_type_key(pod.metadata.namespace, bound_pod_type(pod)), pod.spec.nodeName, outcome)
-    ]
-
-
-def _sort_by_time(observations: Sequence[_Observation]) -> Generator[None, None, list[_Observation]]:
-    """Sort by time, because the newest counts most; outcomes without a time are last."""
+def _observe(
+    outcomes: Iterable[tuple[ObservedPod | None, PodOutcome | None]],
+) -> Generator[None, None, list[_Observation]]:
+    """The outcomes that count, by time, because the newest counts most; those without a time are last."""
+    observations: list[_Observation] = []
+    for number, (pod, outcome) in enumerate(outcomes):
+        if pod is not None and outcome is not None:
+            type_ = pod_type_key(pod.metadata.namespace, bound_pod_type(pod))
+            observations.append(_Observation(type_, pod.spec.nodeName, outcome))
+        if not number % _STRIDE:
+            yield
     parts = []
     for start in range(0, len(observations), _SORTED):
         parts.append(sorted(observations[start : start + _SORTED], key=_outcome_time))

@@ -15,23 +15,29 @@ from nodewise.agent import (
     StateExporter,
     Verdict,
 )
-from nodewise_scorers.pigeon import placement_objectives, resource_units
-from nodewise_scorers.pigeon import scored_pod_statistics as demands
-from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.pigeon_cfg_file import PigeonConfig
-from nodewise_scorers.pigeon.placement_objectives import PigeonDetails, pack_resource_bits
-from nodewise_scorers.pigeon.resource_units import NAMES, UNIT_NAMES, Row
-from nodewise_scorers.pigeon.state import PigeonPod, PigeonState
-from nodewise_scorers.statistics.missing_statistics import NoStatistics, StatisticsNotReady
+from nodewise_scorers.pigeon.options import NAMES, PigeonConfig, PigeonOptions, load_config
+from nodewise_scorers.pigeon.placement_objectives import SCALINGS, PigeonDetails, pack_resource_bits
+from nodewise_scorers.pigeon.scored_pod_statistics import demand_variability
+from nodewise_scorers.pigeon.state import (
+    UNIT_NAMES,
+    NodeFields,
+    PigeonState,
+    PigeonStateBuilder,
+    PodFields,
+    pod_demand,
+)
+from nodewise_scorers.scoring_agent import NoStatistics, StatisticsNotReady
+
+__all__ = ["NodeFields", "PigeonAgent", "PodFields", "create_agent", "create_state_builder"]
 
 PRIORITY: Final = "pigeon-holing"
 """The older system's name of the agent's scores."""
 
 
 class PigeonAgent(
-    FilterPlugin[PigeonPod, PigeonState],
-    ScorePlugin[PigeonPod, PigeonState],
-    StateExporter[PigeonPod, PigeonState],
+    FilterPlugin[PodFields, PigeonState],
+    ScorePlugin[PodFields, PigeonState],
+    StateExporter[PodFields, PigeonState],
 ):
     """The agent `pigeon`."""
 
@@ -40,87 +46,60 @@ class PigeonAgent(
     def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:
         self._options = options
         self._config = config
-        self._to_scores = placement_objectives.SCALINGS[options.pigeon_scaling]
+        self._to_scores = SCALINGS[options.pigeon_scaling]
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
 
-    def equivalence_key(self, pod: PigeonPod, snapshot: Snapshot) -> tuple[()]:  # noqa: ARG002
+    def equivalence_key(self, pod: PodFields, snapshot: Snapshot) -> tuple[()]:  # noqa: ARG002
         """The same nodes are rejected for all pods."""
         return ()
 
-    def filter(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
         """With `--when-missing reject`: rejects nodes whose requested resources are unknown."""
         state = self.state(snapshot)
         if state is None:
-            return Verdict(
-                np.ones(len(candidates), np.int16),
-                (StatisticsNotReady(self.name, "the nodes are not read yet"),),
-            )
+            reason = StatisticsNotReady(self.name, "the nodes are not read yet")
+            return Verdict(np.ones(len(candidates), np.int16), (reason,))
         missing = state.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 
-    def score(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Nodes that the pod does not fit get 0."""
         state = self.state(snapshot)
         if state is None:
             return None
-        demand = resource_units.pod_demand(pod, self._options.pigeon_gpu_resource)
-        details = self._build_details(
-            state,
-            demand[: self._config.resources],
-            candidates,
-            self._demand_variability_with_pod(state, pod, demand),
-        )
-        return Scores(self._objective_scores(details), details=details)
-
-    def _demand_variability_with_pod(self, state: PigeonState, pod: PigeonPod, demand: Row) -> float | None:
-        """The variability of what pods request, with this pod."""
-        if not state.layout.follows_demand:
-            return None
-        return demands.demand_variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
-
-    def _build_details(
-        self, state: PigeonState, demand: Row, candidates: Names, variability: float | None
-    ) -> PigeonDetails:
         numbers = candidates.numbers
+        requests = pod_demand(pod, self._options.pigeon_gpu_resource)
+        demand = requests[: self._config.resources]
         lacking = state.room[:, numbers] < demand[:, None]
         fits = ~lacking.any(axis=0)
         measured = np.full(len(numbers), np.nan)
         if fits.any():
             measured[fits] = state.layout.evaluate(numbers[fits], demand)
-        missing = state.missing[numbers]
-        return PigeonDetails(
-            self._config.objective,
-            measured,
-            variability,
-            pack_resource_bits(lacking),
-            missing if missing.any() else None,
-        )
-
-    def _objective_scores(self, details: PigeonDetails) -> placement_objectives.Points:
-        values = details.values()
-        default, missing = self._options.score_missing, details.missing
+        variability = None
+        if state.layout.follows_demand:
+            statistics = state.memory.with_pod(pod.metadata.uid, requests)
+            variability = demand_variability(statistics, state.scale)
+        missing = state.missing[numbers] if state.missing[numbers].any() else None
+        objective, bits = self._config.objective, pack_resource_bits(lacking)
+        details = PigeonDetails(objective, measured, variability, bits, missing)
+        values, default = details.values(), self._options.score_missing
         if default is None or missing is None:
-            return self._to_scores(values)
+            return Scores(self._to_scores(values), details=details)
         unknown = (missing > 0) & ~np.isnan(values)
-        return np.where(unknown, default, self._to_scores(np.where(unknown, np.nan, values)))
+        scores = self._to_scores(np.where(unknown, np.nan, values))
+        return Scores(np.where(unknown, default, scores), details=details)
 
     def export(self, state: PigeonState, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
         """The requests of pods and the capacity of nodes for each resource that counts, in the agent's units."""
         statistics = state.memory.statistics
         deviations = statistics.covariance.diagonal() ** 0.5
-        rows = zip(
-            NAMES,
-            UNIT_NAMES,
-            state.scale.tolist(),
-            statistics.mean.tolist(),
-            deviations.tolist(),
-            strict=False,
-        )
+        columns = (state.scale.tolist(), statistics.mean.tolist(), deviations.tolist())
+        rows = zip(NAMES, UNIT_NAMES, *columns, strict=False)  # the scale has `num_resources` rows
         document = {
             "objective": self._config.objective,
-            "demand_variability": demands.demand_variability(statistics, state.scale),
+            "demand_variability": demand_variability(statistics, state.scale),
             "pods": statistics.samples,
             "resources": {
                 name: {"unit": unit, "node_mean": node, "pod_mean": mean, "pod_deviation": deviation}
@@ -129,3 +108,14 @@ class PigeonAgent(
         }
         yield
         return msgspec.json.encode(document) + b"\n"
+
+
+def create_state_builder(options: PigeonOptions) -> PigeonStateBuilder:
+    """`BadSettings` for an invalid file, or one that differs from the settings."""
+    from_pods = options.pigeon_usage == "pods"
+    return PigeonStateBuilder(load_config(options), options.pigeon_gpu_resource, from_pods=from_pods)
+
+
+def create_agent(options: PigeonOptions) -> PigeonAgent:
+    """`BadSettings` as `create_state_builder`."""
+    return PigeonAgent(options, load_config(options))

@@ -1,28 +1,31 @@
-"""The objectives for a cluster, evaluated for each node that a pod may be placed on.
+"""The objectives for a cluster, evaluated for each node that a pod may be placed on, and their values as scores.
 
-Each objective is prepared once for a state of the cluster, and then evaluated for many pods.
-
-Mean and covariance of a table, and their values after one column has grown.
-
-The table has a row for each resource and a column for each node: the requested share of the node's capacity. The sums
-are not repeated for a pod: with the deviation x of a column from the mean, a growth d of the column changes the mean to
-m + d/n, and the covariance to C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n². All nodes together take O(nodes · resources²).
-
-The value of the objective for each candidate, or the reason why it has none.
-
-Converts values of an objective into scores.
+Each objective is prepared once for a state of the cluster, and then evaluated for many pods. Its table has a row for
+each resource and a column for each node: the requested share of the node's capacity. The sums are not repeated for a
+pod: with the deviation x of a column from the mean, a growth d of the column changes the mean to m + d/n, and the
+covariance to C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n². All nodes together take O(nodes · resources²).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
-from nodewise_scorers.pigeon.resource_units import NAMES
+from nodewise_scorers.pigeon.options import NAMES, Objective, Scaling
 
 Floats = NDArray[np.float64]
+Points = NDArray[np.int64]
+Bits = NDArray[np.uint8]
+"""By candidate or node: bit r for resource r."""
+
+ROUNDING: Final = 1e-9
+"""A mean share that differs less from 0 or 1 is 0 or 1: CONSOLIDATE is not continuous there, and sums are rounded."""
+_MIN_SCORE: Final = 1
+"""The score of the worst node that the pod fits."""
+_NOISE: Final = 1e-10
+"""Values that differ by less, relative to the largest, count as equal: rounding errors must not be stretched."""
 
 
 class TableMoments(NamedTuple):
@@ -46,28 +49,18 @@ def mean_and_covariance(table: Floats) -> TableMoments:
     return TableMoments(mean, deviations @ deviations.T / count, deviations)
 
 
-class ColumnGrowth(NamedTuple):
-    """The growth of one column, in k alternative cases."""
+def variance_after_growth(
+    before: TableMoments, columns: NDArray[np.intp], growth: Floats, along: Floats
+) -> Floats:
+    """The variance aᵀΣa (k) along directions a (R, k), with the covariance Σ after one column has grown.
 
-    columns: NDArray[np.intp]
-    """(k)"""
-    by: Floats
-    """(R, k)"""
-
-
-def mean_after_growth(before: TableMoments, growth: ColumnGrowth) -> Floats:
-    """The mean (R, k) after each growth."""
-    mean: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
-    return mean
-
-
-def variance_after_growth(before: TableMoments, growth: ColumnGrowth, along: Floats) -> Floats:
-    """The variance aᵀΣa (k) along the directions a (R, k), with the covariance Σ after each growth."""
+    There are k alternative cases: which of the `columns` (k) grows, and its `growth` (R, k).
+    """
     count = before.deviations.shape[1]
-    steps = _column_dot_products(along, growth.by)
-    crossed = _column_dot_products(along, before.deviations[:, growth.columns])
+    steps = (along * growth).sum(axis=0)
+    crossed = (along * before.deviations[:, columns]).sum(axis=0)
     grown = 2 * steps * crossed / count + steps**2 * ((count - 1) / count**2)
-    variance: Floats = np.maximum(_column_dot_products(along, before.covariance @ along) + grown, 0.0)
+    variance: Floats = np.maximum((along * (before.covariance @ along)).sum(axis=0) + grown, 0.0)
     return variance
 
 
@@ -76,24 +69,9 @@ def variability(mean: Floats, variance: Floats) -> Floats:
 
     The arguments are µ (R, k) and µᵀΣµ (k), which is not negative. Albert and Zhang, Biometrical Journal 52(5), 2010.
     """
-    length = _column_dot_products(mean, mean)
+    length = (mean * mean).sum(axis=0)
     coefficients: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
     return coefficients
-
-
-def _column_dot_products(left: Floats, right: Floats) -> Floats:
-    """The sum of the products of each column."""
-    sums: Floats = (left * right).sum(axis=0)
-    return sums
-
-
-Objective = Literal["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"]
-OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
-A_BINPACK: Final[Objective] = "A_BINPACK"
-
-
-ROUNDING: Final = 1e-9
-"""A mean share that differs less from 0 or 1 is 0 or 1: CONSOLIDATE is not continuous there, and sums are rounded."""
 
 
 class NodeTable(NamedTuple):
@@ -130,8 +108,9 @@ class LoadBalanceObjective:
         self._moments: TableMoments = mean_and_covariance(_prime_resource_shares(table, prime)[None])
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
-        growth = ColumnGrowth(columns, (demand[self._prime] * self._per_unit[columns])[None])
-        deviation: Floats = np.sqrt(variance_after_growth(self._moments, growth, np.ones_like(growth.by)))
+        growth = (demand[self._prime] * self._per_unit[columns])[None]
+        variance = variance_after_growth(self._moments, columns, growth, np.ones_like(growth))
+        deviation: Floats = np.sqrt(variance)
         return deviation
 
 
@@ -153,10 +132,8 @@ class ConsolidateObjective:
         """Relative to the mean without the pod, so that the sums stay small and exact."""
         self._ordered = np.sort(self._offsets)
         self._below = _cumulative_sums(self._ordered), _cumulative_sums(self._ordered**2)
-        self._above = tuple(
-            sums[::-1]
-            for sums in (_cumulative_sums(self._ordered[::-1]), _cumulative_sums(self._ordered[::-1] ** 2))
-        )
+        downwards = self._ordered[::-1]
+        self._above = _cumulative_sums(downwards)[::-1], _cumulative_sums(downwards**2)[::-1]
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
         count = len(self._offsets)
@@ -168,9 +145,10 @@ class ConsolidateObjective:
         at = np.searchsorted(self._ordered, move)
         below = _sum_of_squared_deviations(at, move, *(sums[at] for sums in self._below)) / low**2
         above = _sum_of_squared_deviations(count - at, move, *(sums[at] for sums in self._above)) / high**2
+        # the distances of the node's share from the mean, relative to the largest possible ones
         before, after = (
-            _share_of_largest_distance(self._offsets[columns] + more - move, low, high)
-            for more in (0.0, growths)
+            np.where(offset < 0, -offset / low, offset / high)
+            for offset in (self._offsets[columns] - move, self._offsets[columns] + growths - move)
         )
         mean_square = np.maximum(below + above - before**2 + after**2, 0.0) / count
         return np.where(is_inside, 1.0 - np.sqrt(mean_square), 0.0)
@@ -182,17 +160,15 @@ class BinpackObjective:
     follows_demand = True
 
     def __init__(self, table: NodeTable, prime: int) -> None:  # noqa: ARG002 - all resources count
-        has_no_capacity = table.capacity <= 0
-        shares = np.where(
-            has_no_capacity, table.used > 0, np.clip(table.used * _per_unit(table.capacity), 0.0, 1.0)
-        )
         self._per_unit = _per_unit(table.capacity)
+        shares = np.clip(table.used * self._per_unit, 0.0, 1.0)
+        shares = np.where(table.capacity <= 0, table.used > 0, shares)
         self._moments = mean_and_covariance(shares)
 
     def evaluate(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
-        growth = ColumnGrowth(columns, demand[:, None] * self._per_unit[:, columns])
-        mean = mean_after_growth(self._moments, growth)
-        return variability(mean, variance_after_growth(self._moments, growth, mean))
+        growth = demand[:, None] * self._per_unit[:, columns]
+        mean = self._moments.mean[:, None] + growth / self._moments.deviations.shape[1]
+        return variability(mean, variance_after_growth(self._moments, columns, growth, mean))
 
 
 LAYOUTS: Final[Mapping[Objective, Callable[[NodeTable, int], ObjectiveLayout]]] = {
@@ -225,15 +201,6 @@ def _sum_of_squared_deviations(
     return count * at**2 - 2 * at * sums + square_sums
 
 
-def _share_of_largest_distance(offset: Floats, low: Floats, high: Floats) -> Floats:
-    """The distance of a share from the mean, relative to the largest possible one."""
-    return np.where(offset < 0, -offset / low, offset / high)
-
-
-Bits = NDArray[np.uint8]
-"""By candidate or node: bit r for resource r."""
-
-
 class PigeonDetails(NamedTuple):
     """Details of one response (`agent.Details`)."""
 
@@ -255,7 +222,11 @@ class PigeonDetails(NamedTuple):
 
     def text(self, candidate: int) -> str:
         """`A_BINPACK 0.287820; memory: no statistics`, or `does not fit: cpu`."""
-        return "; ".join(self._describe_candidate(candidate))
+        value = self._value(candidate)
+        lacking = ", ".join(_unpack_resource_names(self.lacking, candidate))
+        text = f"does not fit: {lacking}" if np.isnan(value) else f"{self.objective} {value:.6f}"
+        missing = ", ".join(_unpack_resource_names(self.missing, candidate))
+        return f"{text}; {missing}: no statistics" if missing else text
 
     def distances(self) -> Floats:
         """1: no candidate is rejected by these values."""
@@ -266,33 +237,22 @@ class PigeonDetails(NamedTuple):
 
         `missing` lists the resources whose requested amount is unknown, if there are any.
         """
-        numbers: dict[str, Any] = {"objective": self._objective_value(candidate)}
-        if missing := list(_unpack_resource_names(self.missing, candidate)):
+        numbers: dict[str, Any] = {"objective": self._value(candidate)}
+        if missing := _unpack_resource_names(self.missing, candidate):
             numbers["missing"] = missing
         if self.variability is not None:
             numbers["demand_variability"] = self.variability
             numbers["system_variability"] = float(self.cluster_values[candidate])
         return numbers
 
+    def _value(self, candidate: int) -> float:
+        value = float(self.cluster_values[candidate])
+        return value if self.variability is None else abs(value - self.variability)
+
     def values(self) -> Floats:
         """The objective by candidate, the lower the better; NaN where the pod does not fit."""
-        return (
-            self.cluster_values
-            if self.variability is None
-            else np.abs(self.cluster_values - self.variability)
-        )
-
-    def _objective_value(self, candidate: int) -> float:
-        measured = float(self.cluster_values[candidate])
-        return measured if self.variability is None else abs(measured - self.variability)
-
-    def _describe_candidate(self, candidate: int) -> Iterator[str]:
-        if not np.isnan(self.cluster_values[candidate]):
-            yield f"{self.objective} {self._objective_value(candidate):.6f}"
-        else:
-            yield f"does not fit: {', '.join(_unpack_resource_names(self.lacking, candidate))}"
-        if missing := ", ".join(_unpack_resource_names(self.missing, candidate)):
-            yield f"{missing}: no statistics"
+        values = self.cluster_values
+        return values if self.variability is None else np.abs(values - self.variability)
 
 
 def pack_resource_bits(table: NDArray[np.bool_]) -> Bits:
@@ -301,19 +261,9 @@ def pack_resource_bits(table: NDArray[np.bool_]) -> Bits:
     return packed
 
 
-def _unpack_resource_names(bits: Bits | None, candidate: int) -> Iterator[str]:
-    if bits is not None:
-        mask = int(bits[candidate])
-        yield from (name for number, name in enumerate(NAMES) if mask >> number & 1)
-
-
-_MIN_SCORE: Final = 1
-"""The score of the worst node that the pod fits."""
-_NOISE: Final = 1e-10
-"""Values that differ by less, relative to the largest, count as equal: rounding errors must not be stretched."""
-
-Points = NDArray[np.int64]
-Scaling = Literal["stretch", "absolute"]
+def _unpack_resource_names(bits: Bits | None, candidate: int) -> list[str]:
+    mask = 0 if bits is None else int(bits[candidate])
+    return [name for number, name in enumerate(NAMES) if mask >> number & 1]
 
 
 def stretch(values: Floats) -> Points:

@@ -1,12 +1,10 @@
-"""The statistics of the pods that were scored, and the pods that they include.
-
-They are stored as JSON, so that a restart or another replica continues with them. A pod counts once, however often it
-is retried and by whichever replica, because the stored form lists its pods. So no pod is counted twice, and the pods
-of several replicas add up.
-
-The distribution of pod requests: mean and covariance, in which recent pods have more weight.
+"""The distribution of the requests of scored pods: mean and covariance, and the pods that they include.
 
 The first hundred pods have equal weights. After that, each new pod has a weight of one hundredth.
+
+The statistics are stored as JSON, so that a restart or another replica continues with them. A pod counts once, however
+often it is retried and by whichever replica, because the stored form lists its pods. So the pods of several replicas
+add up.
 """
 
 import contextlib
@@ -20,11 +18,12 @@ import numpy as np
 
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.base.quantity import MAX_AMOUNT
-from nodewise_scorers.pigeon import placement_objectives
-from nodewise_scorers.pigeon.placement_objectives import Floats
-from nodewise_scorers.pigeon.resource_units import NAMES, Row
+from nodewise_scorers.pigeon.options import NAMES
+from nodewise_scorers.pigeon.placement_objectives import Floats, variability
 
 WINDOW: Final = 100
+Row = Floats
+"""By resource, in the agent's units."""
 
 
 class DemandStatistics(NamedTuple):
@@ -88,7 +87,7 @@ def demand_variability(statistics: DemandStatistics, scale: Row) -> float:
     mean = statistics.mean[:resources] * per_unit
     direction = mean * per_unit
     variance = np.maximum(direction @ statistics.covariance[:resources, :resources] @ direction, 0.0)
-    return float(placement_objectives.variability(mean[:, None], np.array([variance]))[0])
+    return float(variability(mean[:, None], np.array([variance]))[0])
 
 
 MAX_PODS: Final = 4096
@@ -126,12 +125,25 @@ class _CountedPods:
         while len(self.pods) > MAX_PODS:
             self.pods.popitem(last=False)
 
-    def encode_counted_pods(self) -> bytes:
+    def encode(self) -> bytes:
         samples, mean, covariance = self.statistics
-        pods = list(self.pods)
-        return _encode(
-            _StoredDemand(samples=samples, mean=mean.tolist(), covariance=covariance.tolist(), pods=pods)
+        stored = _StoredDemand(
+            samples=samples, mean=mean.tolist(), covariance=covariance.tolist(), pods=list(self.pods)
         )
+        return msgspec.json.encode(stored)
+
+    @staticmethod
+    def decode(kept: bytes) -> "_CountedPods":
+        value, expected = f"{len(kept)} bytes", f"at most {MAX_BYTES}"
+        if len(kept) <= MAX_BYTES:
+            try:
+                stored = msgspec.json.decode(kept, type=_StoredDemand)
+            except UNREADABLE as error:
+                value, expected = str(error), "JSON in the form that the agent stores"
+            else:
+                mean, covariance = np.array(stored.mean), np.array(stored.covariance)
+                return _CountedPods(DemandStatistics(stored.samples, mean, covariance), stored.pods)
+        raise BadInput("stored statistics of the agent pigeon", [Problem("pigeon.json", value, expected)])
 
 
 class DemandMemory:
@@ -152,23 +164,19 @@ class DemandMemory:
 
     def with_pod(self, uid: str, pod_demand: Row) -> DemandStatistics:
         """The statistics including this pod. A pod without a uid is always new."""
-        has_counted = uid and _hash_pod_uid(uid) in self._counted.pods
+        has_counted = uid and _hash_uid(uid) in self._counted.pods
         return self.statistics if has_counted else add_pod(self.statistics, pod_demand)
 
     def count(self, uid: str, pod_demand: Row) -> None:
         """Count a pod unless it is counted already."""
-        mark = _hash_pod_uid(uid) if uid else self._unique_id_without_uid()
+        while not uid and f"#{self._unnamed}" in self._counted.pods:
+            self._unnamed += 1
+        mark = _hash_uid(uid) if uid else f"#{self._unnamed}"
         if mark in self._counted.pods:
             self._counted.pods.move_to_end(mark)
             return
         self._counted.add([(mark, pod_demand)])
         self._unstored.append((mark, pod_demand))
-
-    def _unique_id_without_uid(self) -> str:
-        """A mark of no other pod."""
-        while f"#{self._unnamed}" in self._counted.pods:
-            self._unnamed += 1
-        return f"#{self._unnamed}"
 
     def recall(self, kept: bytes) -> None:
         """Continue from a stored form and the pods that it lacks. `BadInput` lists its problems."""
@@ -183,35 +191,16 @@ class DemandMemory:
         if kept is not None:
             with contextlib.suppress(BadInput):
                 counted, news = self._merge_stored_pods(kept)
-                return counted.encode_counted_pods() if news else None
-        return self._counted.encode_counted_pods() if self._counted.pods else None
+                return counted.encode() if news else None
+        return self._counted.encode() if self._counted.pods else None
 
     def _merge_stored_pods(self, kept: bytes) -> tuple[_CountedPods, list[tuple[str, Row]]]:
         """The stored pods with the new ones, and the new ones."""
-        counted = _decode_stored_statistics(kept)
+        counted = _CountedPods.decode(kept)
         news = [(mark, pod_demand) for mark, pod_demand in self._unstored if mark not in counted.pods]
         counted.add(news)
         return counted, news
 
 
-_encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(_StoredDemand).decode
-
-
-def _decode_stored_statistics(kept: bytes) -> _CountedPods:
-    if len(kept) > MAX_BYTES:
-        raise _unreadable_statistics_error(f"{len(kept)} bytes", f"at most {MAX_BYTES}")
-    try:
-        stored = _decode(kept)
-    except UNREADABLE as error:
-        raise _unreadable_statistics_error(str(error), "JSON in the form that the agent stores") from error
-    statistics = DemandStatistics(stored.samples, np.array(stored.mean), np.array(stored.covariance))
-    return _CountedPods(statistics, stored.pods)
-
-
-def _unreadable_statistics_error(value: str, expected: str) -> BadInput:
-    return BadInput("stored statistics of the agent pigeon", [Problem("pigeon.json", value, expected)])
-
-
-def _hash_pod_uid(uid: str) -> str:
+def _hash_uid(uid: str) -> str:
     return blake2b(uid.encode("utf-8", "replace"), digest_size=_MARK_BYTES).hexdigest()

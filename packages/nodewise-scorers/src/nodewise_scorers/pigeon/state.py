@@ -1,10 +1,10 @@
-"""Computes the state of the pigeon agent from nodes and pods, and counts the pods that were scored.
+"""The state of the pigeon agent from nodes and pods, and the units in which it counts resources.
 
-The sum of pod requests on each node, updated as soon as a pod is bound.
+The units are milli-CPU, MiB, pods, devices and GiB. Amounts are whole numbers, rounded down. The sum of pod requests on
+each node is updated as soon as a pod is bound.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -13,12 +13,11 @@ import numpy as np
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES, Change
+from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
-from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestingPod
-from nodewise_scorers.pigeon import resource_units
-from nodewise_scorers.pigeon.pigeon_cfg_file import DEFAULT, PigeonConfig
+from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestingPod, RequestingSpec
+from nodewise_scorers.pigeon.options import A_BINPACK, DEFAULT, GPU, NAMES, PigeonConfig
 from nodewise_scorers.pigeon.placement_objectives import (
-    A_BINPACK,
     LAYOUTS,
     Bits,
     Floats,
@@ -26,12 +25,26 @@ from nodewise_scorers.pigeon.placement_objectives import (
     ObjectiveLayout,
     pack_resource_bits,
 )
-from nodewise_scorers.pigeon.resource_units import Amounts, Row
-from nodewise_scorers.pigeon.scored_pod_statistics import DemandMemory
+from nodewise_scorers.pigeon.scored_pod_statistics import DemandMemory, Row
+from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.load_annotations import AllocationAnnotations, NodeStatus
 
+UNITS: Final = (1, 2**20, 1, 1, 2**30)
+"""The size of the agent's units, in the units of annotations and quantities."""
+UNIT_NAMES: Final = ("milli", "MiB", "pods", "cards", "GiB")
+DEFAULT_CPU: Final = 10
+DEFAULT_MEMORY: Final = 16
+"""The demand of a pod without a request."""
+PODS: Final = "pigeon_pods"
+"""The key of the pods in `ClusterState.objects`."""
 _PODS_STRIDE: Final = 64
 """Pods between two yields."""
+_STRIDE: Final = 128
+"""Nodes between two yields."""
+
+Amounts = tuple[float, ...]
+"""By resource, in the units of quantities."""
+_NOTHING: Final[Amounts] = (0,) * len(NAMES)
 
 
 class HoldingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -48,17 +61,72 @@ class HoldingPod(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: HoldingStatus = HoldingStatus()
 
 
+class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: AllocationAnnotations | None = None
+
+
+class NodeFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a node that are read."""
+
+    metadata: NodeMetadata = NodeMetadata()
+    status: NodeStatus = NodeStatus()
+
+
+class PodMetadata(msgspec.Struct, frozen=True, gc=False):
+    uid: str = ""
+
+
+class PodFields(RequestingPod, frozen=True, gc=False):
+    """The fields of a pod that are read."""
+
+    metadata: PodMetadata = PodMetadata()
+
+
 def make_pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
     """Return a function that reduces a bound pod to its node and its requests, and drops any other pod."""
-    return partial(_reduce_pod_to_requests, gpu)
+
+    def reduce(pod: HoldingPod) -> HoldingPod | None:
+        if not pod_requests.holds_requests(pod):
+            return None
+        reduced = pod_requests.reduce_to_requests(pod, _requested_resources(gpu))
+        metadata = HoldingMetadata(name=pod.metadata.name, namespace=reduced.metadata.namespace)
+        return HoldingPod(metadata=metadata, spec=reduced.spec)
+
+    return reduce
 
 
-def _reduce_pod_to_requests(gpu: str, pod: HoldingPod) -> HoldingPod | None:
-    if not pod_requests.holds_requests(pod):
-        return None
-    reduced = pod_requests.reduce_to_requests(pod, resource_units.requested_resources(gpu))
-    metadata = HoldingMetadata(name=pod.metadata.name, namespace=reduced.metadata.namespace)
-    return HoldingPod(metadata=metadata, spec=reduced.spec)
+def _requested_resources(gpu: str) -> tuple[str, ...]:
+    """The resources that pods request, without the number of pods."""
+    return ("cpu", "memory", gpu, NAMES[-1])
+
+
+def _pod_requests(spec: RequestingSpec, gpu: str) -> Amounts:
+    """The requests of a pod that is to be placed, or of a pod on a node as it is stored."""
+    cpu, memory, devices, storage = pod_requests.whole_requests(spec, _requested_resources(gpu))
+    return (cpu, memory, 1, devices, storage)
+
+
+def pod_demand(pod: RequestingPod, gpu: str) -> Row:
+    """The requests of a pod in the agent's units, with defaults for CPU and memory."""
+    cpu, memory, *others = (
+        amount // unit for amount, unit in zip(_pod_requests(pod.spec, gpu), UNITS, strict=True)
+    )
+    return np.array([cpu or DEFAULT_CPU, memory or DEFAULT_MEMORY, *others], np.float64)
+
+
+def requests_from_annotations(written: AllocationAnnotations | None) -> Amounts:
+    """The sum of the requests of a node's pods, by its annotations; NaN for absent ones.
+
+    Decimal numbers are accepted too, because older annotators wrote `1610612736.0`.
+    """
+    fields = (f"requested_{name.replace('-', '_')}" for name in NAMES)
+    return tuple(load_annotations.number(getattr(written, field, None)) for field in fields)
+
+
+def to_agent_units(amounts: Floats) -> Floats:
+    """Convert amounts (5, n) to the agent's units, clipped to 0 and the largest quantity."""
+    units: Floats = np.floor(np.clip(amounts, 0, MAX_AMOUNT) / np.array(UNITS)[:, None])
+    return units
 
 
 class NodeRequests:
@@ -79,9 +147,16 @@ class NodeRequests:
         nodes: set[str] = set()
         for number, (_, change) in enumerate(changes):
             for pod, sign in ((change.old, -1), (change.new, 1)):
-                if pod is not None:
-                    self._add_pod_requests(pod, sign)
-                    nodes.add(pod.spec.nodeName)
+                if pod is None:
+                    continue
+                node, amounts = pod.spec.nodeName, _pod_requests(pod.spec, self._gpu)
+                nodes.add(node)
+                # whole numbers of Python: what is subtracted is exactly what was added
+                self._sums[node] = tuple(
+                    total + sign * amount for total, amount in zip(self.of(node), amounts, strict=True)
+                )
+                if not any(self._sums[node]):
+                    del self._sums[node]
             if not number % _PODS_STRIDE:
                 yield
         return nodes
@@ -93,48 +168,6 @@ class NodeRequests:
     def of(self, node: str) -> Amounts:
         """What the pods of a node request together."""
         return self._sums.get(node, _NOTHING)
-
-    def _add_pod_requests(self, pod: HoldingPod, sign: int) -> None:
-        node, amounts = pod.spec.nodeName, resource_units.raw_pod_requests(pod.spec, self._gpu)
-        # whole numbers of Python: what is subtracted is exactly what was added
-        total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
-        if any(total):
-            self._sums[node] = total
-        else:
-            self._sums.pop(node, None)
-
-
-_NOTHING: Final[Amounts] = (0,) * len(resource_units.NAMES)
-
-
-PODS: Final = "pigeon_pods"
-"""The key of the pods in `ClusterState.objects`."""
-_STRIDE: Final = 128
-"""Nodes between two yields."""
-
-
-class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
-    annotations: AllocationAnnotations | None = None
-
-
-class PigeonNode(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a node that are read."""
-
-    metadata: NodeMetadata = NodeMetadata()
-    status: NodeStatus = NodeStatus()
-
-
-_NO_NODE: Final = PigeonNode()
-
-
-class PodMetadata(msgspec.Struct, frozen=True, gc=False):
-    uid: str = ""
-
-
-class PigeonPod(RequestingPod, frozen=True, gc=False):
-    """The fields of a pod that are read."""
-
-    metadata: PodMetadata = PodMetadata()
 
 
 class PigeonState(NamedTuple):
@@ -163,9 +196,7 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
 
     memory_scope = "replica"
 
-    def __init__(
-        self, config: PigeonConfig, gpu: str = resource_units.GPU, *, from_pods: bool = False
-    ) -> None:
+    def __init__(self, config: PigeonConfig, gpu: str = GPU, *, from_pods: bool = False) -> None:
         self._config = config
         self._gpu = gpu
         self._memory = DemandMemory()
@@ -180,10 +211,10 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         """Harmless problems of the file."""
         return {DEFAULT: self._config.problems} if self._config.problems else {}
 
-    def count_request(self, pod: PigeonPod) -> None:
+    def count_request(self, pod: PodFields) -> None:
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
-            self._memory.count(pod.metadata.uid, resource_units.pod_demand(pod, self._gpu))
+            self._memory.count(pod.metadata.uid, pod_demand(pod, self._gpu))
 
     def recall(self, kept: bytes) -> None:
         self._memory.recall(kept)
@@ -191,49 +222,42 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
     def keep(self, kept: bytes | None) -> bytes | None:
         return self._memory.keep(kept)
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, PigeonState]:
+    def build(
+        self, cluster_state: ClusterState
+    ) -> Generator[None, None, PigeonState]:  # complexity: steps in order
         """Lay the nodes out; the same state as before where no amount changed."""
         if cluster_state.changes is None:
-            self._clear_cache()
+            self._amounts.clear()
+            self._newest = None
+            if self._node_requests is not None:
+                self._node_requests.reset()
         nodes = {name for (_, name), _ in cluster_state.changes_of(NODES)}
         if self._node_requests is not None:
             nodes |= yield from self._node_requests.apply(cluster_state.changes_of(PODS))
         for number, name in enumerate(nodes):
-            self._read_node(name, cluster_state.node_objects.get(("", name)))
+            node = cluster_state.node_objects.get(("", name))
+            before = self._amounts.pop(name, None)
+            if node is not None:
+                self._amounts[name] = self._amounts_of(name, node)
+            # the fields that are read are the same in most nodes that changed
+            if self._amounts.get(name) != before:
+                self._newest = None
             if not number % _STRIDE:
                 yield
-        newest = self._newest
-        if newest is not None and newest[0] is cluster_state.nodes:
-            return newest[1]
-        agent_state = yield from self._lay_out_nodes(
-            [
-                self._amounts.get(name) or self._amounts_of(name, _NO_NODE)
-                for name in cluster_state.nodes.known
-            ]
+        if self._newest is not None and self._newest[0] is cluster_state.nodes:
+            return self._newest[1]
+        no_node = NodeFields()
+        state = yield from self._lay_out_nodes(
+            [self._amounts.get(name) or self._amounts_of(name, no_node) for name in cluster_state.nodes.known]
         )
-        self._newest = cluster_state.nodes, agent_state
-        return agent_state
-
-    def _clear_cache(self) -> None:
-        """Clear the cache."""
-        self._amounts.clear()
-        self._newest = None
-        if self._node_requests is not None:
-            self._node_requests.reset()
-
-    def _read_node(self, name: str, node: Any | None) -> None:
-        """Read a node again. The fields that are read here are the same in most nodes that changed."""
-        before = self._amounts.pop(name, None)
-        if node is not None:
-            self._amounts[name] = self._amounts_of(name, node)
-        if self._amounts.get(name) != before:
-            self._newest = None
+        self._newest = cluster_state.nodes, state
+        return state
 
     def _amounts_of(self, name: str, node: Any) -> _Amounts:
-        capacity = resource_units.allocatable_amounts(node.status.allocatable, self._gpu)
+        capacity = tuple(load_annotations.parse_capacity(node.status.allocatable, self._gpu))
         if self._node_requests is not None:
             return _Amounts(capacity, self._node_requests.of(name))
-        return _Amounts(capacity, resource_units.requests_from_annotations(node.metadata.annotations))
+        return _Amounts(capacity, requests_from_annotations(node.metadata.annotations))
 
     def _lay_out_nodes(self, nodes: Sequence[_Amounts]) -> Generator[None, None, PigeonState]:
         count = self._config.resources
@@ -254,4 +278,4 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
 def _amount_table(rows: Iterable[Amounts]) -> Floats:
     """Amounts in the agent's units, by resource and node."""
     amounts = np.fromiter(chain.from_iterable(rows), np.float64)
-    return resource_units.to_agent_units(amounts.reshape(-1, len(resource_units.NAMES)).T)
+    return to_agent_units(amounts.reshape(-1, len(NAMES)).T)

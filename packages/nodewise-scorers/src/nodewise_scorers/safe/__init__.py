@@ -2,29 +2,49 @@
 
 | module | content |
 |---|---|
-| `options.py` | settings |
-| `state.py` | the load of nodes, without and with a pod |
-| `beta_distribution.py` | the beta distribution as a model of a node's load |
-| `risk_scores.py` | verdicts and scores from mean and deviation, for all nodes at once, and the risk as text |
-| `agent.py` | answers requests |
+| `__init__.py` | settings |
+| `risk_scores.py` | the risk of overload from mean and deviation, and scores and verdicts for all nodes at once |
+| `agent.py` | the load of nodes, answers to requests, and their details |
 
 Replaces the agent `safe` of kube-safe-scheduler.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Annotated, Any, Final
 
-from nodewise.agent import AgentKind, DeferredType, LoadScoring
-from nodewise_scorers.safe.options import SafeOptions
+import msgspec
 
-if TYPE_CHECKING:
-    # imported when a kind is used: commands declare the options of all agents
-    from nodewise_scorers.safe.agent import SafeAgent
-    from nodewise_scorers.safe.state import SafeStateBuilder
-    from nodewise_scorers.statistics.node_usage_reader import UsageNode
+from nodewise.agent import LoadScoring
+from nodewise_scorers.scoring_agent import MissingRules, Score, ScoringAgentKind, When
+from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
+
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
-class SafeKind(AgentKind):
+class SafeOptions(MissingRules, StatisticsOptions, frozen=True, kw_only=True):
+    """Settings for the load at which a node is overloaded, and the accepted risk."""
+
+    safe_utilization: Percent = 90
+    """Utilization in percent of the allocatable amount above which a node is overloaded."""
+
+    safe_percentile: Percent = 30
+    """Accepted probability in percent that a node with the pod is overloaded. Nodes with a higher one are rejected;
+    scores fall from 10 for no risk to 0 at this value."""
+
+    safe_forecast_weight: Percent = 20
+    """Weight in percent of a node's forecast relative to the mean, if there is a forecast."""
+
+    safe_print_table: bool = False
+    """Include the distribution of the load wherever the numbers of a node are shown."""
+
+    when_missing: When = "accept"
+    """Treatment of a node without fresh statistics of CPU and memory: `accept` lets it pass, `reject` does not."""
+
+    score_missing: Score = None
+    """Score of such a node, from 0 to 10. Default: 0."""
+
+
+class SafeKind(ScoringAgentKind):
     """The agent `safe`."""
 
     name = "safe"
@@ -32,33 +52,9 @@ class SafeKind(AgentKind):
     options = SafeOptions
     load_scoring: LoadScoring = "whole"
 
-    pod_fields = DeferredType("nodewise_scorers.safe.agent", "PodFields")
-    node_fields = DeferredType("nodewise_scorers.statistics.node_usage_reader", "UsageNode")
-
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has statistics, or statistics come from metrics."""
-        return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
-
-    def state(self, options: SafeOptions, sync_period_s: float) -> "SafeStateBuilder":  # noqa: ARG002
-        from nodewise_scorers.safe.state import SafeStateBuilder
-
-        return SafeStateBuilder(options)
-
-    def agent(self, options: SafeOptions) -> "SafeAgent":
-        from nodewise_scorers.safe.agent import SafeAgent
-
-        return SafeAgent(options)
-
-
-def _has_statistics(node: "UsageNode") -> bool:
-    from nodewise_scorers.statistics.load_annotations import UsageAnnotations
-
-    annotations = node.metadata.annotations  # those of all agents, with fields of other agents
-    return annotations is not None and any(
-        getattr(annotations, field) is not None
-        for field in UsageAnnotations.__struct_fields__
-        if field != "annotated_at"
-    )
+        return options.statistics == "metrics" or any(map(self.module.has_statistics, nodes))
 
 
 KIND: Final = SafeKind()

@@ -1,4 +1,8 @@
-"""Scores and verdicts from the risk of overload at one threshold, fast enough for all nodes at every request.
+"""The risk that a node is overloaded, and scores and verdicts from it, fast enough for all nodes at every request.
+
+The model of a node's load is a beta distribution with the measured mean and deviation. Functions take floats or arrays
+of broadcastable shape and return float64 arrays; `alpha` and `beta` are the two shapes. Where one of them is not above
+0, the result is NaN. They need scipy, which comes with the extra `risk` and is imported on first use.
 
 The incomplete beta function takes microseconds, too long for each of 5,000 nodes in one request. But scores and
 verdicts depend only on the two of a few levels between which the risk lies. Two numbers of a node decide that:
@@ -12,26 +16,240 @@ grid of spreads, and interpolates them. The interpolation error is measured half
 a node that is nearer to a curve than a multiple of that error, the risk itself is computed, so the results are exact.
 
 Most nodes are far from all curves. They are looked up in a table of cells over spread and headroom.
-
-The risk of each candidate, as numbers and as text, which are computed when they are read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from nodewise_scorers.safe import beta_distribution
-from nodewise_scorers.safe.state import Shares
-from nodewise_scorers.statistics.missing_statistics import StatisticStatus
-from nodewise_scorers.statistics.node_usage_reader import RESOURCES
+from nodewise.agent import MAX_SCORE
+from nodewise.base.errors import BadSettings, Problem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-_MAX_SCORE: Final = 10
+STEADY: Final = 1e-6
+"""A deviation below this counts as 0: measured values are rounded by as much."""
+SPREAD: Final = 0.99
+"""A beta distribution of mean m has a variance below m (1 - m). A larger variance is capped at this share of it."""
+NO_RISK: Final = 2.0**-53
+"""A risk below this is 0, because 1 minus it rounds to 1."""
+
+
+_LARGE: Final = 10.0
+"""For shapes above this, Stirling's series yields 12 digits of the logarithm of the gamma function."""
+
+
+class BetaShapes(NamedTuple):
+    """The two shapes of beta distributions; both NaN where there is no such distribution."""
+
+    alpha: Floats
+    beta: Floats
+
+
+class BetaMoments(NamedTuple):
+    """The first three moments about 0."""
+
+    first: Floats
+    second: Floats
+    third: Floats
+
+
+def is_valid(alpha: ArrayLike, beta: ArrayLike) -> NDArray[np.bool_]:
+    """Whether there is a beta distribution of these shapes: both above 0, infinity included."""
+    return (np.asarray(alpha, np.float64) > 0) & (np.asarray(beta, np.float64) > 0)
+
+
+def beta_function(alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The complete beta function B(alpha, beta)."""
+    return _nan_for_invalid_shapes(import_scipy_special().beta(alpha, beta), alpha, beta)
+
+
+def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The probability of a value of at most `x`: the regularised incomplete beta function."""
+    return _nan_for_invalid_shapes(
+        import_scipy_special().betainc(*_make_shapes_unequal(x, alpha, beta)), alpha, beta
+    )
+
+
+def survival(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The probability of a value above `x`, exact also where 1 - cdf would round to 0."""
+    return _nan_for_invalid_shapes(
+        import_scipy_special().betaincc(*_make_shapes_unequal(x, alpha, beta)), alpha, beta
+    )
+
+
+def pdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The density at `x`; infinite at 0 where alpha is below 1, and at 1 where beta is."""
+    x, alpha, beta = _as_floats(x, alpha, beta)
+    functions = import_scipy_special()
+    with np.errstate(all="ignore"):
+        inner = _scaled_beta_density(x, alpha, beta) / (x * (1 - x))
+        logarithm = functions.xlogy(alpha - 1, x) + functions.xlog1py(beta - 1, -x)
+        edge = np.exp(logarithm - functions.betaln(alpha, beta))
+    density = np.where((x == 0) | (x == 1), edge, inner)
+    return _nan_for_invalid_shapes(np.where((x < 0) | (x > 1), 0.0, density), alpha, beta)
+
+
+def mean_residual_life(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The mean distance above `x` of the values above it; 0 where no value is above (Gupta, Bradley)."""
+    x, alpha, beta = _as_floats(np.clip(x, 0, 1), alpha, beta)
+    total = alpha + beta
+    above = survival(x, alpha, beta)
+    with np.errstate(all="ignore"):
+        life = _scaled_beta_density(x, alpha, beta) / (above * total) + alpha / total - x
+    return np.where(above == 0, 0.0, life)
+
+
+def moments(alpha: ArrayLike, beta: ArrayLike) -> BetaMoments:
+    """The first three moments; the first is the mean."""
+    alpha, beta = _as_floats(_nan_for_invalid_shapes(alpha, alpha, beta), beta)
+    with np.errstate(invalid="ignore"):
+        total = alpha + beta
+        first = alpha / total
+        second = first * (alpha + 1) / (total + 1)
+        return BetaMoments(first, second, second * (alpha + 2) / (total + 2))
+
+
+def variance(alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """The variance, computed without the difference of two nearly equal moments."""
+    alpha, beta = _as_floats(_nan_for_invalid_shapes(alpha, alpha, beta), beta)
+    with np.errstate(invalid="ignore"):
+        total = alpha + beta
+        return alpha / total * (beta / total) / (total + 1)
+
+
+def match_moments(first: ArrayLike, second: ArrayLike) -> BetaShapes:
+    """The distribution with these first two moments; NaN where there is none.
+
+    The variance is a difference of the two and loses digits; `fit` is exact for a mean and a deviation.
+    """
+    first, second = _as_floats(first, second)
+    spread = second - first * first
+    widest = first * (1 - first)
+    with np.errstate(all="ignore"):
+        weight = np.maximum(widest / spread - 1, np.finfo(np.float64).smallest_subnormal)
+    exists = (first >= 0) & (first <= 1) & (spread >= 0) & (spread < widest)
+    return BetaShapes(
+        np.where(exists, first * weight, np.nan), np.where(exists, (1 - first) * weight, np.nan)
+    )
+
+
+def fit(mean: ArrayLike, deviation: ArrayLike) -> BetaShapes:
+    """The distribution with this mean and deviation; the deviation is capped (`SPREAD`).
+
+    NaN where the mean is not between 0 and 1, or the deviation is not above 0.
+    """
+    mean, deviation = _as_floats(mean, deviation)
+    widest = mean * (1 - mean)
+    with np.errstate(all="ignore"):
+        weight = np.maximum(widest / (deviation * deviation), 1 / SPREAD) - 1
+        good = (mean > 0) & (mean < 1) & (deviation > 0)
+        return BetaShapes(
+            np.where(good, mean * weight, np.nan),
+            np.where(good, (1 - mean) * weight, np.nan),
+        )
+
+
+def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
+    """The probability that a utilisation of this mean and deviation is above `threshold` (0..1).
+
+    Means are clipped to 0 and 1. Deviations are capped (`SPREAD`); below `STEADY` they count as 0, and only the mean
+    counts. A probability below `NO_RISK` is 0. NaN where the mean or the deviation is NaN.
+    """
+    means, deviations = _as_floats(mean, deviation)
+    means = np.clip(means, 0, 1)
+    risks = np.where(means > threshold, 1.0, 0.0)
+    alpha, beta = fit(means, deviations)
+    spread = (deviations >= STEADY) & is_valid(alpha, beta)
+    risks[spread] = survival(threshold, alpha[spread], beta[spread])
+    risks[risks < NO_RISK] = 0
+    risks[np.isnan(means) | np.isnan(deviations)] = np.nan
+    return risks
+
+
+def format_distribution(alpha: float, beta: float) -> str:
+    """Format the distribution as one line of text."""
+    first, second, third = (float(moment) for moment in moments(alpha, beta))
+    named = {"alpha": alpha, "beta": beta, "mean": first, "var": float(variance(alpha, beta))}
+    named |= {"m1": first, "m2": second, "m3": third}
+    return "BetaDistribution: " + "".join(f"{name} = {value:f}; " for name, value in named.items()) + "\n"
+
+
+def distribution_table(alpha: ArrayLike, beta: ArrayLike) -> dict[str, list[float]]:
+    """Density, cumulative probability and mean residual life at steps of 0.05 from 0 to 1."""
+    x = np.arange(21) / 20
+    functions = {"pdf": pdf, "cdf": cdf, "residual": mean_residual_life}
+    columns = {name: function(x, alpha, beta).tolist() for name, function in functions.items()}
+    return {"x": x.tolist(), **columns}
+
+
+def format_distribution_table(alpha: float, beta: float) -> str:
+    """Format `distribution_table` as a header and 21 lines."""
+    rows = zip(*distribution_table(alpha, beta).values(), strict=True)
+    lines = ["x \t pdf(x) \t PDF(x) \t m(x)", *(" \t ".join(f"{value:f}" for value in row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def import_scipy_special() -> Any:
+    """scipy.special; `BadSettings` where scipy is not installed."""
+    try:
+        from scipy import special as functions
+    except ImportError as missing:
+        raise BadSettings(
+            "agents",
+            [Problem("scipy", "is not installed", "it for the risks of the agent safe")],
+            remedy="pip install nodewise[risk]",
+        ) from missing
+    return functions
+
+
+def _as_floats(*values: ArrayLike) -> Sequence[Floats]:
+    return np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values))
+
+
+def _make_shapes_unequal(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """The arguments for scipy: of two equal shapes, one is changed in its last digit.
+
+    For equal shapes scipy uses a shortcut with an error of up to 1e-3 for large shapes, which is exact at 1/2 only.
+    """
+    x, alpha, beta = _as_floats(np.clip(x, 0, 1), alpha, beta)
+    return alpha, np.where((alpha == beta) & (x != 1 / 2), np.nextafter(beta, np.inf), beta), x
+
+
+def _nan_for_invalid_shapes(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    return np.where(is_valid(alpha, beta), values, np.nan)
+
+
+def _scaled_beta_density(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """x^alpha (1 - x)^beta / B(alpha, beta), for x between 0 and 1.
+
+    For large shapes the three factors overflow or underflow. There the result is computed as one expression, from the
+    distance of x to the mean and Stirling's series.
+    """
+    x, alpha, beta = _as_floats(x, alpha, beta)
+    total = alpha + beta
+    functions = import_scipy_special()
+    plain = functions.xlogy(alpha, x) + functions.xlog1py(beta, -x) - functions.betaln(alpha, beta)
+    shift = x - alpha / total
+    above, below = shift * total / alpha, -shift * total / beta
+    far = alpha * (above - np.log1p(above)) + beta * (below - np.log1p(below))
+    rest = _stirling_remainder(total) - _stirling_remainder(alpha) - _stirling_remainder(beta)
+    large = np.sqrt(alpha / total * beta / (2 * np.pi)) * np.exp(rest - far)
+    return np.where(np.minimum(alpha, beta) > _LARGE, large, np.exp(plain))
+
+
+def _stirling_remainder(x: Floats) -> Floats:
+    """The remainder of Stirling's formula for the logarithm of the gamma function, for x above `_LARGE`."""
+    square = x * x
+    return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / square) / square) / square) / x
+
+
 _EDGE: Final = 1e-3
 """Thresholds nearer than this to 0 or 1 have no curves: every risk is computed."""
 
@@ -44,7 +262,7 @@ _MIN_ERROR: Final = 1e-7
 """The assumed error of a curve is the measured one times the factor, plus this minimum."""
 _TOLERANCE: Final = 1e-11
 _MIN_RISK: Final = 1e-300
-_MAX_RISK: Final = 1 - beta_distribution.NO_RISK
+_MAX_RISK: Final = 1 - NO_RISK
 """Bounds of risks, between which the normal quantile is finite."""
 
 _COLUMNS_PER_PIECE: Final = 4
@@ -60,7 +278,7 @@ _COMPUTED: Final = -128
 
 _BELOW_1: Final = 1 - 1e-12
 """Keeps the upper edge inside the table."""
-_MAX_SPREAD: Final = beta_distribution.SPREAD**0.5
+_MAX_SPREAD: Final = SPREAD**0.5
 _COLUMNS_PER_SPREAD: Final = _COLUMNS / _MAX_SPREAD * _BELOW_1
 """Columns per spread of 1."""
 
@@ -72,10 +290,13 @@ class RiskScorer:
     """
 
     def __init__(self, threshold: float, percentile: float) -> None:
-        beta_distribution.import_scipy_special()
+        import_scipy_special()
         self.threshold = threshold
         self.percentile = percentile
-        levels = _risks_where_scores_change(percentile)
+        levels = percentile * (1 - np.arange(MAX_SCORE) / MAX_SCORE) ** 2
+        levels = np.array([*levels[(levels > NO_RISK) & (levels < 1)], NO_RISK])
+        self.levels = levels
+        """The risks at which the score or the verdict changes, in descending order."""
         between = np.array([*(np.array([1.0, *levels[:-1]]) + levels) / 2, 0.0])
         self._scores = self._scores_of_risk(between)
         self._rejects = between > percentile
@@ -83,7 +304,7 @@ class RiskScorer:
 
     def risk(self, mean: ArrayLike, deviation: ArrayLike) -> Floats:
         """The exact risk, for a few nodes at a time. NaN where the mean or the deviation is NaN."""
-        return beta_distribution.risk(mean, deviation, self.threshold)
+        return risk(mean, deviation, self.threshold)
 
     def scores(self, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.int64]:
         """From 10 for no risk to 0 for the accepted risk; -1 where the mean or the deviation is NaN."""
@@ -97,7 +318,7 @@ class RiskScorer:
         """The score of each risk: 10 less the root of its share of the percentile; -1 for NaN."""
         with np.errstate(all="ignore"):
             share = np.where(risk == 0, 0.0, np.minimum(risk / self.percentile, 1))
-        grades = np.floor(_MAX_SCORE * (1 - np.sqrt(share)))
+        grades = np.floor(MAX_SCORE * (1 - np.sqrt(share)))
         return np.where(np.isnan(share), -1, grades).astype(np.int64)
 
     def _band_or_exact_risk(
@@ -123,12 +344,6 @@ class RiskScorer:
         return answer.reshape(shape)
 
 
-def _risks_where_scores_change(percentile: float) -> Floats:
-    """The risks at which the score or the verdict changes, in descending order."""
-    levels = percentile * (1 - np.arange(_MAX_SCORE) / _MAX_SCORE) ** 2
-    return np.array([*levels[(levels > beta_distribution.NO_RISK) & (levels < 1)], beta_distribution.NO_RISK])
-
-
 class _Curves(NamedTuple):
     """The headroom at each level, over the spread; the first level is the highest risk."""
 
@@ -150,7 +365,7 @@ class _Curves(NamedTuple):
             bands: NDArray[np.int8] = self.cells.take(
                 places.astype(np.intp) * _ROWS + _table_rows_of_headrooms(headrooms), mode="clip"
             )
-        bands[~((deviations >= beta_distribution.STEADY) & (limits > 0))] = _COMPUTED  # includes NaN
+        bands[~((deviations >= STEADY) & (limits > 0))] = _COMPUTED  # includes NaN
         near = np.flatnonzero((bands < 0) & (bands != _COMPUTED))
         if len(near):
             bands[near] = self._band_next_to_curve(
@@ -179,17 +394,15 @@ def _curves(threshold: float, levels: Floats) -> _Curves:
 
 def _headroom_curve_points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     """asinh of the headroom at which the risk equals the level, for each spread; normal at spread 0."""
-    points: Floats = np.arcsinh(-beta_distribution.import_scipy_special().ndtri(levels))
+    points: Floats = np.arcsinh(-import_scipy_special().ndtri(levels))
     some = spreads > 0
     spreads, levels = spreads[some], levels[some]
 
     def quantile_difference(at: Floats, which: Ints) -> Floats:
         means, rests = _means_below_threshold(threshold, np.sinh(at) * spreads[which])
         weights = 1 / spreads[which] ** 2 - 1
-        risks = np.clip(
-            beta_distribution.survival(threshold, means * weights, rests * weights), _MIN_RISK, _MAX_RISK
-        )
-        ndtri = beta_distribution.import_scipy_special().ndtri
+        risks = np.clip(survival(threshold, means * weights, rests * weights), _MIN_RISK, _MAX_RISK)
+        ndtri = import_scipy_special().ndtri
         return cast("Floats", ndtri(levels[which]) - ndtri(risks))
 
     # Cantelli's inequality bounds the headroom.
@@ -278,109 +491,3 @@ def _build_risk_band_table(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
 
 def _table_rows_of_headrooms(headrooms: Floats) -> Ints:
     return ((headrooms / (np.abs(headrooms) + _BEND) + 1) * (_ROWS / 2 * _BELOW_1)).astype(np.intp)
-
-
-_BLOCK: Final = 64
-"""Candidates whose risk is computed together in about 0.3 ms; one by one it takes ten times as long."""
-
-
-class RiskDetails:
-    """Details of one response (`agent.Details`). Exact risks are computed when they are first read."""
-
-    def __init__(
-        self, shares: Shares, threshold: float, percentile: float, *, prints_table: bool = False
-    ) -> None:
-        self.shares = shares
-        self.threshold = threshold
-        self.percentile = percentile
-        self.prints_table = prints_table
-        self._risks: dict[int, NDArray[np.float64]] = {}
-        """By block, by resource and candidate."""
-
-    @property
-    def nbytes(self) -> int:
-        """Includes the risks of all candidates."""
-        return self.shares.nbytes + self.shares.mean.nbytes
-
-    def text(self, candidate: int) -> str:
-        """`cpu 62 % ± 10 %, risk 0.03 %; memory: no statistics`."""
-        return "; ".join(
-            self._resource_text(resource, number, candidate) for number, resource in enumerate(RESOURCES)
-        )
-
-    def _resource_text(self, resource: str, number: int, candidate: int) -> str:
-        missing = StatisticStatus(int(self.shares.missing[number, candidate]))
-        if missing not in (StatisticStatus.PRESENT, StatisticStatus.NO_DEVIATION):
-            return f"{resource}: {missing.words}"
-        mean = self.shares.mean[number, candidate]
-        spread = missing.words and f", {missing.words}"
-        deviation = spread or f" ± {_format_percent(self.shares.deviation[number, candidate])}"
-        risk = _format_percent(self._candidate_risk(number, candidate))
-        return f"{resource} {_format_percent(mean)}{deviation}, risk {risk}"
-
-    def _candidate_risk(self, number: int, candidate: int) -> float:
-        block, place = divmod(candidate, _BLOCK)
-        return float(self._compute_risks_of_block(block)[number, place])
-
-    def _compute_risks_of_block(self, block: int) -> NDArray[np.float64]:
-        """The risks of some candidates, by resource."""
-        risks = self._risks.get(block)
-        if risks is None:
-            here = slice(block * _BLOCK, (block + 1) * _BLOCK)
-            mean, deviation = self.shares.mean[:, here], self.shares.deviation[:, here]
-            risks = self._risks[block] = beta_distribution.risk(mean, deviation, self.threshold)
-        return risks
-
-    def distances(self) -> NDArray[np.float64]:
-        """By candidate: how far the risk is above the accepted one; 1 where there are no statistics."""
-        size = self.shares.mean.shape[1]
-        if not size:
-            return np.zeros(0)
-        risks = np.concatenate(
-            [self._compute_risks_of_block(block) for block in range(-(-size // _BLOCK))], axis=1
-        )
-        worst = np.fmax(*risks)
-        beyond = np.maximum(worst - self.percentile, 0.0) / max(1 - self.percentile, np.finfo(float).tiny)
-        distances: NDArray[np.float64] = np.nan_to_num(np.minimum(beyond, 1.0), nan=1.0)
-        return distances
-
-    def numbers(self, candidate: int) -> Mapping[str, Any]:
-        """By resource: `mean_share`, `std_share`, `alpha`, `beta`, `risk`, `threshold`; `missing` where it is."""
-        return {
-            resource: self._resource_numbers(number, candidate) for number, resource in enumerate(RESOURCES)
-        }
-
-    def _resource_numbers(self, number: int, candidate: int) -> dict[str, Any]:
-        mean = float(self.shares.mean[number, candidate])
-        deviation = float(self.shares.deviation[number, candidate])
-        shapes = beta_distribution.fit(mean, deviation if deviation >= beta_distribution.STEADY else 0.0)
-        numbers: dict[str, Any] = {
-            "mean_share": mean,
-            "std_share": deviation,
-            "alpha": float(shapes.alpha),
-            "beta": float(shapes.beta),
-            "risk": self._candidate_risk(number, candidate),
-            "threshold": self.threshold,
-        }
-        missing = StatisticStatus(int(self.shares.missing[number, candidate]))
-        if missing:
-            numbers["missing"] = missing.words
-        if self.prints_table and beta_distribution.is_valid(*shapes):
-            numbers["table"] = _distribution_table(shapes)
-        return numbers
-
-
-def _distribution_table(shapes: beta_distribution.BetaShapes) -> dict[str, list[float]]:
-    """Density, cumulative probability and mean residual of the distribution at steps of 0.05."""
-    x = np.arange(21) / 20
-    functions = {
-        "pdf": beta_distribution.pdf,
-        "cdf": beta_distribution.cdf,
-        "residual": beta_distribution.mean_residual_life,
-    }
-    return {"x": x.tolist(), **{name: function(x, *shapes).tolist() for name, function in functions.items()}}
-
-
-def _format_percent(share: float) -> str:
-    """Format with three digits: `62 %`, `0.0345 %`."""
-    return f"{100 * share:.3g} %"

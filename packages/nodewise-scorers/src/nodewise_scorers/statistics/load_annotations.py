@@ -1,10 +1,9 @@
-"""The annotations of nodes that carry statistics: their names and units, and how their texts are read.
+"""The annotations of nodes that carry statistics and how their texts are read, and the allocatable resources of nodes.
 
 Names and spellings are those of kube-safe-scheduler, so that existing writers and readers continue to work.
-
-The allocatable resources of nodes (`status.allocatable`).
 """
 
+import contextlib
 import re
 from collections.abc import Iterable
 from math import isfinite
@@ -23,52 +22,54 @@ FORECAST_FREE_CPU: Final = "forcasted-free-cpu"
 MEAN_FREE_MEMORY: Final = "mean-free-memory"
 STD_FREE_MEMORY: Final = "std-free-memory"
 FORECAST_FREE_MEMORY: Final = "forcasted-free-memory"
+USAGE_KEYS: Final = (
+    MEAN_FREE_CPU,
+    STD_FREE_CPU,
+    FORECAST_FREE_CPU,
+    MEAN_FREE_MEMORY,
+    STD_FREE_MEMORY,
+    FORECAST_FREE_MEMORY,
+)
 CONGESTION_FACTOR: Final = "congestion-factor"
-REQUESTED_CPU: Final = "requested-cpu"
-REQUESTED_MEMORY: Final = "requested-memory"
-REQUESTED_PODS: Final = "requested-pods"
-REQUESTED_GPU: Final = "requested-gpu"
-REQUESTED_EPHEMERAL_STORAGE: Final = "requested-ephemeral-storage"
-FREE_CPU: Final = "free-cpu"
-FREE_MEMORY: Final = "free-memory"
-FREE_PODS: Final = "free-pods"
-FREE_GPU: Final = "free-gpu"
-FREE_EPHEMERAL_STORAGE: Final = "free-ephemeral-storage"
+_RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
+"""In the order of `Capacity`."""
+REQUESTED_KEYS: Final = tuple(f"requested-{resource}" for resource in _RESOURCES)
+FREE_KEYS: Final = tuple(f"free-{resource}" for resource in _RESOURCES)
 ANNOTATED_AT: Final = "nodewise.io/annotated-at"
 """When the statistics were taken, RFC 3339 in UTC."""
 
 
-class TimedAnnotations(msgspec.Struct, frozen=True, gc=False):
+class TimedAnnotations(msgspec.Struct, frozen=True, gc=False, rename="kebab"):
     """The annotation that tells the age of the others."""
 
     annotated_at: str | None = msgspec.field(default=None, name=ANNOTATED_AT)
 
 
-class UsageAnnotations(TimedAnnotations, frozen=True, gc=False):
+class UsageAnnotations(TimedAnnotations, frozen=True, gc=False, rename="kebab"):
     """Measured free resources of a node: CPU in milli-CPU, memory in bytes."""
 
-    mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
-    std_free_cpu: str | None = msgspec.field(default=None, name=STD_FREE_CPU)
+    mean_free_cpu: str | None = None
+    std_free_cpu: str | None = None
     forecast_free_cpu: str | None = msgspec.field(default=None, name=FORECAST_FREE_CPU)
-    mean_free_memory: str | None = msgspec.field(default=None, name=MEAN_FREE_MEMORY)
-    std_free_memory: str | None = msgspec.field(default=None, name=STD_FREE_MEMORY)
+    mean_free_memory: str | None = None
+    std_free_memory: str | None = None
     forecast_free_memory: str | None = msgspec.field(default=None, name=FORECAST_FREE_MEMORY)
 
 
-class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False):
+class AllocationAnnotations(TimedAnnotations, frozen=True, gc=False, rename="kebab"):
     """Resources of a node that its pods request: CPU in milli-CPU, memory and storage in bytes."""
 
-    requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
-    requested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
-    requested_pods: str | None = msgspec.field(default=None, name=REQUESTED_PODS)
-    requested_gpu: str | None = msgspec.field(default=None, name=REQUESTED_GPU)
-    requested_ephemeral_storage: str | None = msgspec.field(default=None, name=REQUESTED_EPHEMERAL_STORAGE)
+    requested_cpu: str | None = None
+    requested_memory: str | None = None
+    requested_pods: str | None = None
+    requested_gpu: str | None = None
+    requested_ephemeral_storage: str | None = None
 
 
-class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False):
+class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False, rename="kebab"):
     """How congested a node is, by its writer: a whole number."""
 
-    congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)
+    congestion_factor: str | None = None
 
 
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -144,17 +145,9 @@ _decode_all: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 def parse_capacity(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
     """Read a node's capacity; `gpu` is the name of the resource that is counted as GPU."""
-    try:
-        fields = _decode(allocatable) or _Allocatable()
-    except UNREADABLE:
-        fields = _Allocatable()
-    devices = fields.gpu if gpu == GPU else _other_resource(allocatable, gpu)
+    fields, devices = _Allocatable(), None
+    with contextlib.suppress(*UNREADABLE):
+        fields = _decode(allocatable) or fields
+        devices = fields.gpu if gpu == GPU else (_decode_all(allocatable) or {}).get(gpu)
     quantities = (fields.memory, fields.pods, devices, fields.ephemeral_storage)
     return Capacity(quantity.milli(fields.cpu), *map(quantity.units, quantities))
-
-
-def _other_resource(allocatable: msgspec.Raw, name: str) -> Any:
-    try:
-        return (_decode_all(allocatable) or {}).get(name)
-    except UNREADABLE:
-        return None

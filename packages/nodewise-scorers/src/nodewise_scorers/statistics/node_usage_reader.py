@@ -1,6 +1,7 @@
 """The usage of all nodes, from annotations or from metrics, as the same arrays."""
 
 from collections.abc import Generator
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,9 +12,9 @@ from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.base.quantity import NANO
 from nodewise.metrics import series as columns
 from nodewise.metrics.series import Column, Series, ValueState
+from nodewise_scorers.scoring_agent import StatisticStatus
 from nodewise_scorers.statistics import load_annotations, prometheus_load_queries
 from nodewise_scorers.statistics.load_annotations import NodeStatus, UsageAnnotations
-from nodewise_scorers.statistics.missing_statistics import StatisticStatus
 from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions, UsageRequests
 
 RESOURCES: Final = ("cpu", "memory")
@@ -79,12 +80,10 @@ class LoadReader:
     def _load_from_metrics(
         self, capacity: Table, requests: UsageRequests, cluster_state: ClusterState
     ) -> Generator[None, None, NodeLoads]:
-        cpu = yield from self._metric_by_node(requests.cpu_mean, cluster_state, _NANO_PER_MILLI)
-        cpu_deviation = yield from self._metric_by_node(
-            requests.cpu_deviation, cluster_state, _NANO_PER_MILLI
-        )
-        memory = yield from self._metric_by_node(requests.memory_mean, cluster_state, NANO)
-        memory_deviation = yield from self._metric_by_node(requests.memory_deviation, cluster_state, NANO)
+        metrics = []
+        for request, divisor in zip(requests, (NANO // 1000, NANO // 1000, NANO, NANO), strict=True):
+            metrics.append((yield from self._metric_by_node(request, cluster_state, divisor)))
+        cpu, cpu_deviation, memory, memory_deviation = metrics
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
         missing = _missing_statistics_status(used, capacity, ages_s > self._max_age_s)
@@ -108,12 +107,8 @@ class LoadReader:
             return _MetricValues(nothing, nothing)
         known = self._columns.get(metric_request.key)
         if known is None or known[0] is not series or known[1] is not cluster_state.nodes:
-            known = (
-                series,
-                cluster_state.nodes,
-                (yield from columns.build_column(series, cluster_state.nodes)),
-            )
-            self._columns[metric_request.key] = known
+            column = yield from columns.build_column(series, cluster_state.nodes)
+            known = self._columns[metric_request.key] = series, cluster_state.nodes, column
         yield
         column = known[2]
         fresh = column.initial_states == ValueState.FRESH
@@ -123,9 +118,6 @@ class LoadReader:
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
         ages_s = np.where(fresh & np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
         return _MetricValues(values, ages_s)
-
-
-_NANO_PER_MILLI: Final = NANO // 1000
 
 
 class _MetricValues(NamedTuple):
@@ -140,6 +132,10 @@ class _MetricValues(NamedTuple):
         return values
 
 
+_USAGE_TEXTS: Final = attrgetter(
+    *("mean_free_cpu", "mean_free_memory", "std_free_cpu", "std_free_memory"),
+    *("forecast_free_cpu", "forecast_free_memory"),
+)
 _FREE: Final = slice(0, 2)
 _DEVIATION: Final = slice(2, 4)
 _FORECAST: Final = slice(4, 6)
@@ -189,20 +185,9 @@ def _parse_load_annotations(node: UsageNode) -> tuple[float, ...]:
     written = node.metadata.annotations
     if written is None:
         return (*_EMPTY_ROW[:6], allocatable.cpu_milli, allocatable.memory_bytes, np.nan)
-    texts = (
-        written.mean_free_cpu,
-        written.mean_free_memory,
-        written.std_free_cpu,
-        written.std_free_memory,
-        written.forecast_free_cpu,
-        written.forecast_free_memory,
-    )
-    return (
-        *map(load_annotations.number, texts),
-        allocatable.cpu_milli,
-        allocatable.memory_bytes,
-        load_annotations.time(written.annotated_at),
-    )
+    numbers = map(load_annotations.number, _USAGE_TEXTS(written))
+    time = load_annotations.time(written.annotated_at)
+    return (*numbers, allocatable.cpu_milli, allocatable.memory_bytes, time)
 
 
 def _load_from_annotations(columns_: Table, now: float, max_age_s: float) -> NodeLoads:

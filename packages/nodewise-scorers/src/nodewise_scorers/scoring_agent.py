@@ -1,12 +1,45 @@
-"""The treatment of nodes without statistics, for all agents that use them."""
+"""What the scoring agents have in common: their kind, and the treatment of nodes without statistics."""
 
+from abc import ABC
 from enum import IntEnum
-from typing import Annotated, ClassVar, Final, Literal
+from functools import cached_property
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from nodewise.agent import AgentKind
+
 When = Literal["accept", "pass", "reject"]
 Score = Annotated[int, msgspec.Meta(ge=0, le=10)] | None
+
+
+class ScoringAgentKind(AgentKind, ABC):
+    """A kind whose agent is in the module `agent` of its folder.
+
+    The module is imported when the kind is used, because commands declare the options of all agents. It contains
+    `PodFields`, `NodeFields`, `create_state_builder(options)` and `create_agent(options)`.
+    """
+
+    @cached_property
+    def module(self) -> Any:
+        return import_module(f"nodewise_scorers.{self.name}.agent")
+
+    @cached_property
+    def pod_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        fields: type[msgspec.Struct] = self.module.PodFields
+        return fields
+
+    @cached_property
+    def node_fields(self) -> type[msgspec.Struct]:  # type: ignore[override]
+        fields: type[msgspec.Struct] = self.module.NodeFields
+        return fields
+
+    def state(self, options: Any, sync_period_s: float) -> Any:  # noqa: ARG002
+        return self.module.create_state_builder(options)
+
+    def agent(self, options: Any) -> Any:
+        return self.module.create_agent(options)
 
 
 class MissingRules:
@@ -52,16 +85,8 @@ class StatisticStatus(IntEnum):
 
     @property
     def words(self) -> str:
-        return _WORDS[self]
-
-
-_WORDS: Final = {
-    StatisticStatus.PRESENT: "",
-    StatisticStatus.ABSENT: "no statistics",
-    StatisticStatus.STALE: "statistics are too old",
-    StatisticStatus.NO_CAPACITY: "nothing is allocatable",
-    StatisticStatus.NO_DEVIATION: "no deviation",
-}
+        texts = ("", "no statistics", "statistics are too old", "nothing is allocatable", "no deviation")
+        return texts[self]
 
 
 class StatisticsNotReady(msgspec.Struct, frozen=True):
