@@ -16,7 +16,7 @@ affinity/selector".
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,11 +24,12 @@ import numpy as np
 
 from nodewise.agent.verdicts import Reason
 from nodewise.policies import policy_selection, verdict_labels
+from nodewise.policies.node_labels import interleave
 from nodewise.policies.placement_policy import Policy, PolicyKey
-from nodewise.policies.policy_selection import PodFields, PodMetadata, PodOwner, SelectionIndex
-from nodewise.policies.selected_pods import ListedPod, ListedPodMetadata, PodLabelGroup, PodLabelGroups
+from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
+from nodewise.policies.selected_pods import ListedPodMetadata, PodLabelGroup, PodLabelGroups
 from nodewise.policies.state import PolicyState
-from nodewise.policies.verdict_labels import NodeConstraints, Term
+from nodewise.policies.verdict_labels import NodeConstraints, PodConditions
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
@@ -49,23 +50,8 @@ class _Spec(NodeConstraints, frozen=True):
     schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
 
 
-class _Condition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class _Status(msgspec.Struct, frozen=True):
-    conditions: tuple[_Condition, ...] | None = None
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str = ""
-    namespace: str = ""
+class _Metadata(ListedPodMetadata, frozen=True):
     uid: str = ""
-    labels: dict[str, str] | None = None
-    ownerReferences: tuple[PodOwner, ...] | None = None  # noqa: N815
-    """Not set for a stored pod, nor are its labels."""
 
 
 class _TermShape(NamedTuple):
@@ -92,7 +78,7 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
 
     metadata: _Metadata = _Metadata()
     spec: _Spec = _Spec()
-    status: _Status = _Status()
+    status: PodConditions = PodConditions()
     keys: frozenset[str] = frozenset()
     """The keys of labels with verdicts that it requires. Set for a stored pod, whose spec and status are dropped."""
     keys_with_ok: frozenset[str] = frozenset()
@@ -111,54 +97,43 @@ class UnscheduledPod(msgspec.Struct, frozen=True):
 
 def keep_pod(pod: UnscheduledPod) -> UnscheduledPod | None:
     """The pod as it is stored; None for a pod that native mode does not concern."""
-    required = [
-        requirement
-        for requirement in verdict_labels.verdict_requirements(pod.spec)
-        if not requirement.is_preferred
-    ]
-    gate = _gate_position(pod.spec, len(required))
+    required = verdict_labels.required_verdicts(pod.spec)
+    gates = [gate.name for gate in pod.spec.schedulingGates or ()]
+    # of more keys, those that are not read may be of policies that are not active; only tenants add so many
+    gate = gates.index(GATE) if GATE in gates and len(required) < verdict_labels.MAX_KEYS else -1
     if not required and gate < 0:
         return None
-    keys = frozenset(requirement.key for requirement in required)
-    with_ok = frozenset(requirement.key for requirement in required if requirement.needs_ok)
-    metadata = _Metadata(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
-    lacks_node, shape = _reports_mismatch(pod.status), _affinity_shape(pod.spec) if gate >= 0 else None
-    return UnscheduledPod(metadata, _Spec(), _Status(), keys, with_ok, gate, lacks_node, shape)
+    metadata = pod.metadata
+    return UnscheduledPod(
+        _Metadata(metadata.name, metadata.namespace, uid=metadata.uid),
+        keys=frozenset(requirement.key for requirement in required),
+        keys_with_ok=frozenset(requirement.key for requirement in required if requirement.needs_ok),
+        gate=gate,
+        lacks_matching_node=_MISMATCH in pod.status.unscheduled_message(),
+        affinity=_affinity_shape(pod.spec) if gate >= 0 else None,
+    )
 
 
-def _gate_position(spec: _Spec, key_count: int) -> int:
-    """The position of our gate; -1 without it, or if it must stay.
-
-    Keys that are not read may be those of policies that are not active; only tenants add so many.
-    """
-    gates = [gate.name for gate in spec.schedulingGates or ()]
-    return gates.index(GATE) if GATE in gates and key_count < verdict_labels.MAX_KEYS else -1
-
-
-def _affinity_shape(spec: _Spec) -> _AffinityShape | None:
+def _affinity_shape(  # complexity: every level may be absent
+    spec: _Spec,
+) -> _AffinityShape | None:
     node_affinity = spec.affinity.nodeAffinity if spec.affinity else None
     required = node_affinity.requiredDuringSchedulingIgnoredDuringExecution if node_affinity else None
     terms = (required.nodeSelectorTerms or ()) if required else ()
     if len(terms) > _MAX_TERMS:
         return None
-    shapes = tuple(map(_term_shape, terms))
-    return _AffinityShape(spec.affinity is not None, node_affinity is not None, shapes if required else None)
-
-
-def _term_shape(term: Term) -> _TermShape:
-    excluded = [
-        field.values or ()
-        for field in term.matchFields or ()
-        if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
-    ]
-    is_empty = not (term.matchExpressions or term.matchFields)
-    return _TermShape(is_empty, bool(term.matchFields), frozenset(chain.from_iterable(excluded)))
-
-
-def _reports_mismatch(status: _Status) -> bool:
-    return any(
-        (condition.type, condition.status) == ("PodScheduled", "False") and _MISMATCH in condition.message
-        for condition in status.conditions or ()
+    shapes = []
+    for term in terms:
+        excluded = [
+            field.values or ()
+            for field in term.matchFields or ()
+            if (field.key, field.operator) == (_NAME_FIELD, "NotIn")
+        ]
+        is_empty = not (term.matchExpressions or term.matchFields)
+        names = frozenset(chain.from_iterable(excluded))
+        shapes.append(_TermShape(is_empty, bool(term.matchFields), names))
+    return _AffinityShape(
+        spec.affinity is not None, node_affinity is not None, tuple(shapes) if required else None
     )
 
 
@@ -183,8 +158,7 @@ def releasable_pods(pods: Iterable[UnscheduledPod], settled: frozenset[str]) -> 
     for pod in pods:
         if pod.gate >= 0 and pod.keys <= settled:
             queues.setdefault(pod.metadata.namespace, []).append(pod)
-    turns = chain.from_iterable(zip_longest(*queues.values()))
-    return [pod for pod in turns if pod is not None]
+    return interleave(queues.values())
 
 
 def gate_removal(pod: UnscheduledPod, excluded: frozenset[str] = frozenset()) -> list[dict[str, Any]] | None:
@@ -205,13 +179,21 @@ def gate_removal(pod: UnscheduledPod, excluded: frozenset[str] = frozenset()) ->
     ]
 
 
-def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[str, Any]] | None:
+def _exclusions(  # complexity: every level of the affinity may be absent
+    shape: _AffinityShape | None, excluded: list[str]
+) -> list[dict[str, Any]] | None:
     """The operations that exclude nodes by name in every term. Nodes have to meet one term only."""
     if shape is None:
         return None
     fields = {name: {"key": _NAME_FIELD, "operator": "NotIn", "values": [name]} for name in excluded}
     if shape.terms is None:
-        return [_first_term(shape, {"matchFields": list(fields.values())})]
+        path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+        value: dict[str, Any] = {"nodeSelectorTerms": [{"matchFields": list(fields.values())}]}
+        if not shape.has_node_affinity:
+            path, value = "/spec/affinity/nodeAffinity", {_REQUIRED: value}
+        if not shape.has_affinity:
+            path, value = "/spec/affinity", {"nodeAffinity": value}
+        return [{"op": "add", "path": path, "value": value}]
     patch: list[dict[str, Any]] = []
     for number, term in enumerate(shape.terms):
         path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms/{number}/matchFields"
@@ -223,17 +205,6 @@ def _exclusions(shape: _AffinityShape | None, excluded: list[str]) -> list[dict[
         else:
             patch.append({"op": "add", "path": path, "value": missing})
     return patch
-
-
-def _first_term(shape: _AffinityShape, term: dict[str, Any]) -> dict[str, Any]:
-    """The operation that adds required node affinity to a pod without it."""
-    value: dict[str, Any] = {"nodeSelectorTerms": [term]}
-    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
-    if not shape.has_node_affinity:
-        path, value = "/spec/affinity/nodeAffinity", {_REQUIRED: value}
-    if not shape.has_affinity:
-        path, value = "/spec/affinity", {"nodeAffinity": value}
-    return {"op": "add", "path": path, "value": value}
 
 
 def remove_foreign_keys(
@@ -315,20 +286,17 @@ class UncoveredPods:
         `now_s` is monotonic.
         """
         metadata = pod.metadata
-        fields = ListedPodMetadata(
-            metadata.name, metadata.namespace, metadata.labels, metadata.ownerReferences
-        )
-        listed = self._groups.keep(ListedPod(fields))
-        if listed is None or listed.group is None:
+        group = self._groups.group(metadata)
+        if group is None:
             return None
         required = verdict_labels.verdict_requirements(pod.spec)
         keys = frozenset(requirement.key for requirement in required)
         newest = self._newest.setdefault(metadata.namespace, {})
-        newest.pop(listed.group, None)
-        newest[listed.group] = _NewestPod(metadata.name, keys, now_s)
+        newest.pop(group, None)
+        newest[group] = _NewestPod(metadata.name, keys, now_s)
         if len(newest) > _MAX_GROUPS:
             del newest[next(iter(newest))]
-        return listed.group
+        return group
 
     def find(
         self, selection: SelectionIndex, policies: Mapping[PolicyKey, LabelledSelector], now_s: float
@@ -492,15 +460,9 @@ class NoteSchedule:
             if note and self._is_due(uid, note, now_s):
                 queues.setdefault(pod.metadata.namespace, []).append((pod, note))
         self._sent = sent
-        return self._in_turns(queues)
-
-    def _in_turns(
-        self, queues: Mapping[str, list[tuple[UnscheduledPod, str]]]
-    ) -> list[tuple[UnscheduledPod, str]]:
         self._turns = {name: at_s for name, at_s in self._turns.items() if name in queues}
         names = sorted(queues, key=lambda name: (self._turns.get(name, float("-inf")), name))
-        turns = chain.from_iterable(zip_longest(*(queues[name] for name in names)))
-        return [pod_note for pod_note in turns if pod_note is not None]
+        return interleave(queues[name] for name in names)
 
     def record(self, pod: UnscheduledPod, note: str, now_s: float) -> None:
         """The pod got this note."""

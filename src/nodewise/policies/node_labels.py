@@ -10,7 +10,7 @@ The API server tracks which manager and operation last wrote a key (KEP-555, ser
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from nodewise.policies.taspolicy_parser import PREFIX
 _NODES_PER_YIELD: Final = 100
 """Yielding costs as much as one label."""
 
+T = TypeVar("T")
 Labels = Mapping[str, str]
 Mask = NDArray[np.bool_]
 
@@ -259,11 +260,17 @@ def order_fairly(
                 queues.setdefault(namespace, []).append(node)
     namespaces = sorted(violating | others)
     first = turn % max(len(namespaces), 1)
-    namespaces = namespaces[first:] + namespaces[:first]
-    turns = chain.from_iterable(
-        zip_longest(*([*violating.get(name, ()), *others.get(name, ())] for name in namespaces))
+    in_turns = interleave(
+        [*violating.get(name, ()), *others.get(name, ())] for name in namespaces[first:] + namespaces[:first]
     )
-    return list(dict.fromkeys(node for node in turns if node is not None))
+    return list(dict.fromkeys(in_turns))
+
+
+def interleave(queues: Iterable[Iterable[T]]) -> list[T]:
+    """The first item of each queue, then the second ones, and so on."""
+    end = object()
+    items = chain.from_iterable(zip_longest(*queues, fillvalue=end))
+    return [item for item in items if item is not end]  # type: ignore[misc]
 
 
 class LabelAssignment(NamedTuple):

@@ -26,7 +26,7 @@ all others. Source of the definition: Bertsekas and Gallager, Data Networks, 2nd
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -130,10 +130,7 @@ def admit_labels_of_waiting_pods(
     for key, namespaces in wanted:
         queues.setdefault(min(namespaces, default=""), []).append((key, namespaces))
     admitted: set[str] = set()
-    for request in chain.from_iterable(zip_longest(*(queues[name] for name in sorted(queues)))):
-        if request is None:
-            continue
-        key, namespaces = request
+    for key, namespaces in node_labels.interleave(queues[name] for name in sorted(queues)):
         has_turn = any(total[name] < _most_keys(name) for name in namespaces)
         if key not in admitted and has_turn and verdict_label_bytes(key) <= free:
             admitted.add(key)

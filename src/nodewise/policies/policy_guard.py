@@ -21,7 +21,7 @@ from nodewise.policies.placement_policy import Guard, PolicyKey
 from nodewise.policies.policy_objects import StepBack
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from nodewise.policies.state import PolicyState, TelemetryState
-from nodewise.policies.verdict_labels import NodeConstraints
+from nodewise.policies.verdict_labels import NodeConstraints, PodConditions
 
 
 class GuardFacts(NamedTuple):
@@ -121,40 +121,22 @@ _MAX_BYTES: Final = 8 * 1024
 _NOTHING: Final = frozenset[str]()
 
 
-class _Condition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class _Status(msgspec.Struct, frozen=True):
-    conditions: tuple[_Condition, ...] = ()
-
-
 class WaitingPod(msgspec.Struct, frozen=True):
     """A pod without a node, for which kube-scheduler found none."""
 
     metadata: PodMetadata = PodMetadata()
     spec: NodeConstraints = NodeConstraints()
-    status: _Status = _Status()
+    status: PodConditions = PodConditions()
     causes: frozenset[str] = _NOTHING
     """The texts and label keys of policies that are a cause. Set for a stored pod; its spec and status are dropped."""
 
 
 def keep_pod(pod: WaitingPod) -> WaitingPod | None:
     """The pod as it is stored; None if no policy is a cause, or if labels and causes have more than `_MAX_BYTES`."""
-    message = next(
-        (
-            each.message
-            for each in pod.status.conditions
-            if (each.type, each.status) == ("PodScheduled", "False")
-        ),
-        "",
-    )
+    message = pod.status.unscheduled_message()
     causes = placement_policy.find_rejecting_policies(message)
     if _AFFINITY in message:
-        required = verdict_labels.verdict_requirements(pod.spec)
-        causes |= {requirement.key for requirement in required if not requirement.is_preferred}
+        causes |= {requirement.key for requirement in verdict_labels.required_verdicts(pod.spec)}
     kept = WaitingPod(pod.metadata, causes=causes)
     return kept if causes and len(msgspec.json.encode(kept)) <= _MAX_BYTES else None
 

@@ -48,6 +48,8 @@ class PodLabelGroup(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
 
 class ListedPodMetadata(msgspec.Struct, frozen=True):
+    """The metadata that a group of pods follows from. Not all of it is set for a stored pod."""
+
     name: str = ""
     namespace: str = ""
     labels: dict[str, str] | None = None
@@ -74,9 +76,8 @@ class PodLabelGroups:
         self.has_changed = True
         """Whether a group came or a count changed since the flag was last reset."""
 
-    def keep(self, pod: ListedPod) -> ListedPod | None:
-        """The pod as it is stored, with its group; None for a pod that is not counted."""
-        metadata = pod.metadata
+    def group(self, metadata: ListedPodMetadata) -> PodLabelGroup | None:
+        """The group of a pod; None for a pod with too many labels."""
         labels = msgspec.json.encode(metadata.labels or {}, order="sorted")
         if len(labels) > _MAX_LABEL_BYTES:
             return None
@@ -85,8 +86,15 @@ class PodLabelGroups:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = PodLabelGroup(*key)
+        return group
+
+    def keep(self, pod: ListedPod) -> ListedPod | None:
+        """The pod as it is stored, with its group; None for a pod that is not counted."""
+        group = self.group(pod.metadata)
+        if group is None:
+            return None
         # all pods of a group share the string of their namespace
-        return ListedPod(ListedPodMetadata(metadata.name, group.namespace), group)
+        return ListedPod(ListedPodMetadata(pod.metadata.name, group.namespace), group)
 
     def recount(self, pods: Iterable[ListedPod]) -> None:
         """Count stored pods from nothing."""

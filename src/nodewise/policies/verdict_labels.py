@@ -128,6 +128,38 @@ class NodeConstraints(msgspec.Struct, frozen=True):
     nodeSelector: dict[str, str] | None = None  # noqa: N815
 
 
+def _expressions(affinity: Affinity | None) -> Iterator[tuple[Expression, bool]]:
+    """All expressions of the node affinity, each with whether it is preferred."""
+    node_affinity = (affinity and affinity.nodeAffinity) or _NodeAffinity()
+    selector = node_affinity.requiredDuringSchedulingIgnoredDuringExecution or _NodeSelector()
+    preferences = node_affinity.preferredDuringSchedulingIgnoredDuringExecution or ()
+    terms = [(term, False) for term in selector.nodeSelectorTerms or ()]
+    terms += [(preferred.preference or Term(), True) for preferred in preferences]
+    for term, is_preferred in terms:
+        yield from ((expression, is_preferred) for expression in term.matchExpressions or ())
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class PodConditions(msgspec.Struct, frozen=True):
+    """The conditions of a pod."""
+
+    conditions: tuple[_Condition, ...] | None = None
+
+    def unscheduled_message(self) -> str:
+        """kube-scheduler's message about a pod for which it has no node; empty for other pods."""
+        messages = (
+            condition.message
+            for condition in self.conditions or ()
+            if (condition.type, condition.status) == ("PodScheduled", "False")
+        )
+        return next(messages, "")
+
+
 class VerdictRequirement(NamedTuple):
     """What a pod requires, or prefers, of the label of one policy."""
 
@@ -146,31 +178,20 @@ def verdict_requirements(spec: NodeConstraints) -> tuple[VerdictRequirement, ...
 
     The admission policies add the same to all terms of the affinity.
     """
+    # a node without the label never meets a node selector
+    requirements = [(key, True, False) for key in spec.nodeSelector or ()]
+    for expression, is_preferred in _expressions(spec.affinity):
+        # earlier versions of nodewise added `In [ok]` to the affinity
+        is_ok_needed = expression.operator == "In" and expression.values == (OK,)
+        requirements.append((expression.key, is_ok_needed, is_preferred))
     needs_ok: dict[tuple[str, bool], bool] = {}
-    for key, is_ok_needed, is_preferred in _requirements(spec):
+    for key, is_ok_needed, is_preferred in requirements:
         known = (key, is_preferred)
         if key.startswith(VERDICT_LABEL_PREFIX) and (known in needs_ok or len(needs_ok) < MAX_KEYS):
             needs_ok[known] = needs_ok.get(known, False) or is_ok_needed
     return tuple(VerdictRequirement(key, ok, is_preferred) for (key, is_preferred), ok in needs_ok.items())
 
 
-def _requirements(spec: NodeConstraints) -> Iterator[tuple[str, bool, bool]]:
-    """The key of each label, whether `ok` is needed, and whether it is only preferred.
-
-    A node without the label never meets a node selector. Earlier versions of nodewise added `In [ok]` to the affinity.
-    """
-    yield from ((key, True, False) for key in spec.nodeSelector or ())
-    for expression, is_preferred in _expressions(spec.affinity):
-        is_ok_needed = expression.operator == "In" and expression.values == (OK,)
-        yield expression.key, is_ok_needed, is_preferred
-
-
-def _expressions(affinity: Affinity | None) -> Iterator[tuple[Expression, bool]]:
-    """All expressions of the node affinity, each with whether it is preferred."""
-    node_affinity = (affinity and affinity.nodeAffinity) or _NodeAffinity()
-    selector = node_affinity.requiredDuringSchedulingIgnoredDuringExecution or _NodeSelector()
-    preferences = node_affinity.preferredDuringSchedulingIgnoredDuringExecution or ()
-    terms = [(term, False) for term in selector.nodeSelectorTerms or ()]
-    terms += [(preferred.preference or Term(), True) for preferred in preferences]
-    for term, is_preferred in terms:
-        yield from ((expression, is_preferred) for expression in term.matchExpressions or ())
+def required_verdicts(spec: NodeConstraints) -> list[VerdictRequirement]:
+    """The requirements of a pod, without those that it only prefers."""
+    return [requirement for requirement in verdict_requirements(spec) if not requirement.is_preferred]

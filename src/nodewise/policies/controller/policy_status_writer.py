@@ -1,9 +1,7 @@
 """Writes the status of policies, and records changes of conditions as events."""
 
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from operator import itemgetter
 from typing import Final
 
 from nodewise.agent.controller_interface import Handle
@@ -13,7 +11,7 @@ from nodewise.kube.event_recorder import ObjectReference
 from nodewise.observe import logs
 from nodewise.policies import policy_status
 from nodewise.policies.controller.object_patcher import StatusPatcher
-from nodewise.policies.node_labels import FIELD_MANAGER
+from nodewise.policies.node_labels import FIELD_MANAGER, interleave
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_status import Status, StatusFacts
@@ -51,14 +49,12 @@ class StatusWriter:
         registry = self._handle.metrics_registry
         registry.set("rules_suspended", sum(len(state.suspended) for state in states.values()))
         registry.set("label_conflicts", sum(bool(each.label_conflict) for each in facts.values()))
-        turns: Counter[str] = Counter()
-        in_turns = []
+        queues: dict[str, list[PolicyKey]] = {}
         for key in sorted(states, key=self._patcher.written_s):
-            in_turns.append((turns[key.namespace], key))
-            turns[key.namespace] += 1
+            queues.setdefault(key.namespace, []).append(key)
         await self._patcher.run(
             (key, partial(self._update_status, key, states[key], facts.get(key, StatusFacts())))
-            for _, key in sorted(in_turns, key=itemgetter(0))
+            for key in interleave(queues.values())
         )
 
     async def _update_status(self, key: PolicyKey, state: PolicyState, facts: StatusFacts) -> None:
