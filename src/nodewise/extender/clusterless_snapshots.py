@@ -69,22 +69,14 @@ class ClusterlessSnapshots:
         if received is None and not self._warned:
             self._warned = True
             logs.emit("nodes_unknown")
-        if nodes:
-            self._keep_parsed_nodes(nodes)
-        elif received is not None:
-            nodes = dict(self._earlier_nodes)
-        cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
-        self._number += 1
-        return Snapshot(
-            cluster_state.nodes,
-            cluster_state_changes.build_all_agent_states(self._states, cluster_state),
-            now,
-            self._number,
-        )
-
-    def _keep_parsed_nodes(self, nodes: Mapping[ObjectKey, Any]) -> None:
         for key, node in nodes.items():
             self._earlier_nodes.pop(key, None)
             self._earlier_nodes[key] = node
         while len(self._earlier_nodes) > _MAX_EARLIER_NODES:
             del self._earlier_nodes[next(iter(self._earlier_nodes))]
+        if not nodes and received is not None:
+            nodes = dict(self._earlier_nodes)
+        cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
+        agent_states = cluster_state_changes.build_all_agent_states(self._states, cluster_state)
+        self._number += 1
+        return Snapshot(cluster_state.nodes, agent_states, now, self._number)

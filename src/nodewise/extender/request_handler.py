@@ -18,6 +18,7 @@ ALL_AGENTS: Final = "/scheduler"
 """The prefix of paths that are answered by all agents; `/agents/<name>` is answered by one."""
 _PREDICATES: Final = f"{ALL_AGENTS}/predicates/"
 _PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
+_VERBS: Final[Sequence[Verb]] = ("filter", "prioritize", "preempt")
 
 
 class HandledRequest(NamedTuple):
@@ -51,7 +52,7 @@ class RequestHandler:
         self.chain = AgentChain(agents, weights, states)
         """The chain of all agents."""
         single = {agent.name: AgentChain([agent], weights, states) for agent in agents}
-        self._reader: wire_format.RequestDecoder[Any] = wire_format.RequestDecoder(
+        self._decoder: wire_format.RequestDecoder[Any] = wire_format.RequestDecoder(
             merge("Pod", *(kind.pod_fields for kind in kinds))
         )
         chains = {ALL_AGENTS: self.chain, **{f"/agents/{name}": chain for name, chain in single.items()}}
@@ -73,7 +74,16 @@ class RequestHandler:
     def handle(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> HandledRequest:
         """Answer one request. `BadInput` names the field that cannot be read; KeyError for an unknown path."""
         verb, chain = self._chains[path]
-        return _VERBS[verb](self._reader, chain, body, snapshot, now)
+        if verb == "preempt":
+            preemption = self._decoder.decode_preemption(body)
+            decision = chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
+            return HandledRequest(decision, lambda: [wire_format.preempt_response(preemption, decision)])
+        request = self._decoder.decode_candidates(body, snapshot.nodes)
+        if verb == "prioritize":
+            decision = chain.prioritize(request.pod, request.names, snapshot, now)
+            return HandledRequest(decision, lambda: [wire_format.prioritize_response(decision)])
+        decision = chain.filter(request.pod, request.names, snapshot, now)
+        return HandledRequest(decision, lambda: wire_format.filter_response(request, decision))
 
 
 def _predicate_and_priority_paths(
@@ -93,35 +103,3 @@ def _predicate_and_priority_paths(
 def is_predicate_or_priority_path(path: str) -> bool:
     """Whether the path is one of a predicate or priority, whose older servers redirected similar paths to it."""
     return path.startswith((_PREDICATES, _PRIORITIES))
-
-
-def _handle_filter_request(
-    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
-) -> HandledRequest:
-    candidacy = reader.decode_candidates(body, snapshot.nodes)
-    decision = chain.filter(candidacy.pod, candidacy.names, snapshot, now)
-    return HandledRequest(decision, lambda: wire_format.filter_response(candidacy, decision))
-
-
-def _handle_prioritize_request(
-    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
-) -> HandledRequest:
-    candidacy = reader.decode_candidates(body, snapshot.nodes)
-    decision = chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
-    return HandledRequest(decision, lambda: [wire_format.prioritize_response(decision)])
-
-
-def _handle_preempt_request(
-    reader: wire_format.RequestDecoder[Any], chain: AgentChain, body: bytes, snapshot: Snapshot, now: float
-) -> HandledRequest:
-    preemption = reader.decode_preemption(body)
-    decision = chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
-    return HandledRequest(decision, lambda: [wire_format.preempt_response(preemption, decision)])
-
-
-_Handle = Callable[[wire_format.RequestDecoder[Any], AgentChain, bytes, Snapshot, float], HandledRequest]
-_VERBS: Final[Mapping[Verb, _Handle]] = {
-    "filter": _handle_filter_request,
-    "prioritize": _handle_prioritize_request,
-    "preempt": _handle_preempt_request,
-}

@@ -4,8 +4,7 @@ Bad input is an error (400) and never a decision. A pod whose agent cannot answe
 regular response: with `ignorable: true`, kube-scheduler places a pod without the extender after an error.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -69,17 +68,11 @@ class Extender:
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
         limit = ConcurrencyLimit(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-        verbs = [
-            Route(
-                "POST",
-                path,
-                self._handle_extender_request,
-                limit,
-                is_forgiving=is_predicate_or_priority_path(path),
-            )
-            for path in self._request_handler.verbs
-        ]
-        return [*verbs, Route("GET", "/version", _version_response, is_forgiving=True)]
+        routes = [Route("GET", "/version", _version_response, is_forgiving=True)]
+        for path in self._request_handler.verbs:
+            forgiving = is_predicate_or_priority_path(path)
+            routes.append(Route("POST", path, self._handle_extender_request, limit, is_forgiving=forgiving))
+        return routes
 
     def bind_refusal_routes(self) -> list[Route]:
         """The bind verb if no agent binds: next to kube-safe-scheduler's paths an error in the result; else none."""
@@ -104,26 +97,20 @@ class Extender:
         path, body = request.path, request.body
         snapshot, now = self.current_snapshot(body)
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
-        with self._record_failed_request(exchange, body):
+        try:
             handled = self._request_handler.handle(path, body, snapshot, now)
             self.store_decision(handled.decision)
             parts = handled.encode()
-        self._recorder.record_request(exchange, body, parts)
-        return Response(200, parts)
-
-    @contextlib.contextmanager
-    def _record_failed_request(self, exchange: RequestEntry, body: bytes) -> Iterator[None]:
-        try:
-            yield
         except Exception as error:
             failed = msgspec.structs.replace(exchange, error=type(error).__name__)
             self._recorder.record_request(failed, body, [str(error).encode()])
             raise
+        self._recorder.record_request(exchange, body, parts)
+        return Response(200, parts)
 
     async def _handle_decisions_request(self, request: Request) -> Response:
-        return Response(
-            200, await cooperative_scheduling.run(decision_json.encode_page(self._ring, request.query))
-        )
+        page = decision_json.encode_page(self._ring, request.query)
+        return Response(200, await cooperative_scheduling.run(page))
 
     def _agent_state_handler(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:

@@ -34,6 +34,7 @@ _MOST_VICTIMS: Final = 2**22
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)").search
 _COMMA, _QUOTE = b',"'
 _PIECE_BYTES: Final = 2**18
+_ARGS: Final = "an ExtenderArgs object"
 _SAMPLED: Final = 8
 """An estimate counts one of this many parts of each piece."""
 
@@ -68,12 +69,11 @@ def check_candidate_count_and_pod_size(body: bytes) -> None:
     try:
         outline = _decode_outline(body)
     except UNREADABLE as error:
-        text, _, path = str(error).partition(" - at `$.")
-        raise _request_limit_error(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
+        raise _bad_field("", error, _ARGS) from error
     check_node_count(len(outline.nodes.items or ()) if outline.nodes else 0)
     check_name_count(bytes(outline.node_names))
     if len(outline.pod) > _MOST_POD_BYTES:
-        raise _request_limit_error("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+        raise _bad_request("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
 
 
 def _decode_outline(body: bytes) -> _Outline:
@@ -98,21 +98,27 @@ def check_lenient_decoding_size(body: bytes, most_bytes: int) -> None:
     """`BadInput` for a body that is too large for lenient decoding, which costs a pass over it and a copy for each
     level of keys, and an object for each key.
     """
-    hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
+    size = ""
     if len(body) > most_bytes:
-        raise _request_limit_error(
-            "body", f"{len(body)} bytes and a key that is missing or in other case", hint
-        )
-    if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
-        raise _request_limit_error(
-            "body", f"{values} values and a key that is missing or in other case", hint
-        )
+        size = f"{len(body)} bytes"
+    elif len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
+        size = f"{values} values"
+    if size:
+        expected = "a smaller body, or all keys spelt as kube-scheduler spells them"
+        raise _bad_request("body", f"{size} and a key that is missing or in other case", expected)
+
+
+def _bad_field(field: str, error: Exception, expected: str) -> BadInput:
+    """The error of a field from an error of msgspec, whose text ends in `- at `$.path``, a path below the field."""
+    text, _, path = str(error).partition(" - at `$")
+    steps = path.rstrip("`").replace("[...]", "[*]")
+    return _bad_request((field + steps).lstrip(".") or "body", text, expected)
 
 
 def check_node_count(count: int) -> None:
     """`BadInput` for too many whole nodes."""
     if count > MOST_CANDIDATES:
-        raise _request_limit_error("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
+        raise _bad_request("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
 
 
 def check_name_count(listed: bytes) -> None:
@@ -121,16 +127,16 @@ def check_name_count(listed: bytes) -> None:
         return
     count = max(_count_byte(listed, _QUOTE) // 2, _count_byte(listed, _COMMA) + 1)
     if count > MOST_CANDIDATES:
-        raise _request_limit_error("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
+        raise _bad_request("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
 
 
 def check_victim_count(body: bytes) -> None:
     """`BadInput` for a preempt request of too many values."""
     if len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > _MOST_VICTIMS:
-        raise _request_limit_error("body", f"{values} values", f"at most {_MOST_VICTIMS}")
+        raise _bad_request("body", f"{values} values", f"at most {_MOST_VICTIMS}")
 
 
-def _request_limit_error(field: str, seen: str, wanted: str) -> BadInput:
+def _bad_request(field: str, seen: str, wanted: str) -> BadInput:
     return BadInput("request", [Problem(field, seen, wanted)])
 
 
@@ -395,7 +401,6 @@ class PreemptionRequest(msgspec.Struct, Generic[PodT], frozen=True):
 _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
 _read_node: Final = msgspec.json.Decoder(NamedNode).decode
-_ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
 """The beginning of a Node from kube-scheduler's cache as Go encodes it: the name without decoding the rest."""
@@ -419,15 +424,13 @@ class RequestDecoder(Generic[PodT]):
             names = _decode_node_names(raw)
             return CandidateRequest(pod, index.named(names), raw)
         if args.node_names == _NULL:
-            raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
+            raise _bad_request("Nodes", "null or absent", "Nodes or NodeNames")
         listed = bytes(args.node_names)
         check_name_count(listed)
         try:
             return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
-            raise BadInput(
-                "request", [_problem_of_msgspec_error(error, "NodeNames", "a list of names")]
-            ) from error
+            raise _bad_field("NodeNames", error, "a list of names") from error
 
     def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
@@ -435,14 +438,14 @@ class RequestDecoder(Generic[PodT]):
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _require_field(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
-            victims_by_node = {
-                node: victims or MetaVictims() for node, victims in args.node_name_to_meta_victims.items()
-            }
-            return PreemptionRequest(pod, victims_by_node)
+            by_node = args.node_name_to_meta_victims.items()
+            return PreemptionRequest(pod, {node: victims or MetaVictims() for node, victims in by_node})
         whole = _require_field(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
-        return PreemptionRequest(
-            pod, {node: _to_meta_victims(victims or WholeVictims()) for node, victims in whole.items()}
-        )
+        victims_by_node = {}
+        for node, victims in whole.items():
+            pods = [_MetaPod(pod.metadata.uid) for pod in (victims.pods if victims else None) or []]
+            victims_by_node[node] = MetaVictims(pods, victims.num_PDB_violations if victims else 0)
+        return PreemptionRequest(pod, victims_by_node)
 
 
 class _NodesOnly(msgspec.Struct, rename="pascal"):
@@ -469,15 +472,13 @@ class NodeDecoder(Generic[PodT]):
         check_node_count(len(raw))
         complete = [is_complete(node) for node in raw]
         _check_lenient_node_count(len(complete) - sum(complete))
-        return [self._decode_node(number, node, complete[number]) for number, node in enumerate(raw)]
-
-    def _decode_node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
-        try:
-            return self._decode(raw if is_complete else rename_keys(bytes(raw), NODE))
-        except UNREADABLE as error:
-            raise BadInput(
-                "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
-            ) from error
+        nodes = []
+        for number, node in enumerate(raw):
+            try:
+                nodes.append(self._decode(node if complete[number] else rename_keys(bytes(node), NODE)))
+            except UNREADABLE as error:
+                raise _bad_field(f"Nodes.items[{number}]", error, "a Node") from error
+        return nodes
 
 
 def decode_binding(body: bytes) -> BindingArgs:
@@ -502,14 +503,9 @@ def _lacks_victims(args: PreemptionArgs[Any]) -> bool:
     return args.pod is None or (args.node_name_to_meta_victims is None and args.node_name_to_victims is None)
 
 
-def _to_meta_victims(victims: WholeVictims) -> MetaVictims:
-    pods = [_MetaPod(pod.metadata.uid) for pod in victims.pods or []]
-    return MetaVictims(pods, victims.num_PDB_violations)
-
-
 def _require_field(value: Any, field: str, wanted: str) -> Any:
     if value is None:
-        raise BadInput("request", [Problem(field, "null or absent", wanted)])
+        raise _bad_request(field, "null or absent", wanted)
     return value
 
 
@@ -525,30 +521,17 @@ def _decode_node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
         except UNREADABLE:
             odd += 1
             _check_lenient_node_count(odd)
-            names.append(_decode_node_name_leniently(number, node))
+            try:
+                names.append(_read_node(rename_keys(bytes(node), NODE_NAME)).metadata.name)
+            except UNREADABLE as error:
+                raise _bad_field(f"Nodes.items[{number}]", error, "a Node") from error
     return names
-
-
-def _decode_node_name_leniently(number: int, node: msgspec.Raw) -> str:
-    try:
-        return _read_node(rename_keys(bytes(node), NODE_NAME)).metadata.name
-    except UNREADABLE as error:
-        raise BadInput(
-            "request", [_problem_of_msgspec_error(error, f"Nodes.items[{number}]", "a Node")]
-        ) from error
 
 
 def _check_lenient_node_count(count: int) -> None:
     if count > MOST_NODES:
         text = f"{count} nodes without the keys of a Node in their right case"
-        raise BadInput("request", [Problem("Nodes.items", text, f"at most {MOST_NODES}")])
-
-
-def _problem_of_msgspec_error(error: Exception, at: str, wanted: str) -> Problem:
-    """A problem from an error of msgspec, whose text ends in `- at `$.path``: the path becomes part of the field."""
-    text, _, path = str(error).partition(" - at `$")
-    steps = path.rstrip("`").replace("[...]", "[*]")
-    return Problem((at + steps).lstrip(".") or "body", text, wanted)
+        raise _bad_request("Nodes.items", text, f"at most {MOST_NODES}")
 
 
 def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted: str = _ARGS) -> Any:
@@ -561,7 +544,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
             return _decode(decoder, body[:end], incomplete, wanted)
         rewritten = normalize_request_json(body)
         if rewritten is None:
-            raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
+            raise _bad_field("", error, wanted) from error
     else:
         if not incomplete(args):
             return args
@@ -571,7 +554,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
     try:
         return decoder.decode(rewritten)
     except UNREADABLE as error:
-        raise BadInput("request", [_problem_of_msgspec_error(error, "", wanted)]) from error
+        raise _bad_field("", error, wanted) from error
 
 
 def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[bytes]:
