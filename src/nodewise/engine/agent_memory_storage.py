@@ -162,10 +162,12 @@ class AgentMemory:
         A failure is logged once, and the next step tries again.
         """
         try:
-            if not self._is_restored:
-                await self._restore_all_memories()
-            else:
+            if self._is_restored:
                 await self._store_new_memories()
+            else:
+                for agent, text in (await self._store.read()).texts.items():
+                    self._restore_memory(agent, text)
+                self._is_restored = True
         except NodewiseError as error:
             if str(error) != self._failure:
                 logs.emit("memory_failed", error=str(error))
@@ -179,12 +181,6 @@ class AgentMemory:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5.0):
                     await self.step()
-
-    async def _restore_all_memories(self) -> None:
-        kept = await self._store.read()
-        for agent, text in kept.texts.items():
-            self._restore_memory(agent, text)
-        self._is_restored = True
 
     def _restore_memory(self, agent: str, text: bytes) -> None:
         """Pass a memory to its agent. The agent later overwrites a memory that it cannot read."""
@@ -225,25 +221,20 @@ class AgentMemory:
         """By agent, the memory to be stored. The smaller ones come first if there is no room for all."""
         news: dict[str, bytes] = {}
         for agent, state in self._states.items():
-            if (state.memory_scope == "replica" or self._leads()) and (
-                text := _updated_memory(agent, state, kept.get(agent))
-            ):
+            if state.memory_scope != "replica" and not self._leads():
+                continue
+            try:
+                text = state.keep(kept.get(agent))
+            except Exception as error:  # noqa: BLE001 - as in `_restore_memory`
+                logs.emit("agent_failed", agent=agent, exc_info=error)
+                continue
+            if text:
                 news[agent] = text
         room = _MAX_BYTES - sum(len(text) for agent, text in kept.items() if agent not in news)
         for agent, text in sorted(news.items(), key=lambda item: len(item[1])):
             room -= len(text)
             if room < 0:
-                logs.emit(
-                    "memory_failed",
-                    error=f"agent {agent} has a memory of {len(text)} bytes, which is too large",
-                )
+                problem = f"agent {agent} has a memory of {len(text)} bytes, which is too large"
+                logs.emit("memory_failed", error=problem)
                 del news[agent]
         return news
-
-
-def _updated_memory(agent: str, state: StateBuilder[Any], kept: bytes | None) -> bytes | None:
-    try:
-        return state.keep(kept)
-    except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories
-        logs.emit("agent_failed", agent=agent, exc_info=error)
-        return None

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
 from nodewise.kube.store import Change, Changes
@@ -20,8 +20,6 @@ _FAILED: Final = object()
 
 
 class _Built(NamedTuple):
-    """An agent state, with the nodes and metrics that it was built from."""
-
     agent_state: Any
     nodes: NodeIndex
     metrics: MetricsSnapshot
@@ -40,18 +38,19 @@ class AgentStates:
 
     def agents_to_rebuild(self, cluster_state: ClusterState) -> list[str]:
         """The agents whose state is built again: an input changed, or the state is a period old."""
-        return [name for name in self._builders if self._must_rebuild_state(name, cluster_state)]
+        changed = {kind for kind, changes in (cluster_state.changes or {}).items() if changes}
+        return [name for name in self._builders if self._must_rebuild_state(name, cluster_state, changed)]
 
-    def _must_rebuild_state(self, name: str, cluster_state: ClusterState) -> bool:
+    def _must_rebuild_state(self, name: str, cluster_state: ClusterState, changed_kinds: set[str]) -> bool:
         inputs, built = self._builders[name].inputs, self._built.get(name)
-        if built is None or not 0 <= cluster_state.now - built.at < self._period_s:
-            return True
-        if built.nodes is not cluster_state.nodes:
-            return True
-        if inputs.metrics and built.metrics is not cluster_state.metrics:
-            return True
-        return cluster_state.changes is None or not input_object_kinds(inputs).isdisjoint(
-            kind for kind, changes in cluster_state.changes.items() if changes
+        return (
+            built is None
+            or not 0 <= cluster_state.now - built.at < self._period_s
+            or built.nodes is not cluster_state.nodes
+            or (inputs.metrics and built.metrics is not cluster_state.metrics)
+            or cluster_state.changes is None
+            or not inputs.objects.isdisjoint(changed_kinds)
+            or (inputs.node_objects and NODES in changed_kinds)
         )
 
     def build(
@@ -85,11 +84,6 @@ class AgentStates:
         return {
             name: built.agent_state for name, built in self._built.items() if built.agent_state is not _FAILED
         }
-
-
-def input_object_kinds(inputs: Inputs) -> frozenset[str]:
-    """The kinds of objects that a builder reads, as keys of `ClusterState.changes`."""
-    return inputs.objects | {NODES} if inputs.node_objects else inputs.objects
 
 
 def build_all_agent_states(
@@ -147,11 +141,7 @@ class ClusterStateReports:
         if self.subscribers:
             self._note_override_changes(overrides)
             cluster_state = _apply_overrides(cluster_state, overrides)
-            changes = (
-                None
-                if self._reported is None
-                else self._object_changes_between(self._reported, cluster_state)
-            )
+            changes = self._object_changes_between(self._reported, cluster_state) if self._reported else None
             self._reported = msgspec.structs.replace(cluster_state, changes=changes)
             for subscriber in self.subscribers:
                 subscriber(self._reported, self._generation)
@@ -181,12 +171,10 @@ def _objects_of_kind(cluster_state: ClusterState, name: str) -> Mapping[ObjectKe
 
 def _apply_overrides(cluster_state: ClusterState, overrides: Sequence[Override]) -> ClusterState:
     """The cluster state with other objects, the last of each."""
-    if not overrides:
-        return cluster_state
-    objects: dict[str, dict[ObjectKey, Any]] = {
-        name: dict(cluster_state.objects.get(name, {})) for name in {override.name for override in overrides}
-    }
+    objects: dict[str, dict[ObjectKey, Any]] = {}
     for name, key, item in overrides:
+        if name not in objects:
+            objects[name] = dict(cluster_state.objects.get(name, {}))
         if item is None:
             objects[name].pop(key, None)
         else:

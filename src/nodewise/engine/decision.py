@@ -1,6 +1,6 @@
 """Decisions: the agents' verdicts and scores for one request, and a ring buffer that stores the newest decisions."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -99,13 +99,12 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class _NamespaceDecisions:
-    """The stored decisions about the pods of one namespace."""
-
     def __init__(self) -> None:
         self.numbers: deque[int] = deque()
-        """In the order in which they came."""
+        """Of the stored decisions, in the order in which they came."""
         self.has_dropped = False
         """Whether older ones were dropped."""
+        self.size_bytes = 0
 
 
 class DecisionRing:
@@ -121,7 +120,6 @@ class DecisionRing:
         """By number, in the order in which they came, with their sizes."""
         self._number = 0
         self._by_namespace: dict[str, _NamespaceDecisions] = {}
-        self._bytes_by_namespace: Counter[str] = Counter()
         self._by_pod: dict[tuple[str, str], deque[Decision]] = {}
         self.size_bytes = 0
 
@@ -132,24 +130,24 @@ class DecisionRing:
         self._kept[self._number] = decision, size
         same = self._by_namespace.setdefault(decision.pod.namespace, _NamespaceDecisions())
         same.numbers.append(self._number)
-        self._bytes_by_namespace[decision.pod.namespace] += size
-        self._by_pod.setdefault(_pod_key(decision), deque()).append(decision)
+        same.size_bytes += size
+        self._by_pod.setdefault((decision.pod.namespace, decision.pod.name), deque()).append(decision)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes and self._kept:
-            self._drop_oldest(max(self._bytes_by_namespace, key=self._bytes_by_namespace.__getitem__))
+            self._drop_oldest(max(self._by_namespace, key=lambda name: self._by_namespace[name].size_bytes))
 
     def _drop_oldest(self, namespace: str) -> None:
         same = self._by_namespace[namespace]
         oldest, size = self._kept.pop(same.numbers.popleft())
         same.has_dropped = True
-        self._bytes_by_namespace[namespace] -= size
+        same.size_bytes -= size
         self.size_bytes -= size
         if not same.numbers:
-            del self._by_namespace[namespace], self._bytes_by_namespace[namespace]
-        of_pod = self._by_pod[_pod_key(oldest)]
+            del self._by_namespace[namespace]
+        of_pod = self._by_pod[namespace, oldest.pod.name]
         of_pod.popleft()  # a pod's decisions leave in the order in which they came
         if not of_pod:
-            del self._by_pod[_pod_key(oldest)]
+            del self._by_pod[namespace, oldest.pod.name]
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -174,7 +172,3 @@ class DecisionRing:
             for decision, _ in self._kept.values()
             if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}
         ]
-
-
-def _pod_key(decision: Decision) -> tuple[str, str]:
-    return decision.pod.namespace, decision.pod.name

@@ -44,7 +44,6 @@ class LeaderLoop:
         self._notified.set()
 
     def _report_step(self) -> None:
-        """A step has ended."""
         self.notify()
         applied = [steps.applied_at for steps in self._steps]
         if all(at is not None for at in applied):
@@ -93,7 +92,6 @@ class _Steps:
         """The time of the snapshot of the last step that succeeded in this lead, seconds since 1970."""
 
     def lead(self) -> None:
-        """The replica leads from now on."""
         self._is_new_leader = True
         self.applied_at = None
 
@@ -102,7 +100,10 @@ class _Steps:
         now_s = self._clock.monotonic()
         if self._task is not None:
             if not self._task.done():
-                self._report_slow_step(now_s - self._began_s, period_s)
+                seconds = now_s - self._began_s
+                if seconds > _SLOW_PERIODS * period_s and not self._is_slow:
+                    self._is_slow = True
+                    logs.emit("controller_slow", controller=self._name, seconds=round(seconds))
                 return
             if self._task.cancelled() or not self._task.result():
                 self._done, self._not_before_s = -1, now_s + period_s  # an immediate retry would fail again
@@ -138,8 +139,3 @@ class _Steps:
         self._error = ""
         self.applied_at = snapshot.at
         return True
-
-    def _report_slow_step(self, seconds: float, period_s: float) -> None:
-        if seconds > _SLOW_PERIODS * period_s and not self._is_slow:
-            self._is_slow = True
-            logs.emit("controller_slow", controller=self._name, seconds=round(seconds))

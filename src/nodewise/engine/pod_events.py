@@ -24,20 +24,15 @@ class PodEventRecorder:
         if not len(decision.names) or decision.feasible().any():
             return
         if decision.verb == "filter":
-            self._record_pod_event(decision, NO_NODE_PASSES, summarize_rejections(decision), "Filtering")
+            reason, action, text = NO_NODE_PASSES, "Filtering", summarize_rejections(decision)
         elif decision.verb == "bind":
-            self._record_pod_event(decision, NOT_BOUND, _summarize_refusal(decision), "Binding")
-
-    def _record_pod_event(self, decision: Decision, reason: str, text: str, action: str) -> None:
-        pod = decision.pod
-        about = ObjectReference(PODS, pod.namespace, pod.name, pod.uid)
+            # kube-scheduler's own event has the status of the response, and not its text
+            why = "; ".join(item.text() for _, verdict in decision.verdicts for item in verdict.reasons)
+            reason, action, text = NOT_BOUND, "Binding", f"not bound to {decision.names[0]}: {why}"
+        else:
+            return
+        about = ObjectReference(PODS, decision.pod.namespace, decision.pod.name, decision.pod.uid)
         self._recorder.record(about, "Warning", reason, text, action)
-
-
-def _summarize_refusal(decision: Decision) -> str:
-    """Why the pod was not bound. kube-scheduler's own event has the status of the response, and not its text."""
-    why = "; ".join(reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons)
-    return f"not bound to {decision.names[0]}: {why}"
 
 
 def summarize_rejections(decision: Decision) -> str:

@@ -291,7 +291,8 @@ def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iter
     Yields None in between, where the writer may pause.
     """
     if new.nodes is not old.nodes:
-        yield _nodes(old.nodes, new.nodes)
+        delta = _mapping_delta(dict.fromkeys(old.nodes.known), dict.fromkeys(new.nodes.known))
+        yield record(NodesEntry(added=tuple(delta.changed), gone=delta.removed, order=delta.order))
     for name in (*new.objects, NODES):
         yield from _objects(name, _object_changes(name, old, new))
     if new.metrics is not old.metrics:
@@ -300,8 +301,6 @@ def delta_entries(old: ClusterState, new: ClusterState, generation: int) -> Iter
 
 
 class _MappingDelta(NamedTuple, Generic[K]):
-    """The difference of two mappings."""
-
     changed: Sequence[K]
     """Changed and new keys, in the order of the new mapping."""
     removed: tuple[K, ...]
@@ -314,11 +313,6 @@ def _mapping_delta(old: Mapping[K, Any], new: Mapping[K, Any]) -> _MappingDelta[
     gone = tuple(key for key in old if key not in new)
     left = [key for key in old if key in new] + [key for key in changed if key not in old]
     return _MappingDelta(changed, gone, None if left == list(new) else tuple(new))
-
-
-def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
-    delta = _mapping_delta(dict.fromkeys(old.known), dict.fromkeys(new.known))
-    return record(NodesEntry(added=tuple(delta.changed), gone=delta.removed, order=delta.order))
 
 
 def _object_changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:

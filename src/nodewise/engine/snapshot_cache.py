@@ -19,7 +19,6 @@ from nodewise.base.clock import Clock
 from nodewise.engine.cluster_state_changes import AgentStates, ClusterStateReports, Override, Subscriber
 from nodewise.kube.store import ChangeLog, Changes, Store
 from nodewise.metrics.refresher import MetricsRefresher
-from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -158,7 +157,8 @@ class SnapshotCache:
         current = self.snapshot.agent_states
         if agent in current and (amended := amend(current[agent])) is not current[agent]:
             self._overrides += [override] if override is not None else []
-            self._publish_with_overrides(self._cluster_state, {**current, agent: amended}, self._overrides)
+            generation = self._reports.report(self._cluster_state, self._overrides)
+            self._swap_snapshot(self._cluster_state, {**current, agent: amended}, generation)
 
     def withdraw_amendment(self, key: Hashable) -> None:
         """Amend no later snapshot by the amendment of this key. The newest one stays as it is: to undo it, amend."""
@@ -175,7 +175,10 @@ class SnapshotCache:
                 pass
             self._changed.clear()
             await self.publish()
-            self._report_readiness()
+            if not self._ready and not self.waiting_for():
+                self._ready = True
+                self._metrics.set("ready", 1.0)
+                logs.emit("ready", nodes=len(self.snapshot.nodes))
 
     async def publish(self) -> None:
         """Build the agent states that changes concern, and swap the snapshot. Does nothing before stores are synced."""
@@ -201,17 +204,13 @@ class SnapshotCache:
             else:
                 self._log_problems(name, problems)
             self._metrics.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-        dropped = _series_no_longer_used(self._cluster_state, cluster_state)
+        series = cluster_state.metrics.series
+        dropped = [
+            old for key, old in self._cluster_state.metrics.series.items() if series.get(key) is not old
+        ]
         self._publish_agent_states(cluster_state, generation)
-        self._waiting = tuple(
-            sorted(
-                {
-                    metric_request.key
-                    for metric_request in metric_requests
-                    if not cluster_state.metrics.was_fetched(metric_request.key)
-                }
-            )
-        )
+        keys = {metric_request.key for metric_request in metric_requests}
+        self._waiting = tuple(sorted(key for key in keys if not cluster_state.metrics.was_fetched(key)))
         self._metrics.set("view_generation", self.snapshot.generation)
         async for _ in cooperative_scheduling.iterate_with_pauses(range(len(dropped))):
             dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
@@ -262,26 +261,18 @@ class SnapshotCache:
                     logs.emit("agent_failed", agent=name, exc_info=error)
                     self._metric_requests.setdefault(name, frozenset())
 
-    def _amendment_overrides(self) -> list[Override]:
-        return [amendment.override for amendment in self._amendments if amendment.override is not None]
-
     def _publish_agent_states(self, cluster_state: ClusterState, generation: int) -> None:
         """Publish the agent states of a cluster state, with what was applied since that was taken."""
         current = self._agent_states.newest()
         for amendment in self._amendments:
             if amendment.agent in current:
                 current[amendment.agent] = amendment.amend(current[amendment.agent])
-        self._cluster_state, self._overrides = cluster_state, [*self._responses, *self._amendment_overrides()]
+        amended = [amendment.override for amendment in self._amendments if amendment.override is not None]
+        self._cluster_state, self._overrides = cluster_state, [*self._responses, *amended]
         if self._responses or self._amendments:
-            self._publish_with_overrides(cluster_state, current, self._overrides)
-        else:
-            self._swap_snapshot(cluster_state, current, generation)
+            generation = self._reports.report(cluster_state, self._overrides)
+        self._swap_snapshot(cluster_state, current, generation)
         self._reports.settle(self._overrides)
-
-    def _publish_with_overrides(
-        self, cluster_state: ClusterState, current: Mapping[str, Any], overrides: Sequence[Override]
-    ) -> None:
-        self._swap_snapshot(cluster_state, current, self._reports.report(cluster_state, overrides))
 
     def _swap_snapshot(
         self, cluster_state: ClusterState, current: Mapping[str, Any], generation: int
@@ -299,16 +290,3 @@ class SnapshotCache:
                 logs.emit("policy_problem", policy=name, problems=list(texts))
         self._problems[agent] = problems
         self._metrics.set("policies_with_problems", sum(map(len, self._problems.values())))
-
-    def _report_readiness(self) -> None:
-        if not self._ready and not self.waiting_for():
-            self._ready = True
-            self._metrics.set("ready", 1.0)
-            logs.emit("ready", nodes=len(self.snapshot.nodes))
-
-
-def _series_no_longer_used(before: ClusterState, after: ClusterState) -> list[Series]:
-    """The series that are not in use any more."""
-    return [
-        series for key, series in before.metrics.series.items() if after.metrics.series.get(key) is not series
-    ]
