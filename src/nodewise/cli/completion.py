@@ -11,15 +11,15 @@ from typing import Final, NoReturn
 import click
 import msgspec
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+from click.types import StringParamType
 
 from nodewise import agents
 from nodewise.base.errors import NodewiseError
 from nodewise.cli import main
-from nodewise.cli.setting_declarations import Text
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import open_api
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 _NO_FILES, _FILES = 4, 0
 """Directives of kubectl (cobra's `ShellCompDirectiveNoFileComp` and `ShellCompDirectiveDefault`)."""
@@ -73,19 +73,27 @@ _MOST: Final = "1000"
 """Objects that are listed."""
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _Object(msgspec.Struct):
-    metadata: _Metadata
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
 
 
-class _List(msgspec.Struct):
-    items: list[_Object] = []
+class ListedNames(msgspec.Struct, frozen=True):
+    """A list of objects, of which only the names are read."""
+
+    items: tuple[_Object, ...] = ()
 
 
-class NamespaceName(Text):
+async def list_names(api: Api, resource: Resource, namespace: str, timeout_s: float) -> list[str]:
+    """The first names of objects of a kind. Errors are those of `Api.get` and of msgspec."""
+    body = await api.get(resource.path(namespace), {"limit": _MOST}, timeout_s=timeout_s)
+    return [item.metadata.name for item in msgspec.json.decode(body, type=ListedNames).items]
+
+
+class NamespaceName(StringParamType):
     """The name of a namespace."""
 
     def shell_complete(
@@ -97,7 +105,7 @@ class NamespaceName(Text):
         return _items(_names(ctx, NAMESPACES), incomplete)
 
 
-class PodName(Text):
+class PodName(StringParamType):
     """`POD`, `NAMESPACE/POD`, or `pod/POD`."""
 
     def shell_complete(
@@ -112,7 +120,7 @@ class PodName(Text):
         return _items([f"{prefix}{slash}{name}" for name in names], incomplete)
 
 
-class AgentNames(Text):
+class AgentNames(StringParamType):
     """The names of agents, separated by commas."""
 
     def shell_complete(
@@ -158,10 +166,6 @@ def _limited_time() -> Iterator[None]:
 
 
 async def _list_names(options: KubeOptions, resource: Resource, namespace: str) -> list[str]:
-    api = connect(options, MetricsRegistry())
-    try:
-        path = resource.path(namespace or api.namespace) if resource.namespaced else resource.path()
-        body = await api.get(path, {"limit": _MOST}, timeout_s=_TIMEOUT_S)
-    finally:
-        await api.close()
-    return [item.metadata.name for item in msgspec.json.decode(body, type=_List).items]
+    async with open_api(options) as api:
+        inside = (namespace or api.namespace) if resource.namespaced else ""
+        return await list_names(api, resource, inside, _TIMEOUT_S)

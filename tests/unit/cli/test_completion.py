@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from nodewise.base.errors import Unavailable
 from nodewise.cli import completion, main
 from nodewise.cli.main import command, run
+from nodewise.kube import api_client_creation
 
 PODS = {"web": ["shop-1", "shop-2"], "default": ["one"]}
 
@@ -51,7 +52,7 @@ def test_the_script_of_each_shell(shell: str) -> None:
 def test_names_are_completed(
     words: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(completion, "connect", lambda *_: FakeApi())
+    monkeypatch.setattr(api_client_creation, "connect", lambda *_: FakeApi())
     assert offered(words, monkeypatch, capsys) == [f"plain,{name}" for name in names]
 
 
@@ -59,7 +60,7 @@ def test_a_cluster_that_does_not_answer_gives_no_names(monkeypatch: pytest.Monke
     def connect(*_: object) -> FakeApi:
         raise Unavailable("no answer")
 
-    monkeypatch.setattr(completion, "connect", connect)
+    monkeypatch.setattr(api_client_creation, "connect", connect)
     assert plugin(["explain", ""], monkeypatch) == [":4"]
 
 
@@ -68,6 +69,8 @@ def test_the_shell_does_not_wait_for_a_cluster_that_hangs() -> None:
     program = """
 import asyncio, threading
 from nodewise.cli import completion
+from nodewise.kube import api_client_creation
+from nodewise.kube import api_client_creation
 
 class Hangs:
     namespace = "default"
@@ -75,7 +78,7 @@ class Hangs:
         await asyncio.to_thread(threading.Event().wait)
 
 completion._LIMIT_S = 0.05
-completion.connect = lambda *_: Hangs()
+api_client_creation.connect = lambda *_: Hangs()
 completion.run_for_kubectl()
 """
     command = [sys.executable, "-c", program, "explain", ""]
@@ -124,7 +127,7 @@ def plugin(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_kubectl_completes_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "connect", lambda *_: FakeApi())
+    monkeypatch.setattr(api_client_creation, "connect", lambda *_: FakeApi())
     assert plugin(["explain", "-n", "web", "shop-"], monkeypatch) == ["shop-1", "shop-2", ":4"]
     assert plugin(["expl"], monkeypatch)[0].startswith("explain\t")
 

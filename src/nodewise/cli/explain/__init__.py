@@ -246,7 +246,7 @@ async def _query_and_explain(
     return _build_explanation(f"{namespace}/{request.pod}", lookup, responses)
 
 
-async def _explain_through_api_server(
+async def _explain_through_api_server(  # complexity: each step needs other rights
     request: ExplainRequest, api: HttpApi, namespace: str, query: Mapping[str, str], progress: Progress
 ) -> PodExplanation:
     """The explanation by the replicas, or by what the user may read in the pod's namespace."""
@@ -271,15 +271,11 @@ async def _explain_through_api_server(
     if lookup.state is None and not lookup.gone:
         raise Refused("explain", [Problem("the pod", lookup.error, ""), *refusal.problems])
     uid = lookup.state.uid if lookup.state else ""
-    hidden = _describe_refusal(refusal)
+    hidden = refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
     visible = await explanation.read_visible_state(
         api, namespace, request.pod, uid, request.timeout_s, hidden
     )
     return explained._replace(visible=visible)
-
-
-def _describe_refusal(refusal: Refused) -> str:
-    return refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
 
 
 async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica] | NodewiseError:
@@ -292,24 +288,17 @@ async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica]
 
 def _replicas_to_ask(running: list[Replica] | NodewiseError, lookup: PodReadResult) -> list[Replica]:
     """The extenders; none if native mode places the pod, or if there are none and the API server's answer suffices."""
-    try:
-        return [] if lookup.native is not None else _select_extenders(running)
-    except NodewiseError:
-        if explanation.is_never_decided(lookup):
-            return []
-        raise
-
-
-def _select_extenders(running: list[Replica] | NodewiseError) -> list[Replica]:
+    if lookup.native is not None:
+        return []
+    extenders = []
+    if not isinstance(running, NodewiseError):
+        extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
+    if extenders or explanation.is_never_decided(lookup):
+        return extenders
     if isinstance(running, NodewiseError):
         raise running
-    extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
-    if not extenders:
-        actual = f"only the controller runs in namespace {running[0].namespace}"
-        raise Unavailable(
-            "looking for replicas", [Problem("", actual, "an extender, or a pod of native mode")]
-        )
-    return extenders
+    actual = f"only the controller runs in namespace {running[0].namespace}"
+    raise Unavailable("looking for replicas", [Problem("", actual, "an extender, or a pod of native mode")])
 
 
 async def _read_pod_state(

@@ -4,6 +4,7 @@ A user without rights in nodewise's namespace sees events of the pod and the sta
 """
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,9 +16,8 @@ import msgspec
 
 from nodewise.agent import is_unresolvable
 from nodewise.base import clock, quantity
-from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable
-from nodewise.cli import terminal_output
-from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, NativeState, PodReadResult, PodState
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError
+from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
 from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
 from nodewise.engine.decision import Decision
@@ -27,7 +27,6 @@ from nodewise.engine.scheduling_attempt_explanation import (
     MeasuredRule,
     NodeExplanation,
     RejectionGroup,
-    ScorePart,
 )
 from nodewise.kube import replicas
 from nodewise.kube.api_server_interface import Api
@@ -82,24 +81,14 @@ async def query_servers(
 
 async def _query_server(client: httpx2.AsyncClient, url: str, query: Mapping[str, str]) -> ReplicaResponse:
     try:
-        return _decode_response(url, await _request_decisions(client, url, query))
-    except NodewiseError as error:
-        return ReplicaResponse(url, None, (), str(error))
-
-
-async def _request_decisions(client: httpx2.AsyncClient, url: str, query: Mapping[str, str]) -> bytes:
-    try:
         response = await client.get(f"{url.rstrip('/')}{_PATH}?{urlencode(query)}")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise Unavailable("no answer", [Problem("", str(error) or type(error).__name__, "")]) from error
-    if not response.is_success:
-        remedy = (
-            "the admin port has /decisions, --health-port"
-            if response.status_code == httpx2.codes.NOT_FOUND
-            else ""
-        )
-        raise Refused(f"HTTP status {response.status_code}", remedy=remedy)
-    return response.content
+        return ReplicaResponse(url, None, (), f"no answer: {str(error) or type(error).__name__}")
+    if response.is_success:
+        return _decode_response(url, response.content)
+    is_unknown = response.status_code == httpx2.codes.NOT_FOUND
+    remedy = " (the admin port has /decisions, --health-port)" if is_unknown else ""
+    return ReplicaResponse(url, None, (), f"HTTP status {response.status_code}{remedy}")
 
 
 def _decode_response(replica: str, body: bytes) -> ReplicaResponse:
@@ -114,10 +103,15 @@ _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[ReplicaResponse]) -> list[str]:
     """The possible causes, one sentence each, the most likely one first."""
-    causes = [
-        *(_causes_in_pod_state(lookup.state, lookup) if lookup.state else _causes_without_pod_state(lookup)),
-        *_causes_in_replicas(lookup.state, responses),
-    ]
+    state = lookup.state
+    if state is not None:
+        causes = list(_causes_in_pod_state(state, lookup))
+    elif lookup.gone:
+        causes = [f"there is no such pod now: {lookup.missing}"]
+    else:
+        rule = "kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as"
+        causes = [f"{rule} {_MANAGED_RESOURCES}; with --kubeconfig, nodewise explain also examines the pod"]
+    causes += _causes_in_replicas(state, responses)
     return causes or ["kube-scheduler has not asked about it yet"]
 
 
@@ -161,7 +155,9 @@ def policy_label_problem(lookup: PodReadResult) -> str:
     return ""
 
 
-def selection_problem(lookup: PodReadResult, considered: Collection[str] = ()) -> str:
+def selection_problem(  # complexity: one sentence of several parts
+    lookup: PodReadResult, considered: Collection[str] = ()
+) -> str:
     """Why policies that select the pod have no effect; empty if they may have one.
 
     `considered` are the policies in the pod's last decision: for them, kube-scheduler has asked nodewise.
@@ -174,7 +170,9 @@ def selection_problem(lookup: PodReadResult, considered: Collection[str] = ()) -
         return ""
     names = ", ".join(policy.policy for policy in ignored)
     verb, pronoun = ("select", "they are") if len(ignored) > 1 else ("selects", "it is")
-    if all(_is_newer(policy.created, state.created) for policy in ignored):
+    # times are in whole seconds
+    created = clock.parse_rfc3339(state.created) if state.created else math.inf
+    if all(policy.created and clock.parse_rfc3339(policy.created) > created for policy in ignored):
         remedy = f"{pronoun} newer than the pod: create the pod again"
     else:
         remedy = (
@@ -187,37 +185,17 @@ def selection_problem(lookup: PodReadResult, considered: Collection[str] = ()) -
     )
 
 
-def _is_newer(created: str, other: str) -> bool:
-    """Whether one object was created after another one. Times are in whole seconds."""
-    return bool(created and other) and clock.parse_rfc3339(created) > clock.parse_rfc3339(other)
-
-
-def not_enforced_policies(lookup: PodReadResult) -> list[str]:
-    """The policies that select the pod and have no effect, one sentence each."""
-    return [
-        f"{policy.policy} selects it and is not enforced: {policy.not_enforced}"
-        for policy in lookup.policies
-        if policy.not_enforced
-    ]
-
-
-def _causes_without_pod_state(lookup: PodReadResult) -> Iterator[str]:
-    if lookup.gone:
-        yield f"there is no such pod now: {lookup.missing}"
-        return
-    yield (
-        f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
-        f"{_MANAGED_RESOURCES}; with --kubeconfig, nodewise explain also examines the pod"
-    )
-
-
-def _causes_in_pod_state(state: PodState, lookup: PodReadResult) -> Iterator[str]:
+def _causes_in_pod_state(  # complexity: a list of independent causes
+    state: PodState, lookup: PodReadResult
+) -> Iterator[str]:
     if state.gates:
         gates = ", ".join(state.gates)
         yield f"it has scheduling gates ({gates}): no scheduler tries to place it until they are removed"
     problems = list(filter(None, (policy_label_problem(lookup), selection_problem(lookup))))
     yield from problems
-    yield from not_enforced_policies(lookup)
+    for policy in lookup.policies:
+        if policy.not_enforced:
+            yield f"{policy.policy} selects it and is not enforced: {policy.not_enforced}"
     if not problems and has_no_policy(lookup):
         yield (
             "this pod references no policy: no policy of its namespace and no ClusterPlacementPolicy selects it, and "
@@ -238,7 +216,9 @@ def _causes_in_pod_state(state: PodState, lookup: PodReadResult) -> Iterator[str
         yield "no scheduler has reported on it yet"
 
 
-def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaResponse]) -> Iterator[str]:
+def _causes_in_replicas(  # complexity: a list of independent causes
+    state: PodState | None, responses: Sequence[ReplicaResponse]
+) -> Iterator[str]:
     """Causes in the replicas: no decisions at all, no response, or decisions that were dropped."""
     pages = [response.page for response in responses if response.page]
     if pages and not any(page.kept for page in pages):
@@ -248,26 +228,20 @@ def _causes_in_replicas(state: PodState | None, responses: Sequence[ReplicaRespo
         )
     created = clock.parse_rfc3339(state.created) if state and state.created else None
     for response in responses:
-        yield from _cause_in_replica(response, created)
-
-
-def _cause_in_replica(response: ReplicaResponse, created: float | None) -> Iterator[str]:
-    """Whether a replica may have dropped the decision about a pod of this creation time."""
-    url, page = response.replica, response.page
-    if page is None:
-        yield f"{url} did not respond: its decisions are unknown"
-    elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
-        yield (
-            f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
-            "(--decisions-bytes) or lost when it restarted"
-        )
+        url, page = response.replica, response.page
+        if page is None:
+            yield f"{url} did not respond: its decisions are unknown"
+        elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
+            yield (
+                f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
+                "(--decisions-bytes) or lost when it restarted"
+            )
 
 
 _EVENTS: Final = Resource("", "v1", "events", "Event")
 """The API of `kubectl describe`: the ClusterRole `view` has the right to read these."""
 _REPORTERS: Final = "nodewise.io/"
 _MOST_LISTED: Final = "200"
-MOST_SHOWN: Final = 5
 
 
 class PodEvent(NamedTuple):
@@ -323,67 +297,13 @@ async def read_visible_state(
         listed = msgspec.json.decode(body, type=_Events).items or ()
     except (NodewiseError, *UNREADABLE) as error:
         return VisibleState((), str(error), hidden)
-    events = [_pod_event(event) for event in listed if event.reporting_component.startswith(_REPORTERS)]
+    events = []
+    for event in listed:
+        if event.reporting_component.startswith(_REPORTERS):
+            series = event.series or _Series()
+            last = series.last_observed_time or event.event_time or event.last_timestamp or ""
+            events.append(PodEvent(event.reason, event.message, max(series.count, 1), last))
     return VisibleState(tuple(sorted(events, key=lambda event: event.last, reverse=True)), "", hidden)
-
-
-def _pod_event(event: _Event) -> PodEvent:
-    series = event.series or _Series()
-    last = series.last_observed_time or event.event_time or event.last_timestamp or ""
-    return PodEvent(event.reason, event.message, max(series.count, 1), last)
-
-
-def print_visible_state(pod: str, lookup: PodReadResult, visible: VisibleState, now: float) -> None:
-    """Print what is known without the decisions of replicas, and which rights would show more."""
-    for line in _lines(pod, lookup, visible, now):
-        terminal_output.print_line(line)
-
-
-def _lines(pod: str, lookup: PodReadResult, visible: VisibleState, now: float) -> Iterator[str]:
-    state = lookup.state
-    if lookup.native is None:
-        yield _placement(pod, lookup)
-        if state and state.message:
-            yield f"kube-scheduler: {state.message}"
-    for event in visible.events[:MOST_SHOWN]:
-        yield f"nodewise, {_times(event, now)}: {event.reason}: {event.message}"
-    yield from _policy_lines(lookup)
-    if not visible.events and not (state and state.node) and lookup.native is None:
-        yield "nodewise has written no event about it"
-        if not lookup.gone:
-            yield from (f"  {cause}" for cause in find_missing_decision_causes(lookup, ()))
-    yield from _hidden_lines(lookup, visible)
-
-
-def _policy_lines(lookup: PodReadResult) -> Iterator[str]:
-    for policy in lookup.policies:
-        yield f"{policy.policy} selects it" + (f", and {policy.not_enforced}" if policy.not_enforced else "")
-        yield from (f"  {line}" for line in policy.status)
-
-
-def _placement(pod: str, lookup: PodReadResult) -> str:
-    if lookup.state is None:
-        return lookup.missing if lookup.gone else pod
-    return f"{pod} is on {lookup.state.node}" if lookup.state.node else f"{pod} waits"
-
-
-def _times(event: PodEvent, now: float) -> str:
-    times = f", {event.times} times" if event.times > 1 else ""
-    try:
-        age_s = max(now - clock.parse_rfc3339(event.last), 0.0)
-    except ValueError:
-        return f"at an unknown time{times}"
-    return f"{clock.format_duration(round(age_s))} ago{times}"
-
-
-def _hidden_lines(lookup: PodReadResult, visible: VisibleState) -> Iterator[str]:
-    hidden: Sequence[tuple[str, str]] = (
-        ("the measured values, scores and suggestions of replicas", visible.hidden),
-        ("policies that may select it, too", lookup.policies_error),
-        ("events", visible.events_error),
-    )
-    yield "Not visible to you:"
-    yield from (f"  {what}: {why}" for what, why in hidden if why)
 
 
 _NUMBER: Final = re.compile(r"(?<![\w.-])-?\d(?:[\w.]|,(?=\d)|(?<=e)[+-](?=\d))*")
@@ -432,7 +352,9 @@ def policy_warning(pod_explanation: PodExplanation) -> str:
     return ("" if is_considered else policy_label_problem(lookup)) or selection_problem(lookup, considered)
 
 
-def comparable_answer(pod_explanation: PodExplanation) -> object:
+def comparable_answer(  # complexity: one tuple of optional parts
+    pod_explanation: PodExplanation,
+) -> object:
     """What `--watch` compares: the result, without times, ages and values, which change all the time."""
     lookup, explained = pod_explanation.lookup, pod_explanation.explanation
     failed = {response.replica: response.error for response in pod_explanation.responses if response.error}
@@ -442,30 +364,24 @@ def comparable_answer(pod_explanation: PodExplanation) -> object:
         if pod_explanation.visible
         else tuple(policy._replace(status=()) for policy in lookup.policies)
     )
+    visible, native = pod_explanation.visible, lookup.native
+    bound = explained.attempt.bound if explained else None
     return (
         lookup._replace(native=None, policies=policies),
         failed,
-        lookup.native and _comparable_native_state(lookup.native),
-        explained and _comparable_attempt(explained),
-        pod_explanation.visible
-        and [(event.reason, event.message) for event in pod_explanation.visible.events],
-    )
-
-
-def _comparable_native_state(native: NativeState) -> object:
-    return (
-        native._replace(nodes=(), controller=None),
-        native.controller and native.controller.leader,
-        {node.node: (node.passes, node.labels) for node in native.nodes},
-    )
-
-
-def _comparable_attempt(explained: Explanation) -> object:
-    bound = explained.attempt.bound
-    return (
-        explained.held,
-        bound and _bind_result_document(bound),
-        {node.node: _comparable_node(node) for node in explained.findings},
+        native
+        and (
+            native._replace(nodes=(), controller=None),
+            native.controller and native.controller.leader,
+            {node.node: (node.passes, node.labels) for node in native.nodes},
+        ),
+        explained
+        and (
+            explained.held,
+            bound and _bind_result_document(bound),
+            {node.node: _comparable_node(node) for node in explained.findings},
+        ),
+        visible and [(event.reason, event.message) for event in visible.events],
     )
 
 
@@ -477,77 +393,62 @@ def _comparable_node(node: NodeExplanation) -> object:
 
 def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
     """The explanation as a JSON document."""
-    lookup = pod_explanation.lookup
-    state = lookup.state
-    selected_by = [policy._asdict() for policy in lookup.policies]
-    return {
+    lookup, explained = pod_explanation.lookup, pod_explanation.explanation
+    document = {
         "pod": pod_explanation.pod,
-        "state": state._asdict() if state else None,
+        "state": _plain(lookup.state),
         "gone": lookup.gone,
-        "replicas": [_replica_document(response) for response in pod_explanation.responses],
+        "replicas": [
+            {
+                "replica": response.replica,
+                "error": response.error or None,
+                "found": response.page and response.page.found,
+                "kept": response.page and response.page.kept,
+                "kept_since": response.page and response.page.kept_since,
+            }
+            for response in pod_explanation.responses
+        ],
         "tries": pod_explanation.tries,
         "since": pod_explanation.since,
-        "attempt": _attempt_document(pod_explanation.explanation) if pod_explanation.explanation else None,
+        "attempt": _attempt_document(explained) if explained else None,
         "warning": policy_warning(pod_explanation) or None,
         "why_none": None
-        if pod_explanation.explanation or lookup.native  # no replica decides about a pod of native mode
+        if explained or lookup.native  # no replica decides about a pod of native mode
         else find_missing_decision_causes(lookup, pod_explanation.responses),
-        **({"selected_by": selected_by} if selected_by else {}),
-        **({"visible": _visible_document(pod_explanation.visible)} if pod_explanation.visible else {}),
-        **({"native": _native_document(lookup.native)} if lookup.native else {}),
     }
+    optional = {"selected_by": lookup.policies, "visible": pod_explanation.visible, "native": lookup.native}
+    return document | {name: _plain(value) for name, value in optional.items() if value}
 
 
-def _visible_document(visible: VisibleState) -> dict[str, Any]:
-    return {**visible._asdict(), "events": [event._asdict() for event in visible.events]}
-
-
-def _native_document(native: NativeState) -> dict[str, Any]:
-    return {
-        **native._asdict(),
-        "requirements": [requirement._asdict() for requirement in native.requirements],
-        "nodes": [node._asdict() for node in native.nodes],
-        "controller": native.controller._asdict() if native.controller else None,
-    }
-
-
-def _replica_document(response: ReplicaResponse) -> dict[str, Any]:
-    page = response.page
-    return {
-        "replica": response.replica,
-        "error": response.error or None,
-        "found": page.found if page else None,
-        "kept": page.kept if page else None,
-        "kept_since": page.kept_since if page else None,
-    }
+def _plain(value: Any) -> Any:
+    """The value with objects instead of named tuples."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _attempt_document(explanation: Explanation) -> dict[str, Any]:
-    judged, preempted, bound = (
-        explanation.attempt.main_decision,
-        explanation.attempt.preempted,
-        explanation.attempt.bound,
-    )
-    calls = [call.verb for call in explanation.attempt if call]
+    attempt = explanation.attempt
+    judged, preempted, bound = attempt.main_decision, attempt.preempted, attempt.bound
+    policies = list(map(_policy_document, explanation.policies))
     return {
         "time": clock.format_rfc3339(judged.at),
         "view": judged.generation,
-        "calls": calls,
+        "calls": [call.verb for call in attempt if call],
         "asked": len(judged.names),
         "passing": int(judged.feasible().sum()),
         "held": explanation.held,
         "nodes": [_node_document(node) for node in explanation.findings],
-        "groups": [_node_group_document(group) for group in explanation.groups],
+        "groups": [_group_document(group) for group in explanation.groups],
         "changes": [_needed_change_document(change) for change in explanation.changes],
-        **({"policies": list(map(_policy_document, explanation.policies))} if explanation.policies else {}),
+        **({"policies": policies} if policies else {}),
         **({"ranking_only": explanation.ranking_only} if explanation.ranking_only else {}),
-        "preempt": None
-        if preempted is None
-        else {
+        "preempt": preempted
+        and {
             "feasible": preempted.names[preempted.feasible()].tolist(),
             "rejected": decision_json.rejection_reasons(preempted),
         },
-        "bind": None if bound is None else _bind_result_document(bound),
+        "bind": bound and _bind_result_document(bound),
     }
 
 
@@ -562,12 +463,26 @@ def _policy_document(policy: PolicyRemoval) -> dict[str, Any]:
     }
 
 
+def _group_document(group: RejectionGroup) -> dict[str, Any]:
+    return {
+        "agent": group.agent,
+        "reason": group.reason.text(),
+        "failure": group.reason.is_failure,
+        "remedy": group.reason.remedy(),
+        "nodes": [node.node for node in group.nodes],
+        "unresolvable": [
+            node.node for node in group.nodes if any(is_unresolvable(reason) for _, reason in node.reasons)
+        ],
+    }
+
+
 def _bind_result_document(bound: Decision) -> dict[str, Any]:
     why = decision_json.rejection_reasons(bound).get(bound.names[0], [])
     return {"node": bound.names[0], "told": bound.description, "refused": why[0]["reason"] if why else None}
 
 
 def _node_document(node: NodeExplanation) -> dict[str, Any]:
+    parts = {part.label: {"weight": part.weight, "score": part.points} for part in node.parts}
     return {
         "node": node.node,
         "passes": not node.reasons,
@@ -576,12 +491,8 @@ def _node_document(node: NodeExplanation) -> dict[str, Any]:
         "measured": [_measured_value_document(measured) for measured in node.measured],
         **({"details": dict(node.details)} if node.details else {}),
         **({"numbers": node.numbers} if node.numbers else {}),
-        **({"parts": {part.label: _score_part_document(part) for part in node.parts}} if node.parts else {}),
+        **({"parts": parts} if parts else {}),
     }
-
-
-def _score_part_document(part: ScorePart) -> dict[str, Any]:
-    return {"weight": part.weight, "score": part.points}
 
 
 def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
@@ -594,19 +505,6 @@ def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
         "age_s": measured.age_s,
         "rejects": measured.rejects,
         **({"policy": measured.policy} if measured.policy else {}),
-    }
-
-
-def _node_group_document(group: RejectionGroup) -> dict[str, Any]:
-    return {
-        "agent": group.agent,
-        "reason": group.reason.text(),
-        "failure": group.reason.is_failure,
-        "remedy": group.reason.remedy(),
-        "nodes": [node.node for node in group.nodes],
-        "unresolvable": [
-            node.node for node in group.nodes if any(is_unresolvable(reason) for _, reason in node.reasons)
-        ],
     }
 
 

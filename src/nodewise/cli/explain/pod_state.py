@@ -13,13 +13,12 @@ import msgspec
 from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
-from nodewise.kube import reflector
+from nodewise.cli import object_and_metric_sources
+from nodewise.cli.completion import ListedNames, list_names
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
-from nodewise.kube.reflector import ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, native_mode_pods, policy_selection
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, VERDICT_LABELS
@@ -41,6 +40,17 @@ from nodewise.policies.verdict_labels import (
 _MOST_RULES: Final = 10
 _SYNC_PERIOD_S: Final = 5.0
 """Only ages of metrics depend on it."""
+_LEASE_EXPIRED: Final = 2
+"""A Lease that was not renewed for so many of its durations has no leader; clocks may differ by one."""
+DEFAULT_SCHEDULER = "default-scheduler"
+_PROBLEMS: Final = (
+    ("Ready", "False"),
+    ("Valid", "False"),
+    ("MetricsFetched", "False"),
+    ("SteppedBack", "True"),
+    ("Suspended", "True"),
+)
+"""Conditions of all kinds of policies that explain verdicts, the most important one first."""
 
 
 class SelectingPolicy(NamedTuple):
@@ -87,152 +97,6 @@ class PodPolicies(NamedTuple):
     not known."""
     unreadable: str = ""
     """Which right is missing to read all of them."""
-
-
-class _NativeStatus(StatusWithConditions, frozen=True, rename="camel"):
-    node_label: str | None = None
-    active: bool = False
-
-
-_PROBLEMS: Final = (
-    ("Ready", "False"),
-    ("Valid", "False"),
-    ("MetricsFetched", "False"),
-    ("SteppedBack", "True"),
-    ("Suspended", "True"),
-)
-"""Conditions of all kinds of policies that explain verdicts, the most important one first."""
-
-
-async def read_pod_policies(api: Api, pod: bytes, own_namespace: str) -> PodPolicies:
-    """The policies of the pod with this JSON, as far as the user may list them. Other errors are those of `Api.get`."""
-    try:
-        fields = msgspec.json.decode(pod, type=PodFields)
-    except UNREADABLE:
-        return PodPolicies()
-    options = TelemetryOptions(own_namespace=own_namespace)
-    needs_taspolicies = VERDICT_LABEL_PREFIX.encode() in pod or bool(named_by_label(fields))
-    watched = [kind for kind in KIND.watched(options) if needs_taspolicies or kind.name != POLICIES]
-    objects, forbidden = await _list_readable_objects(api, watched, fields.metadata.namespace)
-    policies = KIND.state(options, _SYNC_PERIOD_S).policies(objects)
-    selection = SelectionIndex(policies.values(), objects.get(NAMESPACES, {}), own_namespace)
-    selected = selection.select(fields)
-    selecting = [key for key in selected if key.kind != "TASPolicy"]
-    return PodPolicies(
-        tuple(
-            SelectingPolicy(
-                key.text(),
-                policies[key].created,
-                policies[key].not_enforced,
-                _status_lines(objects[RESOURCES[key.kind].plural][key.namespace, key.name]),
-            )
-            for key in selecting
-        ),
-        _policies_by_label(policies, selecting, fields, objects),
-        _missing_policy(selected, policies) if POLICIES in objects else "",
-        f"no right to list {' and '.join(forbidden)}" if forbidden else "",
-    )
-
-
-def _policies_by_label(
-    policies: Mapping[PolicyKey, Policy],
-    selecting: Collection[PolicyKey],
-    pod: PodFields,
-    objects: Mapping[str, Mapping[ObjectKey, Any]],
-) -> dict[str, PolicyOfLabel]:
-    """The policies by the keys of their labels. Pods outside of a canary count as not selected."""
-    return {
-        label_key(policy.uid): policy_of_label(
-            policy, objects, selects=key in selecting and policy_selection.is_enforced_for(policy, pod)
-        )
-        for key, policy in policies.items()
-    }
-
-
-def _missing_policy(selected: Iterable[PolicyKey], policies: Collection[PolicyKey]) -> str:
-    """That the TASPolicy of the label does not exist; empty if it exists. Policies of other kinds select pods, and
-    no label names them.
-    """
-    named = next((key for key in selected if key not in policies), None)
-    if named is None:
-        return ""
-    text = f"TASPolicy {named.path} does not exist"
-    if any((key.kind, key.path) == ("PlacementPolicy", named.path) for key in policies):
-        return (
-            f"{text}; there is a PlacementPolicy of this name, which selects pods with its podSelector: remove the "
-            f"label {POLICY_LABEL} from the pod's template"
-        )
-    return text + did_you_mean(named.name, [key.name for key in policies if key.kind == "TASPolicy"])
-
-
-async def _list_readable_objects(
-    api: Api, watched: Sequence[Watched], namespace: str
-) -> tuple[dict[str, Mapping[ObjectKey, Any]], list[str]]:
-    """The objects by the name in `Watched`, and the kinds that the user may not list."""
-    listed = await asyncio.gather(
-        *(_list_objects(api, kind, namespace) for kind in watched), return_exceptions=True
-    )
-    objects: dict[str, Mapping[ObjectKey, Any]] = {}
-    forbidden: list[str] = []
-    for kind, result in zip(watched, listed, strict=True):
-        if not isinstance(result, BaseException):
-            objects[kind.name] = result
-        elif not isinstance(result, Refused):
-            raise result
-        elif kind.name != NAMESPACES or not forbidden:  # namespaces only matter for cluster policies
-            forbidden.append(f"{kind.resource.plural}.{kind.resource.group}".rstrip("."))
-    return objects, forbidden
-
-
-def _status_lines(policy: PolicyObject) -> tuple[str, ...]:
-    status = decode_status(policy, PlacementPolicyStatus)
-    rules = (
-        f"{rule.rule} {rule.expression}: {_count(rule.nodes)} met"
-        + (f", {_count(rule.missing)} without a fresh value" if rule.missing else "")
-        for rule in status.rules
-        if rule.nodes is not None
-    )
-    problems = (
-        f"{condition.type} is {condition.status}: {condition.message or condition.reason}"
-        for condition in status.conditions
-        if condition.status != GOOD_STATUSES.get(condition.type, condition.status)
-    )
-    return (*islice(rules, _MOST_RULES), *problems)
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} node" if nodes == 1 else f"{nodes:,} nodes"
-
-
-def policy_of_label(
-    policy: Policy, objects: Mapping[str, Mapping[ObjectKey, Any]], *, selects: bool
-) -> PolicyOfLabel:
-    """A policy with its status, from the objects of its kind."""
-    policy_object = objects[RESOURCES[policy.key.kind].plural][policy.namespace, policy.name]
-    status = decode_status(policy_object, _NativeStatus)
-    conditions = {(item.type, item.status): item.message for item in status.conditions}
-    problem = next((conditions[kind] for kind in _PROBLEMS if kind in conditions), "")
-    return PolicyOfLabel(
-        policy.key.text(), policy.created, selects, bool(status.node_label), status.active, problem
-    )
-
-
-async def _list_objects(api: Api, watched: Watched, namespace: str) -> Mapping[ObjectKey, Any]:
-    """The objects that may select a pod of this namespace; none of a kind that the API server does not have."""
-    resource = watched.resource
-    selectors = {"fieldSelector": f"metadata.name={namespace}"} if watched.name == NAMESPACES else {}
-    target = ReflectorTarget[Any](
-        resource, watched.type, namespace if resource.namespaced else "", selectors, watched.keep
-    )
-    try:
-        store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
-    except NotFound:
-        return {}
-    return store.snapshot()
-
-
-_LEASE_EXPIRED: Final = 2
-"""A Lease that was not renewed for so many of its durations has no leader; clocks may differ by one."""
 
 
 class RequiredLabel(NamedTuple):
@@ -287,202 +151,6 @@ class NativeState(NamedTuple):
     """None if the Lease cannot be read."""
 
 
-class _Gate(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _PodSpec(NodeConstraints, frozen=True, rename="camel"):
-    scheduling_gates: tuple[_Gate, ...] | None = None
-
-
-class _PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    creation_timestamp: str = ""
-
-
-class _LabelledPod(msgspec.Struct, frozen=True):
-    metadata: _PodMetadata = _PodMetadata()
-    spec: _PodSpec = _PodSpec()
-
-
-class _FieldsOfManager(msgspec.Struct, frozen=True):
-    manager: str = ""
-    time: str | None = None
-
-
-class _NodeMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
-    namespace: str = ""
-    labels: dict[str, str] | None = None
-    managedFields: tuple[_FieldsOfManager, ...] | None = None  # noqa: N815 - the API's name
-
-
-class _Node(msgspec.Struct, frozen=True):
-    metadata: _NodeMetadata = _NodeMetadata()
-
-
-async def read_native_state(
-    api: Api, pod: bytes, policies: Mapping[str, PolicyOfLabel], own_namespace: str
-) -> NativeState | None:
-    """The state of a pod, given the policies by label key; None if native mode does not concern the pod."""
-    try:
-        decoded = msgspec.json.decode(pod, type=_LabelledPod)
-    except UNREADABLE:
-        return None
-    wanted = verdict_requirements(decoded.spec)
-    gated = any(gate.name == native_mode_pods.GATE for gate in decoded.spec.scheduling_gates or ())
-    not_covering = _policies_not_covering(policies, wanted, decoded.metadata.creation_timestamp)
-    if not (wanted or gated or not_covering):
-        return None
-    is_labelled = any(policy.is_labelled for policy in policies.values())
-    (nodes, error), controller = await asyncio.gather(
-        _read_nodes(api), _read_leader(api, own_namespace, is_labelled=is_labelled)
-    )
-    requirements = tuple(_required_label(requirement, policies, nodes, error) for requirement in wanted)
-    labelled = tuple(_labelled_node(node, wanted) for node in nodes)
-    return NativeState(gated, requirements, not_covering, labelled, error, controller)
-
-
-def _policies_not_covering(
-    policies: Mapping[str, PolicyOfLabel], wanted: tuple[VerdictRequirement, ...], created: str
-) -> tuple[str, ...]:
-    keys = {requirement.key for requirement in wanted}
-    return tuple(
-        f"{policy.policy} selects the pod and has no effect on it: {why_not_covering(policy, created)};"
-        " create the pod again"
-        for key, policy in policies.items()
-        if policy.selects and policy.is_labelled and key not in keys
-    )
-
-
-def why_not_covering(policy: PolicyOfLabel, created: str) -> str:
-    """Why a pod of this age lacks the requirement for the label of a policy that selects it."""
-    is_newer = bool(policy.created and created) and policy.created > created
-    return (
-        "it is newer than the pod"
-        if is_newer
-        else "its selector or the pod's labels have changed since, or deploy/native.yaml was not installed"
-    )
-
-
-def _required_label(
-    requirement: VerdictRequirement, policies: Mapping[str, PolicyOfLabel], nodes: list[_Node], error: str
-) -> RequiredLabel:
-    policy = policies.get(requirement.key)
-    values = ((node.metadata.labels or {}).get(requirement.key) for node in nodes)
-    rejected = None if error else sum(not requirement.accepts(value) for value in values)
-    name, is_active, problem = (policy.policy, policy.is_active, policy.problem) if policy else ("", True, "")
-    return RequiredLabel(
-        name, requirement.key, requirement.needs_ok, requirement.is_preferred, rejected, is_active, problem
-    )
-
-
-def _labelled_node(node: _Node, wanted: tuple[VerdictRequirement, ...]) -> LabelledNode:
-    labels = node.metadata.labels or {}
-    passes = all(
-        requirement.accepts(labels.get(requirement.key))
-        for requirement in wanted
-        if not requirement.is_preferred
-    )
-    times = (
-        entry.time
-        for entry in node.metadata.managedFields or ()
-        if entry.manager == VERDICT_LABELS.field_manager and entry.time
-    )
-    values = tuple(labels.get(requirement.key, "") for requirement in wanted)
-    return LabelledNode(node.metadata.name, passes, values, max(times, default=None))
-
-
-async def _read_nodes(api: Api) -> tuple[list[_Node], str]:
-    """The nodes by name, and why they cannot be read."""
-    target = ReflectorTarget(NODES, _Node)
-    try:
-        store = await reflector.list_objects(api, target, MetricsRegistry(), lambda _: None)
-    except NodewiseError as error:
-        return [], str(error)
-    return sorted(store.values(), key=lambda node: node.metadata.name), ""
-
-
-async def _read_leader(api: Api, namespace: str, *, is_labelled: bool) -> ControllerState | None:
-    """The leader in native mode; None if its Lease cannot be read. Users of other namespaces usually may not.
-
-    Where no controller has led, an extender may lead. Its Lease does not tell whether it runs in native mode, but a
-    leader without native mode removes the label from the status of all policies (`is_labelled`).
-    """
-    controller = await _read_lease(api, namespace, CONTROLLER_LEASE)
-    if controller is None or controller.renewed or not is_labelled:
-        return controller
-    return await _read_lease(api, namespace, EXTENDER_LEASE)
-
-
-async def _read_lease(api: Api, namespace: str, name: str) -> ControllerState | None:
-    """The holder of a Lease; None if it cannot be read."""
-    try:
-        lease: Any = msgspec.json.decode(await api.get(LEASES.path(namespace, name)))
-        spec = lease.get("spec") or {}
-        renewed = str(spec.get("renewTime") or "")
-        expired_s = _LEASE_EXPIRED * float(spec.get("leaseDurationSeconds") or 0)
-        is_held = bool(renewed) and clock.SystemClock().now() - clock.parse_rfc3339(renewed) < expired_s
-        evaluated = str((lease["metadata"].get("annotations") or {}).get(EVALUATION_ANNOTATION, ""))
-        return ControllerState(str(spec.get("holderIdentity") or "") if is_held else "", renewed, evaluated)
-    except NotFound:
-        return ControllerState("", "", "")
-    except (NodewiseError, ValueError, AttributeError, KeyError, *UNREADABLE):
-        return None
-
-
-_MAX_LISTED: Final = "500"
-"""Names that are compared."""
-
-
-class _ListedMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _Object(msgspec.Struct, frozen=True):
-    metadata: _ListedMetadata = _ListedMetadata()
-
-
-class _ObjectList(msgspec.Struct, frozen=True):
-    items: tuple[_Object, ...] = ()
-
-
-async def describe_missing_pod(api: Api, namespace: str, name: str, timeout_s: float) -> str:
-    """What does not exist, the namespace or the pod, with a similar name if there is one that the user may list."""
-    has_namespace, pods = await asyncio.gather(
-        namespace_exists(api, namespace, timeout_s), _list_names(api, PODS, namespace, timeout_s)
-    )
-    if has_namespace:
-        return f"pod {namespace}/{name} does not exist{did_you_mean(name, pods)}"
-    return f"namespace {namespace} does not exist{await similar_namespace(api, namespace, timeout_s)}"
-
-
-async def similar_namespace(api: Api, namespace: str, timeout_s: float) -> str:
-    """The end of a message about a namespace that does not exist: `; did you mean "web"?`, or nothing."""
-    return did_you_mean(namespace, await _list_names(api, NAMESPACE_RESOURCE, "", timeout_s))
-
-
-async def namespace_exists(api: Api, namespace: str, timeout_s: float) -> bool:
-    """Whether the namespace exists; True also if the user may not know. It needs only the right to list namespaces."""
-    try:
-        selector = {"fieldSelector": f"metadata.name={namespace}"}
-        body = await api.get(NAMESPACE_RESOURCE.path(), selector, timeout_s=timeout_s)
-        return bool(msgspec.json.decode(body, type=_ObjectList).items)
-    except (NodewiseError, *UNREADABLE):
-        return True
-
-
-async def _list_names(api: Api, resource: Resource, namespace: str, timeout_s: float) -> list[str]:
-    """The first names; none if the user may not list them."""
-    try:
-        body = await api.get(resource.path(namespace), {"limit": _MAX_LISTED}, timeout_s=timeout_s)
-        return [item.metadata.name for item in msgspec.json.decode(body, type=_ObjectList).items]
-    except (NodewiseError, *UNREADABLE):
-        return []
-
-
-DEFAULT_SCHEDULER = "default-scheduler"
-
-
 class PodState(NamedTuple):
     """The fields of a pod that explain its placement. `-o json` prints them under these names."""
 
@@ -532,12 +200,16 @@ class _Container(msgspec.Struct, frozen=True):
     resources: _Resources | None = None
 
 
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    scheduler_name: str = DEFAULT_SCHEDULER
-    scheduling_gates: tuple[_Gate, ...] | None = None
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Spec(NodeConstraints, frozen=True):
+    nodeName: str = ""  # noqa: N815 - the API's name
+    schedulerName: str = DEFAULT_SCHEDULER  # noqa: N815
+    schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
     containers: tuple[_Container, ...] | None = None
-    init_containers: tuple[_Container, ...] | None = None
+    initContainers: tuple[_Container, ...] | None = None  # noqa: N815
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -552,10 +224,10 @@ class _Status(msgspec.Struct, frozen=True):
     conditions: tuple[_Condition, ...] | None = None
 
 
-class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+class _Metadata(msgspec.Struct, frozen=True):
     uid: str = ""
-    creation_timestamp: str = ""
     labels: dict[str, str] | None = None
+    creationTimestamp: str = ""  # noqa: N815
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -564,48 +236,77 @@ class _Pod(msgspec.Struct, frozen=True):
     status: _Status = _Status()
 
 
+class _NativeStatus(StatusWithConditions, frozen=True, rename="camel"):
+    node_label: str | None = None
+    active: bool = False
+
+
+class _FieldsOfManager(msgspec.Struct, frozen=True):
+    manager: str = ""
+    time: str | None = None
+
+
+class _NodeMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    managedFields: tuple[_FieldsOfManager, ...] | None = None  # noqa: N815
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _NodeMetadata = _NodeMetadata()
+
+
 async def read_pod(
     api: Api, namespace: str, name: str, timeout_s: float, *, own_namespace: str
 ) -> PodReadResult:
     """The current state of a pod, and the policies that select it. `own_namespace` is that of nodewise."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
-        state = parse_pod_state(body)
+        pod = _decode_pod(body)
     except NotFound:
         missing = await describe_missing_pod(api, namespace, name, timeout_s)
         return PodReadResult(None, gone=True, missing=missing)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
+    state = _pod_state(pod)
     try:
-        policies = await read_pod_policies(api, body, own_namespace)
-        native = await read_native_state(api, body, policies.by_label, own_namespace)
-        return PodReadResult(
-            state,
-            policies=policies.selecting,
-            policies_error=policies.unreadable,
-            missing_policy=policies.missing,
-            native=native,
-        )
-    except NodewiseError as error:
+        policies = await _read_pod_policies(api, body, own_namespace)
+        native = await _read_native_state(api, pod, policies.by_label, own_namespace)
+    except (NodewiseError, *UNREADABLE) as error:
         return PodReadResult(state, policies_error=str(error))
+    return PodReadResult(
+        state,
+        policies=policies.selecting,
+        policies_error=policies.unreadable,
+        missing_policy=policies.missing,
+        native=native,
+    )
 
 
 def parse_pod_state(body: bytes) -> PodState:
     """The state in a Pod's JSON. `BadInput` if it is not a Pod."""
+    return _pod_state(_decode_pod(body))
+
+
+def _decode_pod(body: bytes) -> _Pod:
     try:
-        pod = msgspec.json.decode(body, type=_Pod)
+        return msgspec.json.decode(body, type=_Pod)
     except UNREADABLE as error:
         raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
-    spec, condition = pod.spec, _unscheduled_condition(pod.status)
-    labels = pod.metadata.labels or {}
-    gates = tuple(gate.name for gate in spec.scheduling_gates or ())
+
+
+def _pod_state(pod: _Pod) -> PodState:
+    spec, labels = pod.spec, pod.metadata.labels or {}
+    scheduled = (each for each in pod.status.conditions or () if each.type == "PodScheduled")
+    condition = next((each for each in scheduled if each.status != "True"), _Condition())
     return PodState(
         pod.metadata.uid,
-        pod.metadata.creation_timestamp,
-        spec.node_name,
+        pod.metadata.creationTimestamp,
+        spec.nodeName,
         pod.status.phase,
-        spec.scheduler_name,
-        gates,
+        spec.schedulerName,
+        tuple(gate.name for gate in spec.schedulingGates or ()),
         _extended_resources(spec),
         condition.reason,
         condition.message,
@@ -614,22 +315,249 @@ def parse_pod_state(body: bytes) -> PodState:
     )
 
 
-def _unscheduled_condition(status: _Status) -> _Condition:
-    unscheduled = (
-        condition
-        for condition in status.conditions or ()
-        if condition.type == "PodScheduled" and condition.status != "True"
-    )
-    return next(unscheduled, _Condition())
-
-
 def _extended_resources(spec: _Spec) -> tuple[str, ...]:
     """Requested resources with a domain. kube-scheduler considers containers and init containers only."""
-    containers = (*(spec.containers or ()), *(spec.init_containers or ()))
+    containers = (*(spec.containers or ()), *(spec.initContainers or ()))
     resources = [container.resources for container in containers if container.resources]
-    names = {
-        name
-        for container_resources in resources
-        for name in (*(container_resources.requests or ()), *(container_resources.limits or ()))
-    }
+    names = {name for each in resources for name in (*(each.requests or ()), *(each.limits or ()))}
     return tuple(sorted(name for name in names if "/" in name))
+
+
+async def _read_pod_policies(  # complexity: optional parts of one result
+    api: Api, body: bytes, own_namespace: str
+) -> PodPolicies:
+    """The policies of the pod, as far as the user may list them. Other errors are those of `Api.get`."""
+    pod = msgspec.json.decode(body, type=PodFields)
+    options = TelemetryOptions(own_namespace=own_namespace)
+    needs_taspolicies = VERDICT_LABEL_PREFIX.encode() in body or bool(named_by_label(pod))
+    watched = [kind for kind in KIND.watched(options) if needs_taspolicies or kind.name != POLICIES]
+    objects, forbidden = await _list_readable_objects(api, watched, pod.metadata.namespace)
+    policies = KIND.state(options, _SYNC_PERIOD_S).policies(objects)
+    selected = SelectionIndex(policies.values(), objects.get(NAMESPACES, {}), own_namespace).select(pod)
+    selecting = [key for key in selected if key.kind != "TASPolicy"]
+    return PodPolicies(
+        tuple(
+            SelectingPolicy(
+                key.text(),
+                policies[key].created,
+                policies[key].not_enforced,
+                _status_lines(objects[RESOURCES[key.kind].plural][key.namespace, key.name]),
+            )
+            for key in selecting
+        ),
+        {
+            label_key(policy.uid): policy_of_label(
+                policy, objects, selects=key in selecting and policy_selection.is_enforced_for(policy, pod)
+            )
+            for key, policy in policies.items()
+        },
+        _missing_policy(selected, policies) if POLICIES in objects else "",
+        f"no right to list {' and '.join(forbidden)}" if forbidden else "",
+    )
+
+
+def _missing_policy(selected: Iterable[PolicyKey], policies: Collection[PolicyKey]) -> str:
+    """That the TASPolicy of the label does not exist; empty if it exists. Policies of other kinds select pods, and
+    no label names them.
+    """
+    named = next((key for key in selected if key not in policies), None)
+    if named is None:
+        return ""
+    text = f"TASPolicy {named.path} does not exist"
+    if any((key.kind, key.path) == ("PlacementPolicy", named.path) for key in policies):
+        return (
+            f"{text}; there is a PlacementPolicy of this name, which selects pods with its podSelector: remove the "
+            f"label {POLICY_LABEL} from the pod's template"
+        )
+    return text + did_you_mean(named.name, [key.name for key in policies if key.kind == "TASPolicy"])
+
+
+async def _list_readable_objects(
+    api: Api, watched: Sequence[Watched], namespace: str
+) -> tuple[dict[str, Mapping[ObjectKey, Any]], list[str]]:
+    """The objects that may select a pod of this namespace, by the name in `Watched`, and the kinds that the user may
+    not list. A kind that the API server does not have has no objects.
+    """
+
+    async def list_objects(kind: Watched) -> Mapping[ObjectKey, Any]:
+        fields = f"metadata.name={namespace}" if kind.name == NAMESPACES else ""
+        try:
+            return await object_and_metric_sources.list_once(api, kind, namespace, fields)
+        except NotFound:
+            return {}
+
+    listed = await asyncio.gather(*map(list_objects, watched), return_exceptions=True)
+    objects: dict[str, Mapping[ObjectKey, Any]] = {}
+    forbidden: list[str] = []
+    for kind, result in zip(watched, listed, strict=True):
+        if not isinstance(result, BaseException):
+            objects[kind.name] = result
+        elif not isinstance(result, Refused):
+            raise result
+        elif kind.name != NAMESPACES or not forbidden:  # namespaces only matter for cluster policies
+            forbidden.append(f"{kind.resource.plural}.{kind.resource.group}".rstrip("."))
+    return objects, forbidden
+
+
+def _status_lines(policy: PolicyObject) -> tuple[str, ...]:
+    def count(nodes: int) -> str:
+        return f"{nodes} node" if nodes == 1 else f"{nodes:,} nodes"
+
+    status = decode_status(policy, PlacementPolicyStatus)
+    rules = (
+        f"{rule.rule} {rule.expression}: {count(rule.nodes)} met"
+        + (f", {count(rule.missing)} without a fresh value" if rule.missing else "")
+        for rule in status.rules
+        if rule.nodes is not None
+    )
+    problems = (
+        f"{condition.type} is {condition.status}: {condition.message or condition.reason}"
+        for condition in status.conditions
+        if condition.status != GOOD_STATUSES.get(condition.type, condition.status)
+    )
+    return (*islice(rules, _MOST_RULES), *problems)
+
+
+def policy_of_label(
+    policy: Policy, objects: Mapping[str, Mapping[ObjectKey, Any]], *, selects: bool
+) -> PolicyOfLabel:
+    """A policy with its status, from the objects of its kind."""
+    policy_object = objects[RESOURCES[policy.key.kind].plural][policy.namespace, policy.name]
+    status = decode_status(policy_object, _NativeStatus)
+    conditions = {(item.type, item.status): item.message for item in status.conditions}
+    problem = next((conditions[kind] for kind in _PROBLEMS if kind in conditions), "")
+    return PolicyOfLabel(
+        policy.key.text(), policy.created, selects, bool(status.node_label), status.active, problem
+    )
+
+
+async def _read_native_state(  # complexity: one result of several parts
+    api: Api, pod: _Pod, policies: Mapping[str, PolicyOfLabel], own_namespace: str
+) -> NativeState | None:
+    """The state of a pod, given the policies by label key; None if native mode does not concern the pod."""
+    wanted = verdict_requirements(pod.spec)
+    gated = any(gate.name == native_mode_pods.GATE for gate in pod.spec.schedulingGates or ())
+    keys = {requirement.key for requirement in wanted}
+    not_covering = tuple(
+        f"{policy.policy} selects the pod and has no effect on it: "
+        f"{why_not_covering(policy, pod.metadata.creationTimestamp)}; create the pod again"
+        for key, policy in policies.items()
+        if policy.selects and policy.is_labelled and key not in keys
+    )
+    if not (wanted or gated or not_covering):
+        return None
+    is_labelled = any(policy.is_labelled for policy in policies.values())
+    (nodes, error), controller = await asyncio.gather(
+        _read_nodes(api), _read_leader(api, own_namespace, is_labelled=is_labelled)
+    )
+    requirements = tuple(_required_label(requirement, policies, nodes, error) for requirement in wanted)
+    labelled = tuple(_labelled_node(node, wanted) for node in nodes)
+    return NativeState(gated, requirements, not_covering, labelled, error, controller)
+
+
+def why_not_covering(policy: PolicyOfLabel, created: str) -> str:
+    """Why a pod of this age lacks the requirement for the label of a policy that selects it."""
+    is_newer = bool(policy.created and created) and policy.created > created
+    return (
+        "it is newer than the pod"
+        if is_newer
+        else "its selector or the pod's labels have changed since, or deploy/native.yaml was not installed"
+    )
+
+
+def _required_label(
+    requirement: VerdictRequirement, policies: Mapping[str, PolicyOfLabel], nodes: list[_Node], error: str
+) -> RequiredLabel:
+    policy = policies.get(requirement.key)
+    values = ((node.metadata.labels or {}).get(requirement.key) for node in nodes)
+    rejected = None if error else sum(not requirement.accepts(value) for value in values)
+    name, is_active, problem = (policy.policy, policy.is_active, policy.problem) if policy else ("", True, "")
+    return RequiredLabel(
+        name, requirement.key, requirement.needs_ok, requirement.is_preferred, rejected, is_active, problem
+    )
+
+
+def _labelled_node(node: _Node, wanted: tuple[VerdictRequirement, ...]) -> LabelledNode:
+    labels = node.metadata.labels or {}
+    passes = all(
+        requirement.accepts(labels.get(requirement.key))
+        for requirement in wanted
+        if not requirement.is_preferred
+    )
+    times = (
+        entry.time
+        for entry in node.metadata.managedFields or ()
+        if entry.manager == VERDICT_LABELS.field_manager and entry.time
+    )
+    values = tuple(labels.get(requirement.key, "") for requirement in wanted)
+    return LabelledNode(node.metadata.name, passes, values, max(times, default=None))
+
+
+async def _read_nodes(api: Api) -> tuple[list[_Node], str]:
+    """The nodes by name, and why they cannot be read."""
+    try:
+        nodes = await object_and_metric_sources.list_once(api, Watched("nodes", NODES, _Node))
+    except NodewiseError as error:
+        return [], str(error)
+    return sorted(nodes.values(), key=lambda node: node.metadata.name), ""
+
+
+async def _read_leader(api: Api, namespace: str, *, is_labelled: bool) -> ControllerState | None:
+    """The leader in native mode; None if its Lease cannot be read. Users of other namespaces usually may not.
+
+    Where no controller has led, an extender may lead. Its Lease does not tell whether it runs in native mode, but a
+    leader without native mode removes the label from the status of all policies (`is_labelled`).
+    """
+    controller = await _read_lease(api, namespace, CONTROLLER_LEASE)
+    if controller is None or controller.renewed or not is_labelled:
+        return controller
+    return await _read_lease(api, namespace, EXTENDER_LEASE)
+
+
+async def _read_lease(api: Api, namespace: str, name: str) -> ControllerState | None:
+    """The holder of a Lease; None if it cannot be read."""
+    try:
+        lease: Any = msgspec.json.decode(await api.get(LEASES.path(namespace, name)))
+        spec = lease.get("spec") or {}
+        renewed = str(spec.get("renewTime") or "")
+        expired_s = _LEASE_EXPIRED * float(spec.get("leaseDurationSeconds") or 0)
+        is_held = bool(renewed) and clock.SystemClock().now() - clock.parse_rfc3339(renewed) < expired_s
+        evaluated = str((lease["metadata"].get("annotations") or {}).get(EVALUATION_ANNOTATION, ""))
+        return ControllerState(str(spec.get("holderIdentity") or "") if is_held else "", renewed, evaluated)
+    except NotFound:
+        return ControllerState("", "", "")
+    except (NodewiseError, ValueError, AttributeError, KeyError, *UNREADABLE):
+        return None
+
+
+async def describe_missing_pod(api: Api, namespace: str, name: str, timeout_s: float) -> str:
+    """What does not exist, the namespace or the pod, with a similar name if there is one that the user may list."""
+    has_namespace, pods = await asyncio.gather(
+        namespace_exists(api, namespace, timeout_s), _readable_names(api, PODS, namespace, timeout_s)
+    )
+    if has_namespace:
+        return f"pod {namespace}/{name} does not exist{did_you_mean(name, pods)}"
+    return f"namespace {namespace} does not exist{await similar_namespace(api, namespace, timeout_s)}"
+
+
+async def similar_namespace(api: Api, namespace: str, timeout_s: float) -> str:
+    """The end of a message about a namespace that does not exist: `; did you mean "web"?`, or nothing."""
+    return did_you_mean(namespace, await _readable_names(api, NAMESPACE_RESOURCE, "", timeout_s))
+
+
+async def namespace_exists(api: Api, namespace: str, timeout_s: float) -> bool:
+    """Whether the namespace exists; True also if the user may not know. It needs only the right to list namespaces."""
+    try:
+        selector = {"fieldSelector": f"metadata.name={namespace}"}
+        body = await api.get(NAMESPACE_RESOURCE.path(), selector, timeout_s=timeout_s)
+        return bool(msgspec.json.decode(body, type=ListedNames).items)
+    except (NodewiseError, *UNREADABLE):
+        return True
+
+
+async def _readable_names(api: Api, resource: Resource, namespace: str, timeout_s: float) -> list[str]:
+    """The first names; none if the user may not list them."""
+    try:
+        return await list_names(api, resource, namespace, timeout_s)
+    except (NodewiseError, *UNREADABLE):
+        return []

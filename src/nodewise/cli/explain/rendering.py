@@ -8,8 +8,8 @@ import click
 from nodewise.base import clock, quantity
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.explain import explanation as explanations
-from nodewise.cli.explain.explanation import PodExplanation
-from nodewise.cli.explain.pod_state import LabelledNode, NativeState, RequiredLabel
+from nodewise.cli.explain.explanation import PodEvent, PodExplanation, VisibleState
+from nodewise.cli.explain.pod_state import LabelledNode, NativeState, PodReadResult, PodState, RequiredLabel
 from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
@@ -67,7 +67,7 @@ def policy_lines(explanation: Explanation) -> Iterator[str]:
     yield from (_format_policy(policy, total) for policy in explanation.policies)
     yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
     is_one_enough = any(policy.rejected == total for policy in explanation.policies)
-    passes_none = not any(not node.reasons for node in explanation.findings)
+    passes_none = all(node.reasons for node in explanation.findings)
     if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
         yield "no policy alone rejects every node"
 
@@ -92,11 +92,24 @@ def _format_policy(policy: PolicyRemoval, total: int) -> str:
 
 def change_lines(explanation: Explanation) -> Iterator[str]:
     """What would have let more nodes pass, and remedies, without duplicates."""
-    lines = (
-        *_needed_change_lines(explanation),
-        *_removable_policy_lines(explanation),
-        *_remedy_lines(explanation),
-    )
+    several = explanation.is_rejected_by_several_policies
+    lines = list(_needed_change_lines(explanation))
+    lines += [
+        f"without {policy.policy}: {_format_passing(policy.more)}"
+        for policy in explanation.policies
+        if several and policy.more  # without the only one, all that it rejects would pass
+    ]
+    lines += [
+        f"{remedy} ({format_count(len(group.nodes), 'node')})"
+        for group in explanation.groups
+        if (remedy := group.reason.remedy())
+    ]
+    if explanation.held:
+        lines.append(
+            "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
+        )
+    if explanation.stuck:
+        lines.append(f"{format_count(explanation.stuck, 'node')} would need more than one of these changes")
     yield from dict.fromkeys(lines)
 
 
@@ -121,25 +134,8 @@ def _needed_change_lines(explanation: Explanation) -> Iterator[str]:
             yield f"{rule.metric}: {_format_passing(change.unmeasured)} with {setting} in the rule{where}"
 
 
-def _removable_policy_lines(explanation: Explanation) -> Iterator[str]:
-    """What would pass without one of several policies. Without the only one, all that it rejects would."""
-    for policy in explanation.policies if explanation.is_rejected_by_several_policies else ():
-        if policy.more:
-            yield f"without {policy.policy}: {_format_passing(policy.more)}"
-
-
 def _format_passing(more: int) -> str:
     return f"{format_count(more, 'more node')} {'passes' if more == 1 else 'pass'}"
-
-
-def _remedy_lines(explanation: Explanation) -> Iterator[str]:
-    for group in explanation.groups:
-        if remedy := group.reason.remedy():
-            yield f"{remedy} ({format_count(len(group.nodes), 'node')})"
-    if explanation.held:
-        yield "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
-    if explanation.stuck:
-        yield f"{format_count(explanation.stuck, 'node')} would need more than one of these changes"
 
 
 def format_count(number: int, noun: str) -> str:
@@ -152,30 +148,29 @@ _STALE_S: Final = 300.0
 
 def print_native_state(pod: str, state: NativeState, now: float, *, node: str, every_node: bool) -> None:
     """Print the requirements of the pod, the labels of nodes, and what is wrong."""
-    for line in _lines(pod, state, now, node):
-        terminal_output.print_line(line)
+    _print_lines(_native_state_lines(pod, state, now, node))
     if not state.nodes or not state.requirements:
         return
-    shown = state.nodes if every_node else _select_nodes(state.nodes)
-    head = ("NODE", "VERDICT", *(_name(label) for label in state.requirements), "LABELS CHANGED")
+    passing = [labelled for labelled in state.nodes if labelled.passes]
+    rejected = [labelled for labelled in state.nodes if not labelled.passes]
+    shown = state.nodes if every_node else tables.select_nodes_to_list(passing, rejected)
     terminal_output.print_line("")
-    tables.print_table(head, (_row(labelled, now) for labelled in shown))
+    tables.print_table(
+        ("NODE", "VERDICT", *map(_name, state.requirements), "LABELS CHANGED"),
+        (_row(labelled, now) for labelled in shown),
+    )
     if len(shown) < len(state.nodes):
         terminal_output.print_line(f"{len(state.nodes) - len(shown):,} more nodes: --nodes shows all")
-    if any(not labelled.passes for labelled in state.nodes):
+    if rejected:
         terminal_output.print_line("")
         terminal_output.print_line(
             "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them."
         )
 
 
-def _select_nodes(nodes: tuple[LabelledNode, ...]) -> list[LabelledNode]:
-    """The nodes that are listed if there are many."""
-    passing = [labelled for labelled in nodes if labelled.passes]
-    return tables.select_nodes_to_list(passing, [labelled for labelled in nodes if not labelled.passes])
-
-
-def _lines(pod: str, state: NativeState, now: float, node: str) -> Iterator[str]:
+def _native_state_lines(  # complexity: a list of independent facts
+    pod: str, state: NativeState, now: float, node: str
+) -> Iterator[str]:
     where = f"is on {node}" if node else "waits"
     total, passing = len(state.nodes), sum(labelled.passes for labelled in state.nodes)
     count = ""
@@ -184,7 +179,9 @@ def _lines(pod: str, state: NativeState, now: float, node: str) -> Iterator[str]
     yield f"{pod} {where}, placed by native mode{count}"
     yield from _controller_lines(state, now)
     for label in state.requirements:
-        yield from _requirement_lines(label, total)
+        yield _requirement_line(label, total)
+        if label.problem:
+            yield f"Warning: {_name(label)}: {label.problem}"
     if state.gated:
         inactive = ", ".join(_name(label) for label in state.requirements if not label.active)
         why = (
@@ -209,16 +206,9 @@ def _controller_lines(state: NativeState, now: float) -> Iterator[str]:
             " nodewise extender runs with --native-mode; kubectl -n nodewise logs deploy/nodewise-controller shows why"
         )
     elif controller.evaluated:
-        age_s = max(now - clock.parse_rfc3339(controller.evaluated), 0.0)
+        age_s = now - clock.parse_rfc3339(controller.evaluated)
         warning = "Warning: " if age_s > _STALE_S else ""
         yield f"{warning}{controller.leader} evaluated the policies {_ago(age_s)}"
-
-
-def _requirement_lines(label: RequiredLabel, total: int) -> Iterator[str]:
-    """What the pod requires, and what is wrong with the policy."""
-    yield _requirement_line(label, total)
-    if label.problem:
-        yield f"Warning: {_name(label)}: {label.problem}"
 
 
 def _requirement_line(label: RequiredLabel, total: int) -> str:
@@ -238,16 +228,17 @@ def _name(label: RequiredLabel) -> str:
 
 
 def _row(labelled: LabelledNode, now: float) -> list[str]:
-    changed = _ago(max(now - clock.parse_rfc3339(labelled.written), 0.0)) if labelled.written else "-"
+    changed = _ago(now - clock.parse_rfc3339(labelled.written)) if labelled.written else "-"
     values = [value or "-" for value in labelled.labels]
     return [labelled.node, "passes" if labelled.passes else "rejected", *values, changed]
 
 
 def _ago(seconds: float) -> str:
-    return f"{clock.format_duration(round(seconds))} ago"
+    return f"{clock.format_duration(round(max(seconds, 0.0)))} ago"
 
 
 _CLOSEST: Final = 3
+_MOST_EVENTS: Final = 5
 _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
 _OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
@@ -256,18 +247,30 @@ _OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
 
 def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print the result, the nodes or groups of nodes, and what would have changed the result."""
-    native = pod_explanation.lookup.native
-    if native is not None:
-        _print_native_state(pod_explanation, native, every_node=every_node)
-    if pod_explanation.explanation is None:
-        _print_without_attempt(pod_explanation)
+    explanation, lookup = pod_explanation.explanation, pod_explanation.lookup
+    if lookup.native is not None:
+        node, message = (lookup.state.node, lookup.state.message) if lookup.state else ("", "")
+        if message and explanation is None:  # otherwise printed with the result
+            terminal_output.print_line(f"kube-scheduler: {message}")
+        print_native_state(
+            pod_explanation.pod, lookup.native, pod_explanation.now, node=node, every_node=every_node
+        )
+        if explanation is not None or pod_explanation.visible is not None:
+            terminal_output.print_line("")
+    if explanation is None:
+        _print_lines(_lines_without_attempt(pod_explanation))
         return
-    findings = pod_explanation.explanation.findings
-    _print_lines(_scheduling_result_lines(pod_explanation))
-    _print_warning(pod_explanation)
-    if every_node or (
-        len(findings) <= tables.MAX_LISTED_NODES and not _is_failure_of_all_nodes(pod_explanation.explanation)
-    ):
+    _print_lines(_scheduling_result_lines(pod_explanation, explanation))
+    _print_nodes_or_groups(explanation, every_node=every_node)
+    _print_lines(_bind_result_and_remedy_lines(explanation))
+
+
+def _print_nodes_or_groups(  # complexity: two tables
+    explanation: Explanation, *, every_node: bool
+) -> None:
+    """Print a row for each node or, of many nodes, for each reason."""
+    nodes = explanation.findings
+    if every_node or (len(nodes) <= tables.MAX_LISTED_NODES and not _is_failure_of_all_nodes(explanation)):
         rows = [
             [
                 node.node,
@@ -277,58 +280,90 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
                 _format_details(node) or "-",
                 "; ".join(reason.text() for _, reason in node.reasons) or "-",
             ]
-            for node in findings
+            for node in nodes
         ]
         head = ("NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, "REJECTED")
         tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, rows))
-    else:
-        _print_groups(pod_explanation.explanation)
-    _print_lines(_bind_result_and_remedy_lines(pod_explanation.explanation))
+        return
+    passing = [node for node in nodes if not node.reasons]
+    rows = [[f"{len(passing):,}", "pass", _format_first_nodes(passing, rejecting=False)]] if passing else []
+    rows += [
+        [f"{len(group.nodes):,}", group.reason.text(), _format_first_nodes(group.nodes, rejecting=True)]
+        for group in explanation.groups
+    ]
+    tables.print_table(("NODES", "VERDICT", "BEST, OR CLOSEST TO PASSING"), rows)
 
 
-def _print_without_attempt(pod_explanation: PodExplanation) -> None:
-    """Print what is known without an attempt of kube-scheduler; the state of native mode is printed before."""
-    lookup, visible = pod_explanation.lookup, pod_explanation.visible
+def _lines_without_attempt(pod_explanation: PodExplanation) -> Iterator[str]:
+    """What is known without an attempt of kube-scheduler; the state of native mode is printed before."""
+    lookup, visible, pod = pod_explanation.lookup, pod_explanation.visible, pod_explanation.pod
     if visible is not None:
-        if lookup.native is not None:
-            terminal_output.print_line("")
-        explanations.print_visible_state(pod_explanation.pod, lookup, visible, pod_explanation.now)
+        yield from _visible_state_lines(pod, lookup, visible, pod_explanation.now)
     elif lookup.native is None:
-        replicas = format_count(len(pod_explanation.responses), "replica")
-        none_decided = f"{replicas} asked, none has a decision"
+        none_decided = f"{format_count(len(pod_explanation.responses), 'replica')} asked, none has a decision"
         causes = explanations.find_missing_decision_causes(lookup, pod_explanation.responses)
-        if lookup.gone:
-            _print_lines([lookup.missing, f"  {none_decided}", *(f"  {cause}" for cause in causes[1:])])
-        else:
-            _print_lines([f"{pod_explanation.pod}: {none_decided}", *(f"  {cause}" for cause in causes)])
+        yield from [lookup.missing, f"  {none_decided}"] if lookup.gone else [f"{pod}: {none_decided}"]
+        yield from (f"  {cause}" for cause in (causes[1:] if lookup.gone else causes))
 
 
-def _print_native_state(pod_explanation: PodExplanation, native: NativeState, *, every_node: bool) -> None:
-    state = pod_explanation.lookup.state
-    node, message = (state.node, state.message) if state else ("", "")
-    if message and pod_explanation.explanation is None:  # otherwise printed with the result
-        terminal_output.print_line(f"kube-scheduler: {message}")
-    print_native_state(pod_explanation.pod, native, pod_explanation.now, node=node, every_node=every_node)
-    if pod_explanation.explanation is not None:
-        terminal_output.print_line("")
+def _visible_state_lines(  # complexity: a list of independent facts
+    pod: str, lookup: PodReadResult, visible: VisibleState, now: float
+) -> Iterator[str]:
+    """What is known without the decisions of replicas, and which rights would show more."""
+    if lookup.native is None:
+        yield from _pod_lines(pod, lookup)
+    for event in visible.events[:_MOST_EVENTS]:
+        times = f", {event.times} times" if event.times > 1 else ""
+        yield f"nodewise, {_age_of_event(event, now)}{times}: {event.reason}: {event.message}"
+    for policy in lookup.policies:
+        yield f"{policy.policy} selects it" + (f", and {policy.not_enforced}" if policy.not_enforced else "")
+        yield from (f"  {line}" for line in policy.status)
+    if not (visible.events or (lookup.state and lookup.state.node) or lookup.native):
+        yield "nodewise has written no event about it"
+        if not lookup.gone:
+            yield from (f"  {cause}" for cause in explanations.find_missing_decision_causes(lookup, ()))
+    hidden = {
+        "the measured values, scores and suggestions of replicas": visible.hidden,
+        "policies that may select it, too": lookup.policies_error,
+        "events": visible.events_error,
+    }
+    yield "Not visible to you:"
+    yield from (f"  {what}: {why}" for what, why in hidden.items() if why)
+
+
+def _pod_lines(pod: str, lookup: PodReadResult) -> Iterator[str]:
+    state = lookup.state
+    if state is None:
+        yield lookup.missing if lookup.gone else pod
+    else:
+        yield f"{pod} is on {state.node}" if state.node else f"{pod} waits"
+        if state.message:
+            yield f"kube-scheduler: {state.message}"
+
+
+def _age_of_event(event: PodEvent, now: float) -> str:
+    try:
+        return _ago(now - clock.parse_rfc3339(event.last))
+    except ValueError:
+        return "at an unknown time"
 
 
 def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
-    if pod_explanation.explanation is None or (
-        not every_node and _is_failure_of_all_nodes(pod_explanation.explanation)
-    ):
+    explanation = pod_explanation.explanation
+    if explanation is None or (not every_node and _is_failure_of_all_nodes(explanation)):
         print_text(pod_explanation, every_node=every_node)
         return
-    findings = pod_explanation.explanation.findings
-    shown = findings if every_node else _select_nodes_to_list(findings)
-    _print_lines(_scheduling_result_lines(pod_explanation))
-    _print_warning(pod_explanation)
-    rows = (row for node in shown for row in _node_rows(node))
+    nodes: Sequence[NodeExplanation] = explanation.findings
+    if not every_node:  # the best, and those that are closest to passing
+        passing = sum(not node.reasons for node in nodes)
+        nodes = tables.select_nodes_to_list(nodes[:passing], nodes[passing:])
+    _print_lines(_scheduling_result_lines(pod_explanation, explanation))
+    rows = (row for node in nodes for row in _node_rows(node))
     tables.print_table(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
-    if len(shown) < len(findings):
-        click.echo(f"{len(findings) - len(shown):,} more nodes: --nodes shows all")
-    _print_lines(_bind_result_and_remedy_lines(pod_explanation.explanation))
+    if len(nodes) < len(explanation.findings):
+        click.echo(f"{len(explanation.findings) - len(nodes):,} more nodes: --nodes shows all")
+    _print_lines(_bind_result_and_remedy_lines(explanation))
 
 
 def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
@@ -336,62 +371,46 @@ def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
     return bool(explanation.groups) and explanation.groups[0].reason.is_failure
 
 
-def _print_warning(pod_explanation: PodExplanation) -> None:
-    warning = explanations.policy_warning(pod_explanation)
-    if warning:
-        terminal_output.print_line(f"Warning: {warning}")
-
-
 def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         terminal_output.print_line(line)
 
 
-def _scheduling_result_lines(pod_explanation: PodExplanation) -> Iterator[str]:
-    """The result, its time, and kube-scheduler's own message."""
-    assert pod_explanation.explanation is not None
-    judged = pod_explanation.explanation.attempt.main_decision
+def _scheduling_result_lines(pod_explanation: PodExplanation, explanation: Explanation) -> Iterator[str]:
+    """The result, its time, kube-scheduler's own message, the policies, and warnings."""
+    state, judged = pod_explanation.lookup.state, explanation.attempt.main_decision
     total, passing = len(judged.names), int(judged.feasible().sum())
-    yield f"{pod_explanation.pod} {_format_placement(pod_explanation)}: {_format_passing_node_count(passing, total)}"
-    known = (
-        f"; {pod_explanation.tries} attempts since {pod_explanation.since}"
-        if pod_explanation.tries > 1
-        else ""
-    )
+    if state is None:
+        where = "does not exist any more" if pod_explanation.lookup.gone else "at its last attempt"
+    else:
+        where = f"is on {state.node}" if state.node else "waits"
+    if total == 1:
+        count = f"the one node asked about {'passes' if passing else 'is rejected'}"
+    else:
+        many = "all" if passing == total else f"{passing:,}" if passing else "none"
+        count = f"{many} of the {total:,} nodes asked about {'pass' if passing > 1 else 'passes'}"
+    yield f"{pod_explanation.pod} {where}: {count}"
+    tries = pod_explanation.tries
+    known = f"; {tries} attempts since {pod_explanation.since}" if tries > 1 else ""
     ago = format_age(max(pod_explanation.now - judged.at, 0.0))
     yield f"last attempt {clock.format_rfc3339(judged.at)}, {ago} ago{known}"
-    yield from _explanation_remark_lines(pod_explanation, judged)
-    yield from policy_lines(pod_explanation.explanation)
+    yield from _explanation_remark_lines(state, explanation)
+    yield from policy_lines(explanation)
     yield ""
+    if warning := explanations.policy_warning(pod_explanation):
+        yield f"Warning: {warning}"
 
 
-def _format_placement(pod_explanation: PodExplanation) -> str:
-    state = pod_explanation.lookup.state
-    if state is None:
-        return "does not exist any more" if pod_explanation.lookup.gone else "at its last attempt"
-    return f"is on {state.node}" if state.node else "waits"
-
-
-def _format_passing_node_count(passing: int, total: int) -> str:
-    """How many of the requested nodes pass."""
-    if total == 1:
-        return f"the one node asked about {'passes' if passing else 'is rejected'}"
-    many = "all" if passing == total else f"{passing:,}" if passing else "none"
-    return f"{many} of the {total:,} nodes asked about {'pass' if passing > 1 else 'passes'}"
-
-
-def _explanation_remark_lines(pod_explanation: PodExplanation, judged: Decision) -> Iterator[str]:
-    state = pod_explanation.lookup.state
+def _explanation_remark_lines(state: PodState | None, explanation: Explanation) -> Iterator[str]:
     if state and state.message:
         yield f"kube-scheduler: {state.message}"
-    if state and state.uid and judged.pod.uid not in {"", state.uid}:
+    if state and state.uid and explanation.attempt.main_decision.pod.uid not in {"", state.uid}:
         yield "this attempt was about an earlier pod of that name"
     elif state and state.node:
-        yield _format_reason_for_chosen_node(pod_explanation, state.node)
-    preempted = pod_explanation.explanation.attempt.preempted if pod_explanation.explanation else None
+        yield _format_reason_for_chosen_node(explanation, state.node)
+    preempted = explanation.attempt.preempted
     if preempted is not None:
-        left, total = int(preempted.feasible().sum()), len(preempted.names)
-        nodes = format_count(total, "node")
+        left, nodes = int(preempted.feasible().sum()), format_count(len(preempted.names), "node")
         yield f"of {nodes} where pods could be evicted for it, {left} would pass then"
 
 
@@ -406,10 +425,9 @@ def _format_bind(bound: Decision) -> str:
     )
 
 
-def _format_reason_for_chosen_node(pod_explanation: PodExplanation, node: str) -> str:
+def _format_reason_for_chosen_node(explanation: Explanation, node: str) -> str:
     """Why the pod is on this node, as far as nodewise knows."""
-    assert pod_explanation.explanation is not None
-    findings = pod_explanation.explanation.findings
+    findings = explanation.findings
     own = next((finding for finding in findings if finding.node == node), None)
     if own is None:
         return f"kube-scheduler did not ask about {node} then: another scheduler or an earlier attempt placed the pod"
@@ -429,17 +447,6 @@ def _format_reason_for_chosen_node(pod_explanation: PodExplanation, node: str) -
     )
 
 
-def _print_groups(explanation: Explanation) -> None:
-    passing = [node for node in explanation.findings if not node.reasons]
-    rows = [
-        [f"{len(group.nodes):,}", group.reason.text(), _format_first_nodes(group.nodes, rejecting=True)]
-        for group in explanation.groups
-    ]
-    if passing:
-        rows.insert(0, [f"{len(passing):,}", "pass", _format_first_nodes(passing, rejecting=False)])
-    tables.print_table(("NODES", "VERDICT", "BEST, OR CLOSEST TO PASSING"), rows)
-
-
 def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) -> str:
     """The first few nodes, each with its score and measured values."""
     texts = []
@@ -452,41 +459,20 @@ def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) ->
     return "; ".join([*texts, *(["…"] if len(nodes) > _CLOSEST else [])])
 
 
-def _select_nodes_to_list(findings: Sequence[NodeExplanation]) -> Sequence[NodeExplanation]:
-    """The nodes that are listed if there are many: the best, and those that are closest to passing."""
-    passing = sum(not node.reasons for node in findings)
-    return tables.select_nodes_to_list(findings[:passing], findings[passing:])
-
-
 def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
     """One row for each rule; only the first has the node's name."""
     head = [node.node, "rejected" if node.reasons else "passes", _format_score(node)]
-    rules = [
-        [
-            _format_rule(m),
-            _format_value(m),
-            _format_measured_age(m),
-            "yes" if m.rejects else "no" if m.target is not None else "-",
-        ]
-        for m in node.measured
-    ]
+    rules = []
+    for rule in node.measured:
+        rejects = "yes" if rule.rejects else "no" if rule.target is not None else "-"
+        rules.append([_format_rule(rule), _format_value(rule), _format_measured_age(rule), rejects])
+    texts = [_format_details(node), format_score_parts(node.parts), format_agent_values(node.numbers)]
     if not rules:
-        text = "; ".join(
-            filter(None, (*(reason.text() for _, reason in node.reasons), _format_details(node)))
-        )
-        rules = [[text or "-", "-", "-", "-"]]
-    elif node.details:
-        rules.append([_format_details(node), "-", "-", "-"])
-    further_texts = filter(
-        None,
-        (
-            format_score_parts(node.parts),
-            format_agent_values(node.numbers),
-        ),
-    )
-    rules += [[text, "-", "-", "-"] for text in further_texts]
-    for number, rule in enumerate(rules):
-        yield [*(head if not number else ["", "", ""]), *rule]
+        reasons = [reason.text() for _, reason in node.reasons]
+        texts[0] = "; ".join(filter(None, [*reasons, texts[0]])) or "-"
+    rules += [[text, "-", "-", "-"] for text in texts if text]
+    for number, row in enumerate(rules):
+        yield [*(["", "", ""] if number else head), *row]
 
 
 def _format_score(node: NodeExplanation) -> str:
