@@ -33,7 +33,7 @@ import msgspec
 
 from nodewise.policies import node_labels, policy_selection
 from nodewise.policies.options import TelemetryOptions
-from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy import Policy, PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 from nodewise.policies.verdict_labels import label_key
@@ -48,8 +48,6 @@ MAX_CLUSTER_KEYS: Final = 20
 """Labels with verdicts of ClusterPlacementPolicies."""
 _MAX_NAMED: Final = 3
 """Labels that a message names."""
-
-Policies = Sequence[Policy]
 
 
 class _Request(NamedTuple):
@@ -67,15 +65,12 @@ class _Requests(NamedTuple):
     verdicts: Sequence[_Request]
     others: Sequence[_Request]
 
-    def size(self) -> int:
-        return sum(request.size for request in (*self.verdicts, *self.others))
-
 
 _Admitted = set[tuple[PolicyKey, str]]
 
 
 def enforce_node_label_budget(
-    by_namespace: Mapping[str, Policies], *, native_mode: bool
+    by_namespace: Mapping[str, Sequence[Policy]], *, native_mode: bool
 ) -> Iterator[list[Policy]]:
     """The policies of each namespace, in order, with `over_budget` and `no_verdict_label` for labels beyond the budget.
 
@@ -87,13 +82,8 @@ def enforce_node_label_budget(
     }
     admitted = _admit_fairly(requests)
     for namespace, policies in by_namespace.items():
-        admitted_bytes = sum(
-            request.size
-            for request in chain(*requests[namespace])
-            if (request.policy.key, request.key) in admitted
-        )
-        refuse = _Refusals(namespace, requests[namespace], admitted, admitted_bytes)
-        yield [refuse.restrict(policy, native_mode=native_mode) for policy in policies]
+        refusals = _Refusals(namespace, requests[namespace], admitted)
+        yield [refusals.restrict(policy) for policy in policies]
 
 
 def has_verdict_label(policy: Policy) -> bool:
@@ -143,7 +133,7 @@ def _most_keys(namespace: str) -> int:
     return MAX_NAMESPACE_KEYS if namespace else MAX_CLUSTER_KEYS
 
 
-def _requests(policies: Policies, *, native_mode: bool) -> _Requests:
+def _requests(policies: Sequence[Policy], *, native_mode: bool) -> _Requests:
     """All requests of one namespace, also those beyond its own limits."""
     verdicts = []
     others: list[_Request] = []
@@ -186,18 +176,27 @@ def _admit_fairly(requests: Mapping[str, _Requests]) -> _Admitted:
     return admitted
 
 
-class _Refusals(NamedTuple):
+class _Refusals:
     """What the policies of one namespace do not get, and why."""
 
-    namespace: str
-    requests: _Requests
-    admitted: _Admitted
-    admitted_bytes: int
+    def __init__(self, namespace: str, requests: _Requests, admitted: _Admitted) -> None:
+        self._namespace = namespace
+        self._requests = requests
+        self._admitted = admitted
+        self._positions = {
+            request.policy.key: number for number, request in enumerate(requests.verdicts, start=1)
+        }
+        """Of the policies with verdict labels."""
+        sizes = [
+            (request.size, (request.policy.key, request.key) in admitted) for request in chain(*requests)
+        ]
+        self._bytes = sum(size for size, _ in sizes)
+        self._admitted_bytes = sum(size for size, is_admitted in sizes if is_admitted)
 
-    def restrict(self, policy: Policy, *, native_mode: bool) -> Policy:
+    def restrict(self, policy: Policy) -> Policy:
         """The policy without the labels that are not admitted."""
         omitted = [
-            key for key in node_labels.requested_labels(policy) if (policy.key, key) not in self.admitted
+            key for key in node_labels.requested_labels(policy) if (policy.key, key) not in self._admitted
         ]
         if omitted:
             named = ", ".join(omitted[:_MAX_NAMED])
@@ -205,44 +204,38 @@ class _Refusals(NamedTuple):
             message = f"{self._describe_excess()}; not written for this policy: {named}{more}"
             left = policy.with_label_keys(lambda key: key not in omitted)
             policy = msgspec.structs.replace(left, over_budget=message)
-        is_refused = (policy.key, label_key(policy.uid)) not in self.admitted
-        if native_mode and has_verdict_label(policy) and is_refused:
+        is_admitted = (policy.key, label_key(policy.uid)) in self._admitted
+        if policy.key in self._positions and not is_admitted:
             why = f"native mode does not enforce it: {self._describe_missing_verdict(policy)}"
             policy = msgspec.structs.replace(policy, no_verdict_label=why)
         return policy
 
     def _describe_excess(self) -> str:
-        count = len(self.requests.others)
+        count, namespace = len(self._requests.others), self._namespace
         excess = (
             f"{count} labels, at most {MAX_NAMESPACE_LABELS}"
-            if self.namespace and count > MAX_NAMESPACE_LABELS
-            else f"{self.requests.size()} bytes of labels, of which {self.admitted_bytes} fit into the"
+            if namespace and count > MAX_NAMESPACE_LABELS
+            else f"{self._bytes} bytes of labels, of which {self._admitted_bytes} fit into the"
             f" {MAX_NODE_LABEL_BYTES} bytes per node that namespaces share"
         )
-        policies = (
-            f"the policies of namespace {self.namespace}"
-            if self.namespace
-            else "the ClusterPlacementPolicies"
-        )
+        policies = f"the policies of namespace {namespace}" if namespace else "the ClusterPlacementPolicies"
         return f"{policies} request {excess}, and older policies come first"
 
     def _describe_missing_verdict(self, policy: Policy) -> str:
-        scope = f"namespace {self.namespace}" if self.namespace else "the cluster"
-        position = 1 + [request.policy.key for request in self.requests.verdicts].index(policy.key)
-        limit = _most_keys(self.namespace)
+        scope = f"namespace {self._namespace}" if self._namespace else "the cluster"
+        position = self._positions[policy.key]
+        limit = _most_keys(self._namespace)
         text = f"it is policy {position} of {scope} that avoids nodes"
         if position > limit:
             return f"{text}, at most {limit} have a node label, and older policies come first"
         return (
             f"{text}, and the {MAX_NODE_LABEL_BYTES} bytes per node that namespaces share equally have space for"
-            f" {self.admitted_bytes} bytes of {scope}; older policies come first"
+            f" {self._admitted_bytes} bytes of {scope}; older policies come first"
         )
 
 
 MAX_ENFORCED: Final = 50
 """PlacementPolicies of one namespace that are enforced, and ClusterPlacementPolicies."""
-
-_Policies = Sequence[Policy]
 
 
 class NamespaceBudgets:
@@ -270,7 +263,7 @@ class NamespaceBudgets:
 
     def _limit_policies(self, policies: Iterable[Policy]) -> Iterator[Policy]:
         """The policies, oldest first, but those in the mode Shadow at the end. Those beyond `MAX_ENFORCED` of
-        their kind and namespace have no effect.
+        their kind and namespace have no effect: they only select pods, so that decisions can name them.
         """
         ordered = sorted(
             policies, key=lambda policy: (policy.is_shadow, policy.created, policy.name, policy.key.kind)
@@ -278,20 +271,22 @@ class NamespaceBudgets:
         totals = Counter((policy.key.kind, policy.namespace) for policy in ordered)
         counts: Counter[tuple[PolicyKind, str]] = Counter()
         for policy in ordered:
-            scope = policy.key.kind, policy.namespace
+            kind, namespace = scope = policy.key.kind, policy.namespace
             counts[scope] += 1
-            if policy.key.kind == "TASPolicy":
-                yield policy
-            elif policy.namespace in self._excluded:
-                yield _not_enforced(
-                    policy, f"pods of namespace {policy.namespace} are not selected by policies"
+            why = ""
+            if kind != "TASPolicy" and namespace in self._excluded:
+                why = f"pods of namespace {namespace} are not selected by policies"
+            elif kind != "TASPolicy" and counts[scope] > MAX_ENFORCED:
+                owner = f"namespace {namespace}" if namespace else "the cluster"
+                kinds = f"{kind.removesuffix('y')}ies"
+                why = (
+                    f"{owner} has {totals[scope]} {kinds}; at most {MAX_ENFORCED} are enforced, "
+                    "and older policies come first"
                 )
-            elif counts[scope] > MAX_ENFORCED:
-                yield _not_enforced(policy, _describe_policy_excess(policy, totals[scope]))
-            else:
-                yield policy
+            replace = msgspec.structs.replace
+            yield replace(policy, avoid=(), prefer=(), node_labels=(), not_enforced=why) if why else policy
 
-    def _enforce_rule_budgets(self, policies: _Policies) -> list[Policy]:
+    def _enforce_rule_budgets(self, policies: Sequence[Policy]) -> list[Policy]:
         """The policies of one namespace, in order. A policy counts with all of its usable rules, or not at all."""
         rules = 0
         metrics: set[str] = set()
@@ -299,54 +294,34 @@ class NamespaceBudgets:
         enforced = []
         for policy in policies:
             usable = list(policy.usable_comparisons())
+            rules_with = rules + len(usable)
             metrics_with = metrics | {rule.metric_request().key for rule in usable}
             queries_with = queries | {rule.metric_request().key for rule in usable if rule.query}
-            excess = next(
-                (
-                    f"{count} {what}; at most {most} ({option}), and older policies come first"
-                    for count, most, what, option in (
-                        (rules + len(usable), self._rules, "rules", "--rules-per-namespace"),
-                        (len(metrics_with), self._metrics, "metrics", "--metrics-per-namespace"),
-                        (len(queries_with), self._queries, "queries", "--queries-per-namespace"),
-                    )
-                    if count > most
-                ),
-                "",
-            )
-            if excess:
-                enforced.append(
-                    _reject_policy(policy, f"with it namespace {policy.namespace} needs {excess}")
-                )
+            for count, most, what in (
+                (rules_with, self._rules, "rules"),
+                (len(metrics_with), self._metrics, "metrics"),
+                (len(queries_with), self._queries, "queries"),
+            ):
+                if count > most:
+                    excess = f"{count} {what}; at most {most} (--{what}-per-namespace)"
+                    enforced.append(_reject_policy(policy, f"{excess}, and older policies come first"))
+                    break
             else:
-                rules, metrics, queries = rules + len(usable), metrics_with, queries_with
+                rules, metrics, queries = rules_with, metrics_with, queries_with
                 enforced.append(policy)
         return enforced
 
 
-def _not_enforced(policy: Policy, why: str) -> Policy:
-    """The policy without its rules. It still selects pods, so that their decisions can name it."""
-    return msgspec.structs.replace(policy, avoid=(), prefer=(), node_labels=(), not_enforced=why)
-
-
-def _describe_policy_excess(policy: Policy, count: int) -> str:
-    scope = (
-        f"namespace {policy.namespace} has {count} PlacementPolicies"
-        if policy.namespace
-        else f"the cluster has {count} ClusterPlacementPolicies"
-    )
-    return f"{scope}; at most {MAX_ENFORCED} are enforced, and older policies come first"
-
-
 def _reject_policy(policy: Policy, excess: str) -> Policy:
     """The policy with all rules unusable, so that its pods wait with a reason."""
-    remedy = (
-        f"delete policies or rules of namespace {policy.namespace}, or let an administrator raise the limit"
+    namespace = policy.namespace
+    unusable = f"with it namespace {namespace} needs {excess}"
+    remedy = f"delete policies or rules of namespace {namespace}, or let an administrator raise the limit"
+    rejected = policy.with_comparisons(
+        lambda comparison: (
+            comparison
+            if comparison.unusable
+            else msgspec.structs.replace(comparison, unusable=unusable, remedy=remedy)
+        )
     )
-
-    def reject(comparison: Comparison) -> Comparison:
-        if comparison.unusable:
-            return comparison
-        return msgspec.structs.replace(comparison, unusable=excess, remedy=remedy)
-
-    message = f"no rule is evaluated: {excess}; {remedy}"
-    return msgspec.structs.replace(policy.with_comparisons(reject), over_budget=message)
+    return msgspec.structs.replace(rejected, over_budget=f"no rule is evaluated: {unusable}; {remedy}")

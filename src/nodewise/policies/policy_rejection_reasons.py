@@ -9,6 +9,7 @@ import msgspec
 
 from nodewise.agent.verdicts import OWN_REASON
 from nodewise.base import clock, quantity
+from nodewise.base.errors import truncate
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 from nodewise.policies import rule_operators
 from nodewise.policies.hysteresis import HoldTimes
@@ -33,49 +34,38 @@ def times_text(times: HoldTimes) -> str:
     return f"{for_text}, kept for {clock.format_duration(times.keep_for_s)}" if times.keep_for_s else for_text
 
 
-class RuleBroken(msgspec.Struct, frozen=True):
-    """A rule rejects the node; this is the first one of the policy that does."""
+class _PolicyReason(msgspec.Struct, frozen=True):
+    """No eviction of pods removes a rejection by a policy."""
 
-    policy: PolicyKey
-    rule: Comparison
-    times: HoldTimes = HoldTimes()
     is_failure: ClassVar[bool] = False
     is_unresolvable: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return self.policy.reason(comparison_text(self.rule, self.policy.kind) + times_text(self.times))
 
     def remedy(self) -> str:
         return ""
 
 
-class AllBroken(msgspec.Struct, frozen=True):
-    """A rule with several parts rejects the node."""
+class RuleBroken(_PolicyReason, frozen=True):
+    """A rule rejects the node; this is the first one of the policy that does."""
 
     policy: PolicyKey
-    rules: tuple[Comparison, ...]
+    parts: tuple[Comparison, ...]
     times: HoldTimes = HoldTimes()
-    is_failure: ClassVar[bool] = False
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
-        text = " and ".join(comparison_text(rule, self.policy.kind) for rule in self.rules)
-        text += times_text(self.times)
-        return self.policy.reason(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
+        text = " and ".join(comparison_text(part, self.policy.kind) for part in self.parts)
+        return self.policy.reason(truncate(text + times_text(self.times), _MAX_LENGTH))
 
     def remedy(self) -> str:
-        return "a node passes if it keeps at least one of these rules"
+        return "a node passes if it keeps at least one of these rules" if len(self.parts) > 1 else ""
 
 
-class NoValue(msgspec.Struct, frozen=True):
+class NoValue(_PolicyReason, frozen=True):
     """The node has no fresh value, and the rule rejects such nodes."""
 
     policy: PolicyKey
     rule: Comparison
     cause: Cause | None = None
     """Why there is none, on at least one node. The text, for pod events, does not contain it."""
-    is_failure: ClassVar[bool] = False
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.policy.reason(f"no fresh value of {self.rule.metric_request().name}")
@@ -85,7 +75,7 @@ class NoValue(msgspec.Struct, frozen=True):
         return f"find out why there is no fresh {self.rule.metric_request().name}{why}"
 
 
-class NeverFetched(msgspec.Struct, frozen=True):
+class NeverFetched(_PolicyReason, frozen=True):
     """No source returned a usable value of any node, so it is unknown whether a node breaks the rule."""
 
     policy: PolicyKey
@@ -93,7 +83,6 @@ class NeverFetched(msgspec.Struct, frozen=True):
     cause: Cause = NEVER_FETCHED
     """Why no node has a value."""
     is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.policy.reason(f"metric {self.metric} was never fetched: {self.cause.event_text()}")
@@ -102,7 +91,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
         return f"no node has a value of {self.metric}: {self.cause}"
 
 
-class RuleUnusable(msgspec.Struct, frozen=True):
+class RuleUnusable(_PolicyReason, frozen=True):
     """The rule cannot be evaluated."""
 
     policy: PolicyKey
@@ -110,7 +99,6 @@ class RuleUnusable(msgspec.Struct, frozen=True):
     other_remedy: str = ""
     """The remedy if the policy itself is correct; empty otherwise."""
     is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         more = f" ({self.other_remedy})" if self.other_remedy else ""
@@ -120,12 +108,11 @@ class RuleUnusable(msgspec.Struct, frozen=True):
         return self.other_remedy or "correct the policy; nodewise policy lint lists all problems"
 
 
-class PolicyMissing(msgspec.Struct, frozen=True):
+class PolicyMissing(_PolicyReason, frozen=True):
     """The pod names a policy that does not exist in its namespace."""
 
     policy: str
     is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}policy {self.policy} does not exist"
@@ -136,12 +123,11 @@ class PolicyMissing(msgspec.Struct, frozen=True):
         )
 
 
-class LabelEmpty(msgspec.Struct, frozen=True):
+class LabelEmpty(_PolicyReason, frozen=True):
     """The pod has the label with an empty value."""
 
     label: str
     is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}pod label {self.label} is empty, it must name a policy"
@@ -150,11 +136,10 @@ class LabelEmpty(msgspec.Struct, frozen=True):
         return f"set the label {self.label} to the name of a policy, or remove it"
 
 
-class PoliciesNotReady(msgspec.Struct, frozen=True):
+class PoliciesNotReady(_PolicyReason, frozen=True):
     """The pod names a policy, and policies or nodes have not been read yet."""
 
     is_failure: ClassVar[bool] = True
-    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"{OWN_REASON}starting, policies are not read yet"

@@ -148,7 +148,8 @@ class SelectionIndex:
         self._namespaces = namespaces
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, own_namespace)))
         self._by_namespace: dict[str, list[_Selecting]] = {}
-        self._cluster: list[Policy] = []
+        self._cluster: list[tuple[_Selecting, LabelSelector]] = []
+        """With the selectors of namespaces."""
         self._candidates: dict[str, _Candidates] = {}
         """By namespace, of earlier calls."""
         self._earlier: dict[str, _Candidates] = before.reusable_candidates(namespaces) if before else {}
@@ -163,10 +164,11 @@ class SelectionIndex:
         }
         """The pods for which policies in the mode Canary have an effect, among those that they select."""
         for policy in selectable_policies(listed):
+            selection = policy.selection or PodSelection()
+            selecting = _selecting(policy, selection)
             if policy.key.kind == "ClusterPlacementPolicy":
-                self._cluster.append(policy)
-            elif policy.selection is not None:
-                selecting = _selecting(policy, policy.selection)
+                self._cluster.append((selecting, selection.namespaces))
+            else:
                 self._by_namespace.setdefault(policy.namespace, []).append(selecting)
 
     def select(self, pod: PodFields) -> tuple[PolicyKey, ...]:
@@ -190,8 +192,7 @@ class SelectionIndex:
             if len(selected_by_values) >= _MAX_REMEMBERED:
                 selected_by_values.clear()
             selected_by_values[values] = selecting
-        is_named = named.issuperset(keys)
-        if not is_named and any(candidate.is_by_policy_label for candidate in selecting):
+        if not named.issuperset(keys) and any(candidate.is_by_policy_label for candidate in selecting):
             keys = ()
         return (*keys, *(candidate.key for candidate in selecting))
 
@@ -206,24 +207,20 @@ class SelectionIndex:
 
     def _candidates_of(self, namespace: str) -> _Candidates:
         """The policies that may select pods of a namespace."""
-        candidates = self._candidates.get(namespace)
-        if candidates is None:
-            policies = (
-                *self._by_namespace.get(namespace, ()),
-                *(
-                    _selecting(policy, policy.selection)
-                    for policy in self._cluster
-                    if policy.selection is not None and self._selects(policy.selection.namespaces, namespace)
-                ),
-            )
-            requirements = (requirement for policy in policies for requirement in policy.pods.requirements)
-            label_keys = tuple(dict.fromkeys(requirement.key for requirement in requirements))
-            candidates = _Candidates(policies, label_keys, frozenset(self._named.get(namespace, ())), {})
-            before = self._earlier.get(namespace)
-            if before is not None and before[:3] == candidates[:3]:
-                candidates = before
-            if ("", namespace) in self._namespaces:  # the number of others has no limit
-                self._candidates[namespace] = candidates
+        if namespace in self._candidates:
+            return self._candidates[namespace]
+        policies = (
+            *self._by_namespace.get(namespace, ()),
+            *(each for each, selector in self._cluster if self._selects(selector, namespace)),
+        )
+        requirements = (requirement for policy in policies for requirement in policy.pods.requirements)
+        label_keys = tuple(dict.fromkeys(requirement.key for requirement in requirements))
+        candidates = _Candidates(policies, label_keys, frozenset(self._named.get(namespace, ())), {})
+        before = self._earlier.get(namespace)
+        if before is not None and before[:3] == candidates[:3]:
+            candidates = before
+        if ("", namespace) in self._namespaces:  # the number of others has no limit
+            self._candidates[namespace] = candidates
         return candidates
 
     def _selects(self, selector: LabelSelector, name: str) -> bool:

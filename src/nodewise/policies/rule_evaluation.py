@@ -184,12 +184,7 @@ def combine_rules(
     reason_list: list[Reason] = []
     codes = np.zeros(size, np.int16)
     for rule, rejected in zip(rules, rejections, strict=True):
-        is_lone = len(rule.parts) == 1
-        reason_list.append(
-            policy_rejection_reasons.RuleBroken(policy, rule.parts[0], rule.times)
-            if is_lone
-            else policy_rejection_reasons.AllBroken(policy, rule.parts, rule.times)
-        )
+        reason_list.append(policy_rejection_reasons.RuleBroken(policy, rule.parts, rule.times))
         codes[rejected & (codes == 0)] = len(reason_list)
     for rule in rules:
         lacking = np.logical_and.reduce(

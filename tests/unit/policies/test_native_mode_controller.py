@@ -142,7 +142,7 @@ class NativeModeFixture:
         avoid = (AvoidRule((RULE,)),) if avoids else ()
         selection = PodSelection() if selects else None
         policy = Policy(KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid)
-        verdict = AvoidVerdict(codes, (RuleBroken(KEY, RULE),)) if avoids else None
+        verdict = AvoidVerdict(codes, (RuleBroken(KEY, (RULE,)),)) if avoids else None
         state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
         await self.native.step(
             Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state}, SelectionIndex([policy], {})
@@ -601,7 +601,7 @@ async def test_labels_of_deleted_policies_of_a_namespace_stay_within_its_limit()
                 for part in range(5)
             ]
             states = {
-                each.key: PolicyState(each, AvoidVerdict(codes, (RuleBroken(KEY, RULE),)), (), None, None)
+                each.key: PolicyState(each, AvoidVerdict(codes, (RuleBroken(KEY, (RULE,)),)), (), None, None)
                 for each in policies
             }
             labels = [label_key(each.uid) for each in policies]

@@ -23,7 +23,9 @@ MISMATCH = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/
 def state(name: str, *codes: int) -> PolicyState:
     """A policy with the codes of its nodes: 1 is too hot, 2 is too busy."""
     key = PolicyKey("PlacementPolicy", "web", name)
-    reasons = tuple(RuleBroken(key, Comparison(metric, "above", 80 * 10**9)) for metric in ("temp", "load"))
+    reasons = tuple(
+        RuleBroken(key, (Comparison(metric, "above", 80 * 10**9),)) for metric in ("temp", "load")
+    )
     verdict = AvoidVerdict(np.array([*codes, 0], np.int16), reasons)
     return PolicyState(Policy(key, uid=name), verdict, ())
 

@@ -13,7 +13,6 @@ from nodewise.policies.placement_policy import Comparison, Guard, Mode, Policy, 
 from nodewise.policies.policy_guard import GuardFacts, PolicyGuards, WaitingPod
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject, StepBack
 from nodewise.policies.policy_rejection_reasons import (
-    AllBroken,
     NeverFetched,
     NoValue,
     RuleBroken,
@@ -184,8 +183,8 @@ def test_every_reason_of_a_policy_is_found_in_the_message_about_a_pod(
 ) -> None:
     hot = Comparison("heat", "above", 80 * 10**9)
     for reason in (
-        RuleBroken(key, hot),
-        AllBroken(key, (hot, hot)),
+        RuleBroken(key, (hot,)),
+        RuleBroken(key, (hot, hot)),
         NoValue(key, hot),
         NeverFetched(key, "heat"),
         RuleUnusable(key, "it is wrong"),
