@@ -204,7 +204,7 @@ def _knows_policy(extender: ExtenderProcess, cluster_state: PrefixedCluster) -> 
 
 @given(st.lists(DRAWS, min_size=TOGETHER, max_size=TOGETHER))
 @settings(
-    max_examples=100 // TOGETHER,
+    max_examples=50 // TOGETHER,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a failing case takes minutes

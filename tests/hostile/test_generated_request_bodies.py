@@ -14,7 +14,7 @@ from tests.hostile.extender_process import AttackedExtender, RawConnection, pod
 from tests.hostile.json_strategies import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
-BODIES = short_and_long_case_counts.of(1000, 10_000)
+BODIES = short_and_long_case_counts.of(500, 10_000)
 PER_EXAMPLE = 25
 GENERATED = settings(
     max_examples=BODIES // 2 // PER_EXAMPLE,
