@@ -12,7 +12,7 @@ error but a verdict (`nodewise.agent`).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     import msgspec
@@ -58,6 +58,11 @@ class NodewiseError(Exception):
         self.problems: Sequence[Problem] = tuple(problems)
         self.remedy = remedy
         super().__init__(what)
+
+    @classmethod
+    def of(cls, what: str, field: str, found: str, expected: str = "", **options: Any) -> Self:
+        """An error with one problem."""
+        return cls(what, [Problem(field, found, expected)], **options)
 
     def __str__(self) -> str:
         text = self.what

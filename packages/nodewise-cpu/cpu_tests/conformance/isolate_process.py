@@ -98,12 +98,7 @@ def parse_output(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def start(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A process in a process group of its own; the whole group is killed at the end."""
     process = subprocess.Popen(
-        words,
-        env=clean(more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
+        words, env=clean(more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     )
     try:
         yield process

@@ -98,9 +98,7 @@ class Tasks:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_an_unreliable_api_server_loses_no_allocation_and_shares_no_cpu(
-    data: st.DataObject,
-) -> None:
+def test_an_unreliable_api_server_loses_no_allocation_and_shares_no_cpu(data: st.DataObject) -> None:
     tasks = Tasks(lambda: data.draw(FAULTS))
     for step in data.draw(st.lists(st.sampled_from(["claim", "claim", "release", "sweep"]), max_size=12)):
         if step == "claim":

@@ -72,7 +72,7 @@ def decode_line(line: bytes) -> Mapping[str, Any]:
     except (RecursionError, ValueError):
         value = None
     if not isinstance(value, dict):
-        raise BadInput("cannot read a message", [Problem("line", shown(line), "a JSON object")])
+        raise BadInput.of("cannot read a message", "line", shown(line), "a JSON object")
     return value
 
 
@@ -175,7 +175,7 @@ def parse_allocate_response(fields: Mapping[str, Any]) -> AllocateResponse:
 
 
 def _unreadable_response_error(fields: Mapping[str, Any]) -> BadInput:
-    return BadInput("cannot read the node agent's answer", [Problem("", shown(fields), "")])
+    return BadInput.of("cannot read the node agent's answer", "", shown(fields))
 
 
 def raise_response_error(fields: Mapping[str, Any]) -> None:

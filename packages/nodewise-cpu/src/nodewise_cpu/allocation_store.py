@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from nodewise.base.errors import BadInput, Conflict, Problem, Unavailable, shown
+from nodewise.base.errors import BadInput, Conflict, Unavailable, shown
 from nodewise_cpu import cpu_set_formats, pool_allocations
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.reconfiguration_plan import Cpus, Move
@@ -59,7 +59,7 @@ def load_intent(text: str | None, field: str) -> Intent | None:
     try:
         value = json.loads(text)
     except (RecursionError, ValueError) as error:
-        raise BadInput("cannot read an intent", [Problem(field, shown(text), "JSON")]) from error
+        raise BadInput.of("cannot read an intent", field, shown(text), "JSON") from error
     return parse_intent(value)
 
 
@@ -67,9 +67,7 @@ def parse_intent(value: object) -> Intent:
     """The intent from the value of `as_dict`; socket numbers may be texts. BadInput names what is wrong."""
     fields = value if isinstance(value, Mapping) else {}
     if not isinstance(value, Mapping) or not isinstance(fields.get("since"), str):
-        raise BadInput(
-            _UNREADABLE, [Problem("intent", shown(value), "an object with config, tasks, by and since")]
-        )
+        raise BadInput.of(_UNREADABLE, "intent", shown(value), "an object with config, tasks, by and since")
     target = pool_allocations.parse_allocations(fields.get("config"), fields.get("tasks"))
     by = pool_allocations.parse_task(fields.get("by"), "intent.by")
     moves, threads = _parse_moves(fields.get("moves")), _parse_threads(fields.get("threads"))
@@ -79,9 +77,8 @@ def parse_intent(value: object) -> Intent:
 def _parse_moves(value: object) -> tuple[Move, ...]:
     moves = [] if value is None else value
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
-        raise BadInput(
-            _UNREADABLE,
-            [Problem("intent.moves", shown(value), "a list of objects with task, before and after")],
+        raise BadInput.of(
+            _UNREADABLE, "intent.moves", shown(value), "a list of objects with task, before and after"
         )
     return tuple(
         Move(
@@ -95,9 +92,7 @@ def _parse_moves(value: object) -> tuple[Move, ...]:
 
 def _parse_threads(value: object) -> Mapping[str, Cpus]:
     if not isinstance(value, Mapping | None):
-        raise BadInput(
-            _UNREADABLE, [Problem("intent.threads", shown(value), "a mapping of threads to CPU lists")]
-        )
+        raise BadInput.of(_UNREADABLE, "intent.threads", shown(value), "a mapping of threads to CPU lists")
     return {str(name): _parse_cpus(cpus, f"intent.threads.{name}") for name, cpus in (value or {}).items()}
 
 
@@ -175,12 +170,10 @@ def update(
 
 def conflict_error(place: str) -> Unavailable:
     """The error after `MAX_ATTEMPTS` writes that all met a conflict."""
-    return Unavailable(
-        f"cannot write {place}", [Problem("", f"conflicts in all {MAX_ATTEMPTS} attempts", "")]
-    )
+    return Unavailable.of(f"cannot write {place}", "", f"conflicts in all {MAX_ATTEMPTS} attempts")
 
 
 def under_reconfiguration_error(place: str, intent: Intent) -> Unavailable:
     """The error of an allocation while a node is being reconfigured."""
     seen = f"is being reconfigured by process {intent.by.pid} since {intent.since}"
-    return Unavailable("cannot change the allocations", [Problem(place, seen, "")], retry_after_s=2.0)
+    return Unavailable.of("cannot change the allocations", place, seen, retry_after_s=2.0)

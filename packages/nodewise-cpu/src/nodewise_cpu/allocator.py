@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from nodewise.base.errors import BadInput, Problem, Unavailable, shown
+from nodewise.base.errors import BadInput, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
 from nodewise_cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task
 from nodewise_cpu.pool_planning import INFRA, SHARED
@@ -73,9 +73,8 @@ def parse_core_count(text: str) -> int:
     digits = text.strip()
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MAX_COUNT_DIGITS
     if not (is_number and int(digits) > 0):
-        raise BadInput(
-            "cannot parse the number of cores",
-            [Problem(COUNT_VARIABLE, shown(text), "a positive whole number")],
+        raise BadInput.of(
+            "cannot parse the number of cores", COUNT_VARIABLE, shown(text), "a positive whole number"
         )
     return int(digits)
 
@@ -94,7 +93,7 @@ def allocate(
     pool = allocations.pools.get(request.pool)
     if pool is None:
         wanted = "one of " + ", ".join(sorted(allocations.pools))
-        raise BadInput(CANNOT_CHOOSE_CPUS, [Problem("--pool", shown(request.pool), wanted)])
+        raise BadInput.of(CANNOT_CHOOSE_CPUS, "--pool", shown(request.pool), wanted)
     sockets = _candidate_sockets(pool, request)
     if pool.is_exclusive:
         cpu_lists = _free_lists(allocations, pool, sockets, request)
@@ -137,7 +136,7 @@ def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
         return sorted(pool.sockets)
     if request.socket not in pool.sockets:
         wanted = f"one of {', '.join(map(str, sorted(pool.sockets)))}, the sockets of pool {pool.name}"
-        raise BadInput(CANNOT_CHOOSE_CPUS, [Problem("--socket-id", str(request.socket), wanted)])
+        raise BadInput.of(CANNOT_CHOOSE_CPUS, "--socket-id", str(request.socket), wanted)
     return [request.socket]
 
 
@@ -146,9 +145,7 @@ def _free_lists(
 ) -> Sequence[CpuListAllocation]:
     """As many free lists of an exclusive pool as requested."""
     if request.lists < 1:
-        raise BadInput(
-            CANNOT_CHOOSE_CPUS, [Problem(COUNT_VARIABLE, str(request.lists), "a positive whole number")]
-        )
+        raise BadInput.of(CANNOT_CHOOSE_CPUS, COUNT_VARIABLE, str(request.lists), "a positive whole number")
     busy = _busy_cpus(allocations)
     free = {
         socket: [
@@ -248,4 +245,4 @@ def _too_few_lists_error(
     seen += f", {held} held" if pool.is_exclusive and held else ""
     seen += f", CPUs {cpu_set_formats.format_cpu_ranges(offline)} offline" if offline else ""
     where = "" if request.socket is None or pool.name == INFRA else f" on socket {request.socket}"
-    return Unavailable(CANNOT_CHOOSE_CPUS, [Problem(f"pool {pool.name}{where}", seen, str(wanted))])
+    return Unavailable.of(CANNOT_CHOOSE_CPUS, f"pool {pool.name}{where}", seen, str(wanted))

@@ -95,8 +95,8 @@ def parse_cpu_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
     """
     digits = text.strip(WHITE_SPACE).removeprefix("0x").replace(",", "")
     if not re.fullmatch(r"[0-9a-fA-F]+", digits, re.ASCII) or 4 * len(digits) > 2 * LAST_CPU:
-        raise BadInput(
-            "cannot read a mask of CPUs", [Problem(field, shown(text), "hexadecimal digits, such as 00ff")]
+        raise BadInput.of(
+            "cannot read a mask of CPUs", field, shown(text), "hexadecimal digits, such as 00ff"
         )
     bits = int(digits, 16)
     return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
@@ -145,7 +145,7 @@ def _parse_isolcpus_value(value: str, last: int | None) -> frozenset[int]:
         flags.append(flag if listed else "")
         if not re.fullmatch("[A-Za-z_]+", flag, re.ASCII):
             wanted = f"one of {', '.join(sorted(_FLAGS))}, or a list of CPUs"
-            raise BadInput("cannot read isolcpus", [Problem("isolcpus", shown(flag), wanted)])
+            raise BadInput.of("cannot read isolcpus", "isolcpus", shown(flag), wanted)
     cpus = frozenset(parse_cpu_numbers(listed, "isolcpus", last))
     has_other_flags = not _FLAGS.isdisjoint(flags)
     return cpus if "domain" in flags or not has_other_flags else frozenset()

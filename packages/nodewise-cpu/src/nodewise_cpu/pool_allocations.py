@@ -95,7 +95,7 @@ def parse_cpu_list(text: str, field: str = "CPU list", tasks: Iterable[Task] = (
     """A CPU list, which may have ranges. BadInput if the text is no list, or names no CPU."""
     cpus = cpu_set_formats.parse_cpu_numbers(text, field)
     if not cpus:
-        raise BadInput("cannot read a CPU list", [Problem(field, shown(text), "at least one CPU")])
+        raise BadInput.of("cannot read a CPU list", field, shown(text), "at least one CPU")
     return CpuListAllocation(text, cpus, tuple(tasks))
 
 

@@ -285,7 +285,7 @@ def _check_kind(topology: Topology, kind: str) -> None:
         wanted = (
             "one of " + ", ".join(topology.kinds) if topology.kinds else "no kind: all cores are of one kind"
         )
-        raise BadInput("cannot divide the cores into pools", [Problem("exclusive kind", shown(kind), wanted)])
+        raise BadInput.of("cannot divide the cores into pools", "exclusive kind", shown(kind), wanted)
 
 
 def _half_isolated_warnings(
@@ -333,7 +333,7 @@ def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Pro
     wanted = options.exclusive + options.shared
     if isolated and len(isolated) < wanted:
         what = f"{wanted} cores for the pools exclusive and shared"
-        raise BadInput("too few cores are isolated", [Problem("isolated cores", str(len(isolated)), what)])
+        raise BadInput.of("too few cores are isolated", "isolated cores", str(len(isolated)), what)
     if isolated and len(isolated) > wanted:
         what = f"{wanted} for the pools exclusive and shared: the others stay unused"
         warnings.append(Problem("isolated cores", str(len(isolated)), what))
@@ -417,8 +417,7 @@ def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int
         return {names[0]: options.exclusive + options.shared}
     seen = ", ".join(names) or "none"
     wanted = "two or three of " + ", ".join(POWER_CLASSES)
-    problem = Problem("energy performance preferences", seen, wanted)
-    raise BadInput("cannot divide the cores by core power", [problem])
+    raise BadInput.of("cannot divide the cores by core power", "energy performance preferences", seen, wanted)
 
 
 def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
@@ -428,7 +427,7 @@ def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> N
     of_kind = f" of the kind {kind}" if kind else ""
     seen = (f"{free} cores available" if free else "no free cores") + of_kind
     wanted = f"{count} requested" if count is not None else "at least one"
-    raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
+    raise BadInput.of("cannot divide the cores into pools", f"pool {pool}", seen, wanted)
 
 
 def _exclusive_non_isolated_cores(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.base.errors import BadInput, BadSettings, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadInput, BadSettings, Refused, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
 from nodewise_cpu.allocator import TASK_VARIABLE, process_id_of_wrapper_name
 from nodewise_cpu.ended_tasks import NodeProcess
@@ -121,7 +121,7 @@ def parse_stat(text: str, field: str = "stat") -> ProcessStat:
     fields = rest.rstrip(WHITE_SPACE).split(" ")
     numbers = (pid, *fields[1:2], *fields[17:18], *fields[19:20])
     if len(numbers) < 4 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent, threads and start
-        raise BadInput("cannot read a process", [Problem(field, shown(text), "proc(5), at least 22 fields")])
+        raise BadInput.of("cannot read a process", field, shown(text), "proc(5), at least 22 fields")
     has_memory = fields[20:21] != ["0"]
     return ProcessStat(
         int(pid), fields[0], int(fields[1]), int(fields[19]), name, has_memory, int(fields[17])
@@ -142,7 +142,7 @@ def _read_proc_file(path: Path) -> str:
     try:
         return read_text(path)
     except OSError as error:
-        raise Unavailable("cannot read the host's processes", [Problem(str(path), str(error), "")]) from error
+        raise Unavailable.of("cannot read the host's processes", str(path), str(error)) from error
 
 
 def read_processes(proc: Path) -> ProcessTable:
@@ -181,9 +181,7 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError as error:
-        raise Unavailable(
-            "cannot read the host's processes", [Problem(str(folder), str(error), "")]
-        ) from error
+        raise Unavailable.of("cannot read the host's processes", str(folder), str(error)) from error
     if mark is None:
         unreadable.add(pid)
     process = NodeProcess(stat.start, stat.parent, mark or "", process_id_of_wrapper_name(stat.name))
@@ -260,7 +258,7 @@ def pids(proc: Path) -> Iterable[int]:
     try:
         return numbers(proc)
     except OSError as error:
-        raise Unavailable("cannot read the host's processes", [Problem(str(proc), str(error), "")]) from error
+        raise Unavailable.of("cannot read the host's processes", str(proc), str(error)) from error
 
 
 def numbers(folder: Path) -> list[int]:
@@ -278,9 +276,7 @@ def read_allowed_cpus(proc: Path, pid: int) -> frozenset[int] | None:
     match = ALLOWED.search(text)
     field = f"{pid}/status"
     if not match:
-        raise BadInput(
-            "cannot tell where a process may run", [Problem(field, "no Cpus_allowed_list", "such a line")]
-        )
+        raise BadInput.of("cannot tell where a process may run", field, "no Cpus_allowed_list", "such a line")
     return frozenset(cpu_set_formats.parse_cpu_numbers(match[1], field))
 
 
@@ -325,9 +321,11 @@ def check_pid_namespace(proc: Path) -> None:
     pid_in_proc = read_own_process(proc).pid
     if pid_in_proc != os.getpid():
         seen = f"we are {os.getpid()} here and {pid_in_proc} in {proc}"
-        raise BadSettings(
+        raise BadSettings.of(
             "cannot move processes from here",
-            [Problem("process ids", seen, "the host's")],
+            "process ids",
+            seen,
+            "the host's",
             remedy="run it with hostPID: true, or ask the node agent",
         )
 
@@ -376,5 +374,4 @@ def set_thread_affinity(thread: Thread, cpus: frozenset[int]) -> None:
 
 
 def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:
-    problem = Problem(f"process {thread.pid}, thread {thread.tid}", seen, wanted)
-    return Refused("cannot move a process", [problem])
+    return Refused.of("cannot move a process", f"process {thread.pid}, thread {thread.tid}", seen, wanted)

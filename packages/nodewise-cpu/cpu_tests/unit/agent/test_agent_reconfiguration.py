@@ -77,13 +77,7 @@ def reconfigure(agent: RunningNodeAgent, *options: str) -> Any:
         "--num-shared-cores=0",
         *options,
     ]
-    done = subprocess.run(
-        [NODEWISE, "cpu", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = subprocess.run([NODEWISE, "cpu", *words], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

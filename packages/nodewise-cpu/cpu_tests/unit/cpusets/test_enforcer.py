@@ -135,10 +135,7 @@ def test_original_cpusets_survive_the_agent(memory: Path) -> None:
     changed, _ = enforcer(runtime, memory).check(
         lambda: stored(("exclusive", "5", []), ("exclusive", "2", [])), {}
     )
-    assert changed == {
-        A: Cpuset(cpus(*range(8)), cpus(0, 1)),
-        B: Cpuset(cpus(2, 3), cpus(0)),
-    }
+    assert changed == {A: Cpuset(cpus(*range(8)), cpus(0, 1)), B: Cpuset(cpus(2, 3), cpus(0))}
     assert container_cpusets.load_original_cpusets(memory) == {}
 
 

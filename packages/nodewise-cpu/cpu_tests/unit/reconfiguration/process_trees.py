@@ -86,9 +86,7 @@ def running(
     """A process tree on these CPUs, which is killed when the block ends."""
     arguments = [str(below), str(threads), mask(cpus), mask(set(pinned)), str(int(forks))]
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", _PROGRAM, *arguments],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, "-S", "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.connection_close_reasons import LOG_EVERY_S
@@ -106,15 +106,14 @@ class AllocationService:
             case agent_messages.RECONFIGURE if self._reconfigure:
                 return SocketResponse(self._reconfigure(peer, fields))
         wanted = f"{agent_messages.CLAIM}, {agent_messages.RELEASE} or {agent_messages.RECONFIGURE}"
-        raise BadInput("cannot read a message", [Problem("do", shown(fields.get("do")), wanted)])
+        raise BadInput.of("cannot read a message", "do", shown(fields.get("do")), wanted)
 
     def _check_peer_is_same_process(self, peer: PeerProcess) -> PeerProcess:
         """Refused if the process that connected has ended and its id is reused; the connection may be passed on."""
         task = socket_server.read_process_as_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
-            raise Refused(
-                "cannot identify the peer",
-                [Problem(f"process {task.pid}", "has ended, and another process has its id", "")],
+            raise Refused.of(
+                "cannot identify the peer", f"process {task.pid}", "has ended, and another process has its id"
             )
         return PeerProcess(task, peer.user)
 
@@ -202,9 +201,8 @@ class AllocationService:
         count = sum(other.pod == task.pod for other in allocations.tasks)
         if count >= self.node.most_tasks:
             who = f"pod {task.pod}" if task.pod else "processes outside of pods"
-            raise Refused(
-                CANNOT_CHOOSE_CPUS,
-                [Problem(who, f"{count} tasks", f"at most {self.node.most_tasks} at a time")],
+            raise Refused.of(
+                CANNOT_CHOOSE_CPUS, who, f"{count} tasks", f"at most {self.node.most_tasks} at a time"
             )
 
     def _confine_container(self, task: Task) -> None:
@@ -229,7 +227,7 @@ class AllocationService:
     def _answer_release(self, peer: PeerProcess, task: Task) -> SocketResponse:
         if task != peer.task:
             seen = f"process {task.pid}, requested by process {peer.task.pid}"
-            raise Refused("cannot release CPUs", [Problem("task", seen, "the requesting process")])
+            raise Refused.of("cannot release CPUs", "task", seen, "the requesting process")
         stored = self.node.store.read()
         descendants = {pid for pid, _ in self.collector.living_processes_of_task(stored, task)} - {task.pid}
         if descendants:
@@ -264,9 +262,11 @@ def _check_container_limit(
     if held + request.lists > allowed:
         seen = f"{held} held and {request.lists} more wanted" if held else f"{request.lists} wanted"
         wanted = f"at most {allowed}, which its container requests"
-        raise Refused(
+        raise Refused.of(
             CANNOT_CHOOSE_CPUS,
-            [Problem(f"CPU lists of pool {request.pool}", seen, wanted)],
+            f"CPU lists of pool {request.pool}",
+            seen,
+            wanted,
             remedy="request more of the pool's extended resource in the pod",
         )
 
@@ -284,9 +284,8 @@ def find_matching_allocation(
     wanted = request.lists if held[0][0].is_exclusive else 1
     if {pool.name for pool, _ in held} != {request.pool} or len(held) != wanted:
         seen = ", ".join(f"{pool.name} {cpu_list.text}" for pool, cpu_list in held)
-        raise Conflict(
-            CANNOT_CHOOSE_CPUS,
-            [Problem(f"process {task.pid}", f"holds {seen} already", "a process that holds nothing")],
+        raise Conflict.of(
+            CANNOT_CHOOSE_CPUS, f"process {task.pid}", f"holds {seen} already", "a process that holds nothing"
         )
     return AllocationResult(allocations, tuple(cpu_list for _, cpu_list in held))
 
@@ -297,8 +296,9 @@ def read_online_cpus(root: Path) -> frozenset[int]:
     try:
         return frozenset(cpu_set_formats.parse_cpu_numbers(read_text(path), str(path)))
     except OSError as error:
-        problem = Problem(str(path), str(error), "the kernel's list of CPUs")
-        raise Unavailable("cannot tell which CPUs are online", [problem]) from error
+        raise Unavailable.of(
+            "cannot tell which CPUs are online", str(path), str(error), "the kernel's list of CPUs"
+        ) from error
 
 
 _ROOT: Final = 0
@@ -331,7 +331,7 @@ class ReconfigurationAuthorizer:
         seen = f"user {peer.user}" + (f" in pod {uid}" if uid else "")
         wanted = "root, outside of pods"
         wanted += f" or in one of namespace {self._namespace}" if self._pods and self._namespace else ""
-        raise Refused("cannot reconfigure the node", [Problem("peer", seen, wanted)])
+        raise Refused.of("cannot reconfigure the node", "peer", seen, wanted)
 
     def _is_in_namespace(self, uid: str) -> bool:
         pod = self._pods.pod(uid) if self._pods and self._namespace else None

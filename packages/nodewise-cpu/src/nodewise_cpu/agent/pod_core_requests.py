@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nodewise.base import quantity
-from nodewise.base.errors import Problem, Refused, Unavailable
+from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.resource_kinds import PODS, selector
 from nodewise_cpu.allocator import CANNOT_CHOOSE_CPUS
 from nodewise_cpu.cluster.api_server import ApiClient, Object
@@ -48,8 +48,7 @@ class PodRequests:
                 if resource
                 else f"pool {pool} has no resource"
             )
-            problem = Problem("", seen, f"a container that requests {resource or 'one'}")
-            raise Refused(CANNOT_CHOOSE_CPUS, [problem])
+            raise Refused.of(CANNOT_CHOOSE_CPUS, "", seen, f"a container that requests {resource or 'one'}")
         deadline = time.monotonic() + self._patience_s
         pods = self._list_pods(self._age_s)
         while True:
@@ -63,9 +62,7 @@ class PodRequests:
                     if task.pod in pods
                     else "not among the node's pods"
                 )
-                raise Unavailable(
-                    CANNOT_CHOOSE_CPUS, [Problem(where, seen, f"a container that requests {resource}")]
-                )
+                raise Unavailable.of(CANNOT_CHOOSE_CPUS, where, seen, f"a container that requests {resource}")
             time.sleep(min(self._age_s, 0.5))
             pods = self._list_pods(0.5)
 

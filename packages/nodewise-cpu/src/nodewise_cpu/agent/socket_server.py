@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from nodewise.base import trusted_files
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.connection_close_reasons import CloseReasons
@@ -125,10 +125,8 @@ def identify_peer(connected: socket.socket, proc: Path, boot: str) -> PeerProces
     )
     if pid <= 0:
         seen = "the kernel names no process that the node agent can see"
-        raise Refused(
-            "cannot identify the peer",
-            [Problem("peer", seen, "")],
-            remedy="run the node agent with hostPID: true",
+        raise Refused.of(
+            "cannot identify the peer", "peer", seen, remedy="run the node agent with hostPID: true"
         )
     with _make_liveness_check(connected, pid) as is_alive:
         task = read_process_as_task(proc, pid, boot)
@@ -161,7 +159,7 @@ def _make_liveness_check(connected: socket.socket, pid: int) -> Iterator[Callabl
 
 
 def _process_gone_error(pid: int, seen: str) -> Unavailable:
-    return Unavailable("cannot identify the peer", [Problem(f"process {pid}", seen, "one that runs")])
+    return Unavailable.of("cannot identify the peer", f"process {pid}", seen, "one that runs")
 
 
 def read_process_as_task(proc: Path, pid: int, boot: str) -> Task:
@@ -171,7 +169,7 @@ def read_process_as_task(proc: Path, pid: int, boot: str) -> Task:
         stat = procfs.parse_stat(read_text(folder / "stat"))
         owner = parse_cgroup(read_text(folder / "cgroup", _MAX_BYTES))
     except OSError as error:
-        raise Unavailable("cannot identify the peer", [Problem(f"process {pid}", str(error), "")]) from error
+        raise Unavailable.of("cannot identify the peer", f"process {pid}", str(error)) from error
     if stat.process_has_ended:
         raise _process_gone_error(pid, "is over")
     return Task(pid, stat.start, boot, owner.pod, owner.container)
@@ -340,8 +338,7 @@ class SocketServer:
         connection = _Connection(socket, peer, time.monotonic() + self._limits.idle_s)
         if not self._make_room_for_connection(connection.owner):
             wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
-            problem = Problem("connections", "too many", wanted)
-            busy = Unavailable("the node agent is busy", [problem])
+            busy = Unavailable.of("the node agent is busy", "connections", "too many", wanted)
             self._reject_connection(socket, "too_many", connection.owner, busy)
             return
         self._connections.add(connection)
@@ -397,8 +394,11 @@ class SocketServer:
         """Hand the next line to a worker, if it is complete."""
         line, newline, rest = connection.received.partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
-            problem = Problem("line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}")
-            connection.unsent = agent_messages.encode_error(BadInput("cannot read a message", [problem]))
+            connection.unsent = agent_messages.encode_error(
+                BadInput.of(
+                    "cannot read a message", "line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}"
+                )
+            )
             with contextlib.suppress(OSError):
                 connection.socket.send(connection.unsent)
             self._end_connection(connection, "line_size")
@@ -416,7 +416,7 @@ class SocketServer:
             response = SocketResponse(agent_messages.encode_error(error), connection.holds)
         except Exception:  # noqa: BLE001 - a defect in one response must not stop the server
             logs.emit("task_failed", task="cpu agent", exc_info=True)
-            failure = Unavailable("the node agent could not answer", [Problem("", "a defect of ours", "")])
+            failure = Unavailable.of("the node agent could not answer", "", "a defect of ours")
             response = SocketResponse(agent_messages.encode_error(failure), connection.holds)
         with self._lock:
             self._responses.append((connection, response))
@@ -494,8 +494,9 @@ def opened_socket(path: Path, patience_s: float = _PATIENCE_S) -> Iterator[socke
             path.chmod(_MODE)
             listening.listen(_BACKLOG)
         except OSError as error:
-            problem = Problem("--socket", str(path), f"a path for a Unix socket ({error})")
-            raise BadSettings("the node agent cannot listen", [problem]) from error
+            raise BadSettings.of(
+                "the node agent cannot listen", "--socket", str(path), f"a path for a Unix socket ({error})"
+            ) from error
         try:
             yield listening
         finally:
@@ -527,8 +528,9 @@ def _make_socket_folder(folder: Path) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         trusted_files.check_folder(folder)
     except OSError as error:
-        problem = Problem("--socket", shown(str(folder)), f"a folder ({error})")
-        raise BadSettings("the node agent cannot listen", [problem]) from error
+        raise BadSettings.of(
+            "the node agent cannot listen", "--socket", shown(str(folder)), f"a folder ({error})"
+        ) from error
     except BadInput as error:
         raise BadSettings("the node agent cannot listen", error.problems, remedy=error.remedy) from error
 
@@ -540,13 +542,18 @@ def _hold_path_lock(path: Path, patience_s: float) -> Iterator[None]:
     try:
         lock = os.open(_lock_file_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
-        raise BadSettings("the node agent cannot listen", [problem]) from error
+        raise BadSettings.of(
+            "the node agent cannot listen",
+            "--socket",
+            str(path),
+            f"a folder that can be written to ({error})",
+        ) from error
     try:
         while not _try_lock(lock):
             if time.monotonic() >= deadline:
-                problem = Problem("--socket", str(path), "a path that no other agent serves")
-                raise Unavailable("the node agent cannot listen", [problem])
+                raise Unavailable.of(
+                    "the node agent cannot listen", "--socket", str(path), "a path that no other agent serves"
+                )
             time.sleep(_POLL_S)
         yield
     finally:

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings
 from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -121,8 +121,9 @@ def run(options: AgentOptions) -> None:
     registry, proc = MetricsRegistry(), common_options.host_proc_path(options)
     _check_host_pid_namespace(proc)
     if not LEAST_INTERVAL_S <= options.interval < float("inf"):
-        problem = Problem("--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s")
-        raise BadSettings("settings", [problem])
+        raise BadSettings.of(
+            "settings", "--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s"
+        )
     limits = ConnectionLimits(options.max_connections, options.max_per_pod)
     _raise_open_file_limit(limits.connections + _SPARE_FILES)
     with ExitStack() as stack:
@@ -149,16 +150,13 @@ def _raise_open_file_limit(wanted: int) -> None:
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     elif wanted > hard:
-        problem = Problem("--max-connections", f"{wanted} open files needed", f"at most {hard}")
-        raise BadSettings("settings", [problem])
+        raise BadSettings.of(
+            "settings", "--max-connections", f"{wanted} open files needed", f"at most {hard}"
+        )
 
 
 def _create_node_agent(
-    options: AgentOptions,
-    proc: Path,
-    limits: ConnectionLimits,
-    registry: MetricsRegistry,
-    stack: ExitStack,
+    options: AgentOptions, proc: Path, limits: ConnectionLimits, registry: MetricsRegistry, stack: ExitStack
 ) -> NodeAgent:
     store = common_options.open_allocation_store(options)
     cluster = _create_cluster_node(options)
@@ -184,12 +182,7 @@ def _create_node_agent(
     )
     reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
     service = AllocationService(
-        node,
-        collector,
-        registry,
-        None if options.allow_unrequested else pods,
-        enforcer,
-        reconfiguring.answer,
+        node, collector, registry, None if options.allow_unrequested else pods, enforcer, reconfiguring.answer
     )
     active = _create_report_publishers(options, store, proc, cluster, enforcer)
     return NodeAgent(service, active, limits, options.interval, registry)
@@ -219,7 +212,7 @@ def _create_cpu_enforcer(
         # those of an earlier agent
         partitions.release()
     elif options.enforce == "none":
-        raise BadSettings("settings", [Problem("--isolate", options.isolate, "--enforce cgroup")])
+        raise BadSettings.of("settings", "--isolate", options.isolate, "--enforce cgroup")
     else:
         partitions.check_support()
     if options.enforce == "none":

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings
 from nodewise.cli import tables, terminal_output
 from nodewise_cpu.cli import cluster_commands, common_options
 from nodewise_cpu.cli.common_options import flag, option
@@ -85,7 +85,7 @@ def run(options: ClusterInitOptions) -> None:
         options, pull_secret=options.pull_secret, taint=not options.no_taint
     )
     if bool(options.host_list) == options.all_hosts:
-        raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
+        raise BadSettings.of("settings", "--host-list, --all-hosts", "both or none", "one of them")
     api = common_options.open_api_client(options)
     features = api_server.fetch_features(api)
     plan = SetupPlan(
@@ -111,7 +111,7 @@ def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]
         return node_setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
     nodes = node_setup.schedulable_nodes(api)
     if not nodes:
-        raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
+        raise BadSettings.of("settings", "--all-hosts", "no node is schedulable", "one at least")
     return nodes
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from nodewise.base.clock import format_duration
-from nodewise.base.errors import BadSettings, Conflict, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadSettings, Conflict, Refused, Unavailable, shown
 from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.options_from_settings import warn_of_unknown_variables
 from nodewise.cli.setting_declarations import Duration
@@ -287,7 +287,7 @@ def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> fl
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise BadSettings("settings", [Problem(cmk_names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")])
+        raise BadSettings.of("settings", cmk_names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")
     return seconds
 
 
@@ -301,16 +301,14 @@ def resolve_node_name(
     space = account / "namespace"
     remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
-        raise BadSettings(
-            "unknown node", [Problem("", "no option names it, and this is no pod", "")], remedy=remedy
-        )
+        raise BadSettings.of("unknown node", "", "no option names it, and this is no pod", remedy=remedy)
     try:
         node = client.get(PODS.path(space.read_text().strip(), pod))
     except Refused as error:
-        raise BadSettings("unknown node", [Problem(f"pod {pod}", str(error), "")], remedy=remedy) from error
+        raise BadSettings.of("unknown node", f"pod {pod}", str(error), remedy=remedy) from error
     name = node.get("spec", {}).get("nodeName", "")
     if not name:
-        raise BadSettings("unknown node", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
+        raise BadSettings.of("unknown node", f"pod {pod}", "on no node", remedy=remedy)
     return str(name)
 
 
@@ -339,7 +337,7 @@ def print_json(value: Any) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise Unavailable("cannot print", [Problem("standard output", str(error), "")]) from error
+        raise Unavailable.of("cannot print", "standard output", str(error)) from error
 
 
 def run_at_interval(operation: Callable[[], None], interval_s: float) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings
 from nodewise_cpu import cmk_names
 from nodewise_cpu.cli import COMMANDS, common_options
 from nodewise_cpu.cli.common_options import ProcessOptions, option
@@ -78,9 +78,7 @@ def run(options: InstallOptions) -> None:
         click.echo(f"{bundle.build(options.build_only, bundled_modules())}: ready to be installed")
         return
     if not options.mount_path.is_absolute():
-        raise BadSettings(
-            "cannot install", [Problem("--mount-path", str(options.mount_path), "an absolute path")]
-        )
+        raise BadSettings.of("cannot install", "--mount-path", str(options.mount_path), "an absolute path")
     try:
         proc = common_options.host_proc_path(options)
     except BadSettings:

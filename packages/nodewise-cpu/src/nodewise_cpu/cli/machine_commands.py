@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from nodewise.base.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base.errors import BadInput, BadSettings, shown
 from nodewise.cli import tables, terminal_output
 from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.cli import common_options
@@ -353,8 +353,8 @@ def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozens
         raise BadSettings(error.what, error.problems) from error
     if missing := cpus - machine.online:
         wanted = f"CPUs that are online: {cpu_set_formats.format_cpu_ranges(machine.online)}"
-        raise BadSettings(
-            "cannot plan", [Problem(option, f"CPUs {cpu_set_formats.format_cpu_ranges(missing)}", wanted)]
+        raise BadSettings.of(
+            "cannot plan", option, f"CPUs {cpu_set_formats.format_cpu_ranges(missing)}", wanted
         )
     return cpus
 
@@ -369,7 +369,7 @@ def _energy_preferences_by_cpu(text: str, machine: Topology) -> Mapping[int, str
         match = _CLASS.fullmatch(piece)
         if not match or match["name"] not in pool_planning.POWER_CLASSES:
             wanted = f"CLASS=LIST with a class of {', '.join(pool_planning.POWER_CLASSES)}"
-            raise BadSettings("cannot plan", [Problem("--sst-cp", shown(piece), wanted)])
+            raise BadSettings.of("cannot plan", "--sst-cp", shown(piece), wanted)
         names |= dict.fromkeys(_parse_online_cpu_list("--sst-cp", match["cpus"], machine), match["name"])
     return names
 

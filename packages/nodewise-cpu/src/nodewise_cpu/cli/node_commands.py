@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.cli import tables, terminal_output
 from nodewise.observe import logs
 from nodewise_cpu import agent_messages, cmk_names, cpu_set_formats, pool_allocations
@@ -70,12 +70,7 @@ def run_init(options: InitOptions) -> None:
 _SOCKET_ID: Final = click.Option(["--socket-id"], type=int, default=-1, hidden=True, expose_value=False)
 """An option of CMK without effect."""
 
-init_command = common_options.create_click_command(
-    "init",
-    run_init,
-    InitOptions,
-    _SOCKET_ID,
-)
+init_command = common_options.create_click_command("init", run_init, InitOptions, _SOCKET_ID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +377,7 @@ def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[M
 
 
 def _no_agent_response_error(path: Path, why: str) -> Unavailable:
-    return Unavailable("the node agent does not answer", [Problem(str(path), why, "")])
+    return Unavailable.of("the node agent does not answer", str(path), why)
 
 
 def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import click
 
-from nodewise.base.errors import BadSettings, Problem, shown
+from nodewise.base.errors import BadSettings, shown
 from nodewise.cli.setting_declarations import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -116,7 +116,7 @@ def parse_boolean_word(word: str, option: str) -> bool:
     """The value of a word that means true or false. BadSettings for any other."""
     value = _WORDS.get(word.strip().lower())
     if value is None:
-        raise BadSettings("settings", [Problem(option, shown(word), "true or false")])
+        raise BadSettings.of("settings", option, shown(word), "true or false")
     return value
 
 
@@ -138,8 +138,9 @@ def _print_admission_configuration(options: WebhookOptions) -> None:
             (folder / name).write_text(text)
             click.echo(f"{folder / name}")
     except OSError as error:
-        problem = Problem("--print-admission-config", str(error), "a folder that can be written")
-        raise BadSettings("settings", [problem]) from error
+        raise BadSettings.of(
+            "settings", "--print-admission-config", str(error), "a folder that can be written"
+        ) from error
 
 
 def _print_manifests(options: WebhookOptions) -> None:
@@ -176,7 +177,7 @@ def is_any_parameter_set(*parameters: str) -> bool:
 def _parse_label_option(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise BadSettings("settings", [Problem("--namespace-selector", shown(text), "LABEL=VALUE")])
+        raise BadSettings.of("settings", "--namespace-selector", shown(text), "LABEL=VALUE")
     return key, value
 
 

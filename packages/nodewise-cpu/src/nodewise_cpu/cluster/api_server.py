@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from nodewise.base.errors import BadInput, Problem, Refused, shown
+from nodewise.base.errors import BadInput, Refused, shown
 from nodewise.kube.api_server_interface import Patch
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
 
@@ -75,9 +75,7 @@ def parse_kubernetes_version(text: object) -> Version:
     """Parse a version: `v1.12.0-alpha.0+c9e1-dirty` is 1.12. BadInput without leading numbers."""
     match = _VERSION.fullmatch(text) if isinstance(text, str) else None
     if not match:
-        raise BadInput(
-            "cannot read the API server's version", [Problem("gitVersion", shown(text), "v1.36.3")]
-        )
+        raise BadInput.of("cannot read the API server's version", "gitVersion", shown(text), "v1.36.3")
     numbers = [int(number) for number in match[1].split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()
@@ -100,5 +98,9 @@ def fetch_features(api: ApiClient) -> ApiFeatures:
 def check_resource_support(features: ApiFeatures) -> None:
     """Refused if nodes cannot advertise cores at this API server."""
     if not features.resources:
-        problem = Problem("API server", "Kubernetes 1.8.0", "1.8.1 or later, or 1.7")
-        raise Refused("cannot advertise cores: this version takes neither kind of resource", [problem])
+        raise Refused.of(
+            "cannot advertise cores: this version takes neither kind of resource",
+            "API server",
+            "Kubernetes 1.8.0",
+            "1.8.1 or later, or 1.7",
+        )

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from nodewise.base.errors import UNREADABLE, Problem, Unavailable, shown
+from nodewise.base.errors import UNREADABLE, Unavailable, shown
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import DEADLINE_S, Api, Patch
 from nodewise.kube.kubeconfig import KubeOptions
@@ -74,17 +74,15 @@ class BlockingClient:
 
     def _run_and_decode(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
         if not self._thread.is_alive():
-            raise Unavailable(f"{self._server}{path}", [Problem("", "the connection was closed by us", "")])
+            raise Unavailable.of(f"{self._server}{path}", "", "the connection was closed by us")
         try:
             answer = self._run_call(call)
         except asyncio.CancelledError as error:
-            problem = Problem("", "the connection was closed by us", "")
-            raise Unavailable(f"{self._server}{path}", [problem]) from error
+            raise Unavailable.of(f"{self._server}{path}", "", "the connection was closed by us") from error
         try:
             return msgspec.json.decode(answer) if answer else None
         except UNREADABLE as error:
-            problem = Problem("answer", shown(answer), "JSON")
-            raise Unavailable(f"{self._server}{path}", [problem]) from error
+            raise Unavailable.of(f"{self._server}{path}", "answer", shown(answer), "JSON") from error
 
     def _run_call(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a call. It has its own deadline; this one is for a loop that a signal handler keeps from ending."""

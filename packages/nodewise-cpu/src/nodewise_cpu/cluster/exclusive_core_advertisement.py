@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from nodewise.base.errors import BadInput, Conflict, Problem, shown
+from nodewise.base.errors import BadInput, Conflict, shown
 from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
 from nodewise_cpu.cluster import api_server
@@ -31,8 +31,12 @@ _PAUSE_S: Final = 0.2
 def count_resources_to_advertise(allocations: Allocations) -> Mapping[str, int]:
     """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive."""
     if EXCLUSIVE not in allocations.pools:
-        problem = Problem("pools", ", ".join(allocations.pools) or "none", EXCLUSIVE)
-        raise BadInput("cannot count the node's cores: pool exclusive does not exist", [problem])
+        raise BadInput.of(
+            "cannot count the node's cores: pool exclusive does not exist",
+            "pools",
+            ", ".join(allocations.pools) or "none",
+            EXCLUSIVE,
+        )
     pools = {EXCLUSIVE_CORES: EXCLUSIVE, NON_ISOLCPUS_CORES: NON_ISOLCPUS}
     return {
         resource: len(list(allocations.pools[pool].cpu_lists))
@@ -42,12 +46,7 @@ def count_resources_to_advertise(allocations: Allocations) -> Mapping[str, int]:
 
 
 def advertise(
-    api: ApiClient,
-    node: str,
-    wanted: Mapping[str, int],
-    *,
-    taint: bool,
-    features: ApiFeatures | None = None,
+    api: ApiClient, node: str, wanted: Mapping[str, int], *, taint: bool, features: ApiFeatures | None = None
 ) -> bool:
     """Advertise the resources, and set the label. Returns whether the node changed.
 
@@ -155,8 +154,9 @@ def read_taints(node: Object, features: ApiFeatures) -> Sequence[Mapping[str, An
     except (RecursionError, ValueError):
         taints = None
     if not isinstance(taints, list) or not all(isinstance(taint, dict) for taint in taints):
-        problem = Problem(TAINTS_ANNOTATION, shown(text), "a list of taints, as JSON")
-        raise BadInput("cannot read the node's taints", [problem])
+        raise BadInput.of(
+            "cannot read the node's taints", TAINTS_ANNOTATION, shown(text), "a list of taints, as JSON"
+        )
     return taints
 
 

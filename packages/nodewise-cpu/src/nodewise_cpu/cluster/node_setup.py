@@ -129,7 +129,7 @@ def execute_setup_plan(
     """
     if len(set(plan.nodes)) != len(plan.nodes):
         # otherwise the names of their objects would not be unique
-        raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
+        raise BadInput.of("cannot prepare nodes", "nodes", ", ".join(plan.nodes), "each once")
     _check_service_account_exists(api, plan)
     preparing = _NodeSetup(api, plan, features, deadline, report_progress)
     preparing.run_pods_to_completion([command for command in plan.commands if command in ONCE])
@@ -299,9 +299,7 @@ class _NodeSetup:
                 self._deadline.pause()
 
     def _read_progress(
-        self,
-        waiting: Mapping[str, Object],
-        look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]],
+        self, waiting: Mapping[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
     ) -> Mapping[str, PodProgress]:
         """The progress of all. Without a response of the API server it is unknown; a refusal is a failure."""
         try:
@@ -373,8 +371,12 @@ def nodes_with_pools(api: ApiClient) -> list[str]:
     labelled = list_node_objects(api, f"{LABEL}=true")
     nodes = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
     if not nodes:
-        problem = Problem("nodes", "none that is schedulable", f"at least one with the label {LABEL}=true")
-        raise Refused("no node to reconfigure", [problem])
+        raise Refused.of(
+            "no node to reconfigure",
+            "nodes",
+            "none that is schedulable",
+            f"at least one with the label {LABEL}=true",
+        )
     return nodes
 
 
@@ -445,7 +447,7 @@ class _Pods:
             and not node_setup_objects.has_same_template(existing, wanted)
         ):
             seen = f"{object_writer.title(wanted)} is at work, with other options"
-            raise Conflict("the node is being reconfigured already", [Problem(f"node {node}", seen, "")])
+            raise Conflict.of("the node is being reconfigured already", f"node {node}", seen)
         if existing and object_writer.has_pod_ended(existing):
             object_writer.remove(self._api, wanted, self._deadline, existing)
         self._report_progress(object_writer.title(wanted))

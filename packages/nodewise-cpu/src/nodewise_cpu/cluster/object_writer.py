@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from nodewise.base.errors import Conflict, Problem, Unavailable
+from nodewise.base.errors import Conflict, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import Resource
 from nodewise_cpu.cluster import node_setup_objects
@@ -83,7 +83,7 @@ class Deadline:
         """The first result of `see` that is not None. Unavailable at the deadline."""
         while (seen := see()) is None:
             if self.is_over:
-                raise Unavailable(what, [Problem("", f"not so after {self.timeout_s:g} s", "")])
+                raise Unavailable.of(what, "", f"not so after {self.timeout_s:g} s")
             self.pause()
         return seen
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, shown
 from nodewise.kube.api_server_interface import NotAllowed, NotFound
 from nodewise.kube.resource_kinds import Resource, escape_path
 from nodewise.observe import logs
@@ -121,10 +121,12 @@ def report_name(node: str) -> str:
     """
     name = re.sub(r"[^-a-z0-9]", "-", node.lower())
     if not _NAME.fullmatch(name):
-        problem = Problem(
-            "node", f"{shown(node)}, as a name {shown(name)}", f"a name that matches {_NAME.pattern}"
+        raise BadInput.of(
+            "cannot name the node's report",
+            "node",
+            f"{shown(node)}, as a name {shown(name)}",
+            f"a name that matches {_NAME.pattern}",
         )
-        raise BadInput("cannot name the node's report", [problem])
     return name
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadInput, Refused, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
 from nodewise_cpu.cpusets.container_cpusets import find_cgroups
 from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
@@ -61,12 +61,13 @@ class CgroupPartitions:
     def check_support(self) -> None:
         """Refused if this kernel cannot create partitions in the cgroups of pods."""
         if not (self._root / "cgroup.controllers").exists():
-            problem = Problem(str(self._root), "cgroup version 1", "cgroup version 2")
-            raise Refused("cannot isolate CPUs by partitions", [problem])
+            raise Refused.of(
+                "cannot isolate CPUs by partitions", str(self._root), "cgroup version 1", "cgroup version 2"
+            )
         if not (self._root / Path(PARTITION_CPUS).name).exists():
             seen = f"no {Path(PARTITION_CPUS).name}"
             expected = "Linux 6.7 or newer, with the controller cpuset"
-            raise Refused("cannot isolate CPUs by partitions", [Problem(str(self._root), seen, expected)])
+            raise Refused.of("cannot isolate CPUs by partitions", str(self._root), seen, expected)
 
     def isolate(self, container: str, cpus: Cpus) -> bool:
         """Make the container's cgroup an isolated partition of these CPUs. Returns whether anything changed.
@@ -77,8 +78,9 @@ class CgroupPartitions:
         partitions = self._load()
         cgroup = find_cgroups(self._root).get(container)
         if cgroup is None:
-            problem = Problem(f"container {container}", f"no cgroup below {self._root}", "one below kubepods")
-            raise Refused(_FAILED, [problem])
+            raise Refused.of(
+                _FAILED, f"container {container}", f"no cgroup below {self._root}", "one below kubepods"
+            )
         wanted = {**partitions, container: Partition(cpus, cgroup)}
         is_isolated = self._read(cgroup, PARTITION) == _ISOLATED
         if is_isolated and partitions.get(container) == wanted[container]:
@@ -98,7 +100,7 @@ class CgroupPartitions:
         """Refused if the partition is invalid; the kernel tells the reason in its state."""
         state = self._read(cgroup, PARTITION)
         if state != _ISOLATED:
-            raise Refused(_FAILED, [Problem(f"{cgroup}/{PARTITION}", shown(state), _ISOLATED)])
+            raise Refused.of(_FAILED, f"{cgroup}/{PARTITION}", shown(state), _ISOLATED)
 
     def release(self, containers: Collection[str] | None = None) -> bool:
         """Undo the partitions of these containers, or of all. Returns whether there were any."""
@@ -163,8 +165,8 @@ class CgroupPartitions:
         try:
             return read_text(file).strip(WHITE_SPACE)
         except OSError as error:
-            raise Refused(
-                _FAILED, [Problem(str(file), str(error), "the controller cpuset in all cgroups of pods")]
+            raise Refused.of(
+                _FAILED, str(file), str(error), "the controller cpuset in all cgroups of pods"
             ) from error
 
     def _write(self, cgroup: str, name: str, text: str) -> None:
@@ -178,7 +180,7 @@ class CgroupPartitions:
         except OSError as error:
             seen = f"{shown(text)}: {error.strerror}"
             expected = "CPUs that no other cgroup has exclusively, or as its only ones"
-            raise Refused(_FAILED, [Problem(f"{cgroup}/{name}", seen, expected)]) from error
+            raise Refused.of(_FAILED, f"{cgroup}/{name}", seen, expected) from error
 
     def _load(self) -> dict[str, Partition]:
         """The recorded partitions by container."""
@@ -188,8 +190,7 @@ class CgroupPartitions:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            problem = Problem(str(self._record), str(error), "")
-            raise Unavailable("cannot read the partitions", [problem]) from error
+            raise Unavailable.of("cannot read the partitions", str(self._record), str(error)) from error
         try:
             return {
                 container: Partition(
@@ -198,8 +199,13 @@ class CgroupPartitions:
                 for container, entry in json.loads(text).items()
             }
         except (AttributeError, BadInput, KeyError, TypeError, ValueError) as error:
-            problem = Problem(str(self._record), shown(str(error)), "a file that the agent wrote")
-            raise BadInput("cannot read the partitions", [problem], remedy="remove it") from error
+            raise BadInput.of(
+                "cannot read the partitions",
+                str(self._record),
+                shown(str(error)),
+                "a file that the agent wrote",
+                remedy="remove it",
+            ) from error
 
     def _save(self, partitions: Mapping[str, Partition]) -> None:
         """Replaces the file, or removes it if there are no partitions."""
@@ -218,6 +224,4 @@ class CgroupPartitions:
             part.chmod(0o644)
             part.replace(self._record)
         except OSError as error:
-            raise Unavailable(
-                "cannot write the partitions", [Problem(str(self._record), str(error), "")]
-            ) from error
+            raise Unavailable.of("cannot write the partitions", str(self._record), str(error)) from error

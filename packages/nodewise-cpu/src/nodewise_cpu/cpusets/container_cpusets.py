@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput, Problem, Unavailable, shown
+from nodewise.base.errors import BadInput, Unavailable, shown
 from nodewise_cpu import cpu_set_formats, procfs
 from nodewise_cpu.kernel_file_reader import read_text
 from nodewise_cpu.procfs import parse_cgroup
@@ -70,7 +70,7 @@ def read_cpuset(proc: Path, pid: int) -> Cpuset:
     try:
         text = read_text(file)
     except OSError as error:
-        raise Unavailable("cannot read a container's cpuset", [Problem(str(file), str(error), "")]) from error
+        raise Unavailable.of("cannot read a container's cpuset", str(file), str(error)) from error
     lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
     return parse_cpuset(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
 
@@ -100,11 +100,12 @@ def load_original_cpusets(file: Path) -> dict[str, Cpuset]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise Unavailable("cannot read the original cpusets", [Problem(str(file), str(error), "")]) from error
+        raise Unavailable.of("cannot read the original cpusets", str(file), str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         remedy = "remove the file: containers that are confined now stay so until they end"
-        problem = Problem(str(file), shown(error), "what nodewise wrote")
-        raise BadInput("cannot read the original cpusets", [problem], remedy=remedy) from error
+        raise BadInput.of(
+            "cannot read the original cpusets", str(file), shown(error), "what nodewise wrote", remedy=remedy
+        ) from error
 
 
 def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
@@ -124,7 +125,7 @@ def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
         new.chmod(0o644)
         new.replace(file)
     except OSError as error:
-        raise Unavailable("cannot save the original cpusets", [Problem(str(file), str(error), "")]) from error
+        raise Unavailable.of("cannot save the original cpusets", str(file), str(error)) from error
 
 
 _PODS: Final = ("kubepods", "kubepods.slice")

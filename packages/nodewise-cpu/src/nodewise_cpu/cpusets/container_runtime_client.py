@@ -58,11 +58,12 @@ def endpoint(configured: str = "") -> Path:
     candidates = [configured.removeprefix("unix://")] if configured else DEFAULT_ENDPOINTS
     socket = next((Path(path) for path in candidates if Path(path).is_socket()), None)
     if socket is None:
-        problem = Problem(
-            "--runtime-endpoint", f"no socket at {' or '.join(candidates)}", "the container runtime's"
-        )
-        raise BadSettings(
-            "cannot reach the container runtime", [problem], remedy="mount its socket and name it"
+        raise BadSettings.of(
+            "cannot reach the container runtime",
+            "--runtime-endpoint",
+            f"no socket at {' or '.join(candidates)}",
+            "the container runtime's",
+            remedy="mount its socket and name it",
         )
     try:
         return Path(trusted_files.resolve(socket))
@@ -171,9 +172,8 @@ def _verbose_info(response: Any, of: str) -> Mapping[str, Any]:
     except ValueError:
         info = None
     if not isinstance(info, dict):
-        raise Refused(
-            "cannot read the container runtime's answer",
-            [Problem(f"info of {of}", shown(text), "a JSON object")],
+        raise Refused.of(
+            "cannot read the container runtime's answer", f"info of {of}", shown(text), "a JSON object"
         )
     return info
 
@@ -189,9 +189,12 @@ def _channel(socket: Path) -> "grpc.Channel":
     try:
         import grpc
     except ImportError as error:
-        problem = Problem("--enforce", "gRPC is not installed", "the extra `cri`")
-        raise BadSettings(
-            "cannot ask the container runtime", [problem], remedy="pip install nodewise[cri]"
+        raise BadSettings.of(
+            "cannot ask the container runtime",
+            "--enforce",
+            "gRPC is not installed",
+            "the extra `cri`",
+            remedy="pip install nodewise[cri]",
         ) from error
     # the runtime is on this machine, so no proxy applies
     return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)])

@@ -104,8 +104,7 @@ def run_command(command: Sequence[str | Path], name: str, environment: dict[str,
     )
     if done.returncode:
         last = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-        problem = Problem(name, f"ended with {done.returncode}: {last}", "")
-        raise BadInput("cannot build the program", [problem])
+        raise BadInput.of("cannot build the program", name, f"ended with {done.returncode}: {last}")
     return done.stdout
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, shown
+from nodewise.base.errors import BadInput, NodewiseError, Refused, shown
 from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
 
 LONGEST_PATH: Final = 255
@@ -54,7 +54,7 @@ def relocate(program: bytes, loader: str, libraries: str) -> bytes:
 
 
 def _unsupported_program_error(field: str, seen: str, wanted: str) -> BadInput:
-    return BadInput("cannot relocate the program", [Problem(field, seen, wanted)])
+    return BadInput.of("cannot relocate the program", field, seen, wanted)
 
 
 PROGRAM: Final = "cmk"
@@ -103,9 +103,11 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
             changed |= _update_version_link(into, version)
             removed, kept = _remove_unused_versions(into, version, proc)
     except OSError as error:
-        problem = Problem(str(error.filename or into), error.strerror or str(error), "")
-        raise Refused(
-            "cannot install the program", [problem], remedy="what was there is untouched"
+        raise Refused.of(
+            "cannot install the program",
+            str(error.filename or into),
+            error.strerror or str(error),
+            remedy="what was there is untouched",
         ) from error
     return InstallResult(into / PROGRAM, version, changed, removed, kept)
 
@@ -126,8 +128,9 @@ def remove(into: Path) -> bool:
                 _remove_tree(path)
         (into / _LOCK).unlink(missing_ok=True)
     except OSError as error:
-        problem = Problem(str(error.filename or into), error.strerror or str(error), "")
-        raise Refused("cannot remove the program", [problem]) from error
+        raise Refused.of(
+            "cannot remove the program", str(error.filename or into), error.strerror or str(error)
+        ) from error
     return True
 
 
@@ -141,7 +144,7 @@ def _find_loader_name(folder: Path) -> str:
         wanted = (
             f"the program {PROGRAM}, and beside it {LIBRARIES} with one loader: what `install --build` makes"
         )
-        raise BadInput("no program to install", [Problem(str(folder), "not a ready folder", wanted)])
+        raise BadInput.of("no program to install", str(folder), "not a ready folder", wanted)
     return names[0]
 
 

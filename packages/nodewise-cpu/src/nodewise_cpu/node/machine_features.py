@@ -222,8 +222,12 @@ def write_feature_file(folder: Path, preferences: Iterable[str]) -> bool:
             return False
         _replace_file_atomically(file, text)
     except OSError as error:
-        problem = Problem(str(file), str(error), "a folder that may be written to")
-        raise Refused("cannot write the feature file for Node Feature Discovery", [problem]) from error
+        raise Refused.of(
+            "cannot write the feature file for Node Feature Discovery",
+            str(file),
+            str(error),
+            "a folder that may be written to",
+        ) from error
     return True
 
 

@@ -216,12 +216,9 @@ def _read_json(file: Path) -> Mapping[str, Any] | None:
     except OSError:
         return None
     except (RecursionError, ValueError) as error:
-        raise BadInput(
-            "cannot read the state of a CPU manager", [Problem(str(file), str(error), "JSON")]
-        ) from error
+        raise BadInput.of("cannot read the state of a CPU manager", str(file), str(error), "JSON") from error
     if not isinstance(value, dict):
-        problem = Problem(str(file), shown(value), "a JSON object")
-        raise BadInput("cannot read the state of a CPU manager", [problem])
+        raise BadInput.of("cannot read the state of a CPU manager", str(file), shown(value), "a JSON object")
     return value
 
 
@@ -429,9 +426,7 @@ def _read_checkpoint(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unavailable(
-            "cannot read the kubelet's checkpoint", [Problem(str(file), str(error), "")]
-        ) from error
+        raise Unavailable.of("cannot read the kubelet's checkpoint", str(file), str(error)) from error
 
 
 def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
@@ -449,9 +444,8 @@ def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
     if not isinstance(cpu_state.get("policyName"), str):
         # every version has it, and without it a static policy would count as none
         text = shown(cpu_state.get("policyName"))
-        raise BadInput(
-            "cannot read the kubelet's checkpoint",
-            [Problem(f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS)],
+        raise BadInput.of(
+            "cannot read the kubelet's checkpoint", f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS
         )
     memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
     return KubeletState(
@@ -469,7 +463,7 @@ def _parse_json_object(text: object, field: str) -> Mapping[str, Any]:
     except (RecursionError, ValueError):
         value = None
     if not isinstance(value, dict):
-        raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a JSON object")])
+        raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(text), "a JSON object")
     return value
 
 
@@ -489,12 +483,12 @@ def _parse_kubelet_allocations(cpu_state: Mapping[str, Any]) -> Iterator[Kubelet
 def _check_mapping(value: object, field: str) -> Mapping[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
-    raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(value), "an object")])
+    raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(value), "an object")
 
 
 def _parse_cpus(text: object, field: str) -> frozenset[int]:
     if not isinstance(text, str):
-        raise BadInput("cannot read the kubelet's checkpoint", [Problem(field, shown(text), "a CPU list")])
+        raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(text), "a CPU list")
     return frozenset(cpu_set_formats.parse_cpu_numbers(text, field))
 
 

@@ -147,7 +147,7 @@ class TaskMover:
             for thread, affinity in misplaced:
                 procfs.set_thread_affinity(thread, affinity)
         seen = f"still starts threads elsewhere after {_MAX_ROUNDS} rounds"
-        raise Refused("cannot move a task", [Problem(f"task {task.pid}", seen, "")])
+        raise Refused.of("cannot move a task", f"task {task.pid}", seen)
 
     def _misplaced_threads(self, task: Task, cpus: Cpus) -> Sequence[tuple[Thread, Cpus]]:
         """The threads with another affinity than they should have when the task is on `cpus`, and that affinity."""
@@ -298,10 +298,7 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         living = stored.allocations.tasks
         if unmoved := living - moved:
             pids = ", ".join(str(task.pid) for task in sorted(unmoved))
-            raise Conflict(
-                "CPUs were allocated meanwhile",
-                [Problem(store.location, f"tasks {pids}", "no new ones")],
-            )
+            raise Conflict.of("CPUs were allocated meanwhile", store.location, f"tasks {pids}", "no new ones")
         return intent.target.with_tasks(
             lambda _, cpu_list: (task for task in cpu_list.tasks if task in living)
         )
@@ -311,9 +308,8 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
     except Unavailable as error:
         raise _UnknownOutcome(error) from error
     if stored and _cpu_lists_by_pool(stored.allocations) != _cpu_lists_by_pool(intent.target):
-        raise Conflict(
-            "another process rolled the reconfiguration back",
-            [Problem(store.location, "other pools", "ours")],
+        raise Conflict.of(
+            "another process rolled the reconfiguration back", store.location, "other pools", "ours"
         )
 
 
@@ -381,7 +377,7 @@ def _store_without_intent(
             why = error
         else:
             return None
-    raise Unavailable(f"cannot write {store.location}", [Problem("", str(why), "")])
+    raise Unavailable.of(f"cannot write {store.location}", "", str(why))
 
 
 def _read_own_process(proc: Path) -> Task:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from nodewise.base import safe_yaml_loader
-from nodewise.base.errors import BadInput, Conflict, Problem, shown, visible
+from nodewise.base.errors import BadInput, Conflict, shown, visible
 from nodewise.kube.resource_kinds import Resource
 from nodewise_cpu import allocation_store, cmk_names, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
@@ -47,7 +47,7 @@ def parse_config_map_data(texts: ConfigMapTexts) -> Allocations:
     try:
         identities = json.loads(texts.identities)
     except (RecursionError, ValueError) as error:
-        raise BadInput(what, [Problem(IDENTITIES, shown(texts.identities), "JSON")]) from error
+        raise BadInput.of(what, IDENTITIES, shown(texts.identities), "JSON") from error
     return pool_allocations.parse_allocations(config, identities)
 
 
@@ -119,7 +119,7 @@ class ConfigMapStore:
         annotations = config_map["metadata"].get("annotations") or {}
         config = (config_map.get("data") or {}).get(KEY)
         if not isinstance(config, str):
-            raise BadInput(f"cannot read {self.location}", [Problem(f"data.{KEY}", shown(config), "YAML")])
+            raise BadInput.of(f"cannot read {self.location}", f"data.{KEY}", shown(config), "YAML")
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
         self._owners = {_resource_version(config_map): annotations.get(cmk_names.OWNER) or ""}
         with _prepend_place_to_error(f"cannot read {self.location}"):
@@ -135,9 +135,7 @@ class ConfigMapStore:
         while owner and self._clock.now() - since < LEASE_S:
             self._clock.sleep(_POLL_S)
             if _resource_version(self._api.get(self._path)) != version:
-                raise Conflict(
-                    "cannot write the pools", [Problem(self.location, "changed since it was read", "")]
-                )
+                raise Conflict.of("cannot write the pools", self.location, "changed since it was read")
         if owner:
             self._warn(
                 f"{self.location}: locked by {shown(owner)}, and unchanged for {LEASE_S:g} s: lock taken over"
@@ -165,8 +163,4 @@ def _with_allocations(
     metadata = base["metadata"]
     annotations = {**metadata["annotations"], IDENTITIES: texts.identities}
     annotations[cmk_names.INTENT] = None if intent is None else json.dumps(intent.as_dict(), sort_keys=True)
-    return {
-        **base,
-        "metadata": {**metadata, "annotations": annotations},
-        "data": {KEY: texts.config},
-    }
+    return {**base, "metadata": {**metadata, "annotations": annotations}, "data": {KEY: texts.config}}

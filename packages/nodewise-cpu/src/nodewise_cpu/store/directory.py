@@ -73,8 +73,8 @@ class TransactionalDirectory:
                 files = self._read_files()
                 if self._read_text(JOURNAL) is None and self._read_text(SERIAL) == serial:
                     return files
-        raise Unavailable(
-            "cannot read a directory", [Problem(str(self.root), f"changed in all {_READ_ATTEMPTS} reads", "")]
+        raise Unavailable.of(
+            "cannot read a directory", str(self.root), f"changed in all {_READ_ATTEMPTS} reads"
         )
 
     def write(self, files: Files, current: Files) -> None:
@@ -117,8 +117,9 @@ class TransactionalDirectory:
             finally:
                 os.close(descriptor)
             if time.monotonic() >= deadline:
-                problem = Problem(str(self.root / LOCK), f"still locked after {timeout_s:g} s", "")
-                raise Unavailable("cannot lock a directory", [problem])
+                raise Unavailable.of(
+                    "cannot lock a directory", str(self.root / LOCK), f"still locked after {timeout_s:g} s"
+                )
             time.sleep(_PAUSE_S)
 
     def _try_lock(self, descriptor: int) -> bool:
@@ -200,9 +201,7 @@ def _parse_journal(path: Path, text: str) -> Files:
     try:
         return dict(json.loads(text))
     except (RecursionError, TypeError, ValueError) as error:
-        raise BadInput(
-            "cannot read a journal", [Problem(str(path), shown(text), "JSON, path to text")]
-        ) from error
+        raise BadInput.of("cannot read a journal", str(path), shown(text), "JSON, path to text") from error
 
 
 def _remove_file(path: Path) -> None:
@@ -229,8 +228,9 @@ def _file_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kind: type[NodewiseError] = Refused if isinstance(error, PermissionError) else Unavailable
-        problem = Problem(str(error.filename or root), error.strerror or str(error), "")
-        raise kind("cannot use a directory", [problem]) from error
+        raise kind.of(
+            "cannot use a directory", str(error.filename or root), error.strerror or str(error)
+        ) from error
 
 
 TASKS: Final = "tasks.json"
@@ -329,9 +329,7 @@ class DirectoryStore:
     def read(self) -> StoredAllocations:
         files = self._directory.read()
         if not _has_pools(files):
-            raise NotFound(
-                "there are no pools", [Problem(self.location, "no folder pools", "nodewise cpu init")]
-            )
+            raise NotFound.of("there are no pools", self.location, "no folder pools", "nodewise cpu init")
         intent = allocation_store.load_intent(files.get(INTENT), INTENT)
         return StoredAllocations(parse_files(files), _content_digest(files), intent)
 
@@ -341,7 +339,7 @@ class DirectoryStore:
         with self._directory.locked(self._timeout_s):
             current = self._directory.read()
             if _has_pools(current):
-                raise Conflict("cannot create pools", [Problem(self.location, "there are pools already", "")])
+                raise Conflict.of("cannot create pools", self.location, "there are pools already")
             self._directory.write(format_files(first), current)
 
     def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
@@ -360,9 +358,7 @@ class DirectoryStore:
         """The files. Conflict if they are not of this version."""
         files = self._directory.read()
         if _content_digest(files) != version:
-            raise Conflict(
-                "cannot write the pools", [Problem(self.location, "changed since it was read", "")]
-            )
+            raise Conflict.of("cannot write the pools", self.location, "changed since it was read")
         return files
 
 

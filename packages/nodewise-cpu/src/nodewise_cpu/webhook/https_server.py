@@ -56,9 +56,9 @@ def read_webhook_config_files(source: str) -> Contents:
         documents = {str(path): path.read_bytes() for path in _config_paths(source)}
     except OSError as error:
         seen = f"{error.filename or source}: {error.strerror or error}"
-        raise BadSettings(_WHAT, [Problem("", seen, "a readable YAML file")]) from error
+        raise BadSettings.of(_WHAT, "", seen, "a readable YAML file") from error
     if not documents:
-        raise BadSettings(_WHAT, [Problem("", f"{source}: no *.yaml there", "at least one")])
+        raise BadSettings.of(_WHAT, "", f"{source}: no *.yaml there", "at least one")
     return documents
 
 
@@ -78,7 +78,7 @@ def _merge_documents(held: Contents) -> dict[str, Any]:
             for _, document in object_files.split_documents(text, path):
                 merged = merge_json(merged, msgspec.json.decode(document))
         except (BadInput, *UNREADABLE) as error:
-            raise BadSettings(_WHAT, [Problem(path, str(error), "YAML")]) from error
+            raise BadSettings.of(_WHAT, path, str(error), "YAML") from error
         except BadSettings as error:
             raise BadSettings(
                 _WHAT, [problem._replace(field=f"{path}: {problem.field}") for problem in error.problems]
@@ -91,7 +91,7 @@ def parse_server_settings(source: str) -> ServerFile:
     server = _merge_documents(read_webhook_config_files(source)).get("server")
     if not isinstance(server, dict):
         seen = "missing" if server is None else shown(server)
-        raise BadSettings(_WHAT, [Problem(f"{source}: server", seen, "a mapping")])
+        raise BadSettings.of(_WHAT, f"{source}: server", seen, "a mapping")
     keys = [field.encode_name for field in msgspec.structs.fields(ServerFile)]
     lacking = [Problem(f"{source}: server.{key}", "missing", "") for key in keys if server.get(key) is None]
     if lacking:
@@ -100,7 +100,7 @@ def parse_server_settings(source: str) -> ServerFile:
         return msgspec.convert(server, ServerFile, strict=False)
     except msgspec.ValidationError as error:
         seen, _, path = str(error).partition(" - at `$")
-        raise BadSettings(_WHAT, [Problem(f"{source}: server{path.rstrip('`')}", seen, "")]) from error
+        raise BadSettings.of(_WHAT, f"{source}: server{path.rstrip('`')}", seen) from error
 
 
 def parse_mutations(held: Contents) -> Mutations:
@@ -109,7 +109,7 @@ def parse_mutations(held: Contents) -> Mutations:
     mutations = _merge_documents(held).get("mutations")
     if not isinstance(mutations, dict):
         seen = "missing" if mutations is None else shown(mutations)
-        raise BadSettings(_WHAT, [Problem(f"{source}: mutations", seen, "perPod and perContainer")])
+        raise BadSettings.of(_WHAT, f"{source}: mutations", seen, "perPod and perContainer")
     parts = {key: {} if mutations.get(key) is None else mutations[key] for key in _PARTS}
     problems = [
         Problem(f"mutations.{key}", "unknown", " or ".join(_PARTS)) for key in mutations.keys() - parts.keys()

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from nodewise.base import quantity
-from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
+from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, shown
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocator import COUNT_VARIABLE
 
@@ -49,7 +49,7 @@ def merge_json(whole: Any, partial: Any, path: str = "") -> Any:
 
 def _merge_mapping(whole: dict[str, Any], partial: Any, path: str) -> dict[str, Any]:
     if not isinstance(partial, dict):
-        raise BadSettings("mutations cannot be merged", [Problem(path, shown(partial), "a mapping")])
+        raise BadSettings.of("mutations cannot be merged", path, shown(partial), "a mapping")
     merged = {
         key: merge_json(whole.get(key), value, f"{path}.{key}" if path else key)
         for key, value in partial.items()
@@ -200,7 +200,7 @@ def is_mutation_requested(pod: bytes) -> bool:
     """Whether a pod in JSON requests cores or mutation. BadInput names the field that cannot be parsed."""
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
-        raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
+        raise BadInput.of(_WHAT, "", f"{parts} objects and lists", f"at most {_MOST_PARTS}")
     decoded = _decode_pod(pod)
     return _has_mutation_annotation(decoded) or any(
         _count_requested_lists(container.resources, f"spec.{kind}[{index}]")
@@ -219,10 +219,10 @@ def _decode_pod(pod: bytes) -> _Pod:
 def decoding_error(error: Exception, what: str, below: str = "") -> BadInput:
     """The error for an error of msgspec, with the field that it means."""
     if isinstance(error, RecursionError):
-        return BadInput(what, [Problem(below, "nested too deep", "a Kubernetes object")])
+        return BadInput.of(what, below, "nested too deep", "a Kubernetes object")
     seen, _, path = str(error).partition(" - at `$")
     field = f"{below}{path.rstrip('`')}".removeprefix(".")
-    return BadInput(what, [Problem(field, shown(seen), "")])
+    return BadInput.of(what, field, shown(seen))
 
 
 def _containers(pod: _Pod) -> tuple[list[_Container], list[_Container]]:
@@ -252,7 +252,7 @@ def _parse_list_count(amount: str | int, path: str) -> int:
     except ValueError:
         rest = lists = -1
     if rest:
-        raise BadInput(_WHAT, [Problem(path, shown(amount), "a whole number of CPU lists")])
+        raise BadInput.of(_WHAT, path, shown(amount), "a whole number of CPU lists")
     return lists
 
 
@@ -283,7 +283,7 @@ def _mutate_container(container: dict[str, Any], mutation: Mapping[str, Any], pa
     lists = _count_requested_lists(looked.resources, path)
     env = merged.get("env") or []
     if not isinstance(env, list):
-        raise BadInput(_WHAT, [Problem(f"{path}.env", shown(env), "a list")])
+        raise BadInput.of(_WHAT, f"{path}.env", shown(env), "a list")
     if not lists or any(isinstance(variable, dict) and variable.get("name") == NUM_CORES for variable in env):
         return merged
     return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
@@ -356,15 +356,13 @@ def _decode_review(body: bytes) -> tuple[_Review, _Request]:
     except UNREADABLE as error:
         raise decoding_error(error, _UNREADABLE_REVIEW) from error
     if review.kind != "AdmissionReview":
-        raise BadInput(_UNREADABLE_REVIEW, [Problem("kind", shown(review.kind), "AdmissionReview")])
+        raise BadInput.of(_UNREADABLE_REVIEW, "kind", shown(review.kind), "AdmissionReview")
     if review.api_version not in VERSIONS:
-        raise BadInput(
-            _UNREADABLE_REVIEW, [Problem("apiVersion", shown(review.api_version), " or ".join(VERSIONS))]
-        )
+        raise BadInput.of(_UNREADABLE_REVIEW, "apiVersion", shown(review.api_version), " or ".join(VERSIONS))
     if review.request is None:
-        raise BadInput(_UNREADABLE_REVIEW, [Problem("request", "missing", "an AdmissionRequest")])
+        raise BadInput.of(_UNREADABLE_REVIEW, "request", "missing", "an AdmissionRequest")
     if not review.request.uid:
-        raise BadInput(_UNREADABLE_REVIEW, [Problem("request.uid", "missing", "the UID of the request")])
+        raise BadInput.of(_UNREADABLE_REVIEW, "request.uid", "missing", "the UID of the request")
     return review, review.request
 
 
@@ -375,10 +373,10 @@ def _mutate_or_refuse_pod(
     if request.operation != "CREATE":
         return ReviewResponse(_encode_review_response(review, allowed), "untouched")
     if request.kind.kind != "Pod":
-        raise BadInput(_UNREADABLE_REVIEW, [Problem("request.kind.kind", shown(request.kind.kind), "Pod")])
+        raise BadInput.of(_UNREADABLE_REVIEW, "request.kind.kind", shown(request.kind.kind), "Pod")
     pod = bytes(request.object)
     if pod == b"null":
-        raise BadInput(_UNREADABLE_REVIEW, [Problem(_OBJECT, "missing", "a pod")])
+        raise BadInput.of(_UNREADABLE_REVIEW, _OBJECT, "missing", "a pod")
     try:
         operations = _mutation_as_json_patch(pod, mutations)
     except BadInput as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from nodewise.base.errors import BadInput, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable, shown
 from nodewise_cpu import agent_messages
 from nodewise_cpu.agent_messages import MAX_LINE_BYTES, AllocateRequest, AllocateResponse
 from nodewise_cpu.pool_allocations import Task
@@ -70,8 +70,9 @@ class AgentClient:
             response = self.request(agent_messages.encode_release_request(task))
         agent_messages.raise_response_error(response)
         if response.get("released") is False:
-            problem = Problem("processes", shown(response.get("processes")), "all of them ended")
-            raise Unavailable("the CPUs are still held", [problem])
+            raise Unavailable.of(
+                "the CPUs are still held", "processes", shown(response.get("processes")), "all of them ended"
+            )
 
     def leave(self, task: Task) -> None:
         """Let the agent find the processes that the task leaves behind while this process, their parent, is alive."""
@@ -118,8 +119,8 @@ class AgentClient:
             self._received += received
             if len(self._received) > MAX_LINE_BYTES:
                 self.close()
-                raise BadInput(
-                    "cannot read a message", [Problem("line", "without an end", f"{MAX_LINE_BYTES} bytes")]
+                raise BadInput.of(
+                    "cannot read a message", "line", "without an end", f"{MAX_LINE_BYTES} bytes"
                 )
         line, _, self._received = self._received.partition(b"\n")
         return line
@@ -133,8 +134,6 @@ class AgentClient:
     def _connection_error(self, error: OSError) -> NodewiseError:
         seen = error.strerror or str(error)
         if isinstance(error, PermissionError):
-            return Refused("cannot ask the node agent", [Problem(str(self._path), seen, "")])
+            return Refused.of("cannot ask the node agent", str(self._path), seen)
         remedy = "does the node agent run here? nodewise cpu agent"
-        return Unavailable(
-            "the node agent does not answer", [Problem(str(self._path), seen, "")], remedy=remedy
-        )
+        return Unavailable.of("the node agent does not answer", str(self._path), seen, remedy=remedy)

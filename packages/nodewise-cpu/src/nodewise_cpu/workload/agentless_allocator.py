@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from nodewise.base.errors import BadSettings, Problem
+from nodewise.base.errors import BadSettings
 from nodewise_cpu import allocation_store, allocator, cmk_names, cpu_set_formats, procfs
 from nodewise_cpu.agent_messages import AllocateRequest, AllocateResponse
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
@@ -102,8 +102,12 @@ def find_host_proc(configured: str) -> Path:
     own = Path("/proc")
     if _read_pid_namespace(own) != INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
-        problem = Problem(cmk_names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
-        raise BadSettings("cannot see the host's processes", [problem])
+        raise BadSettings.of(
+            "cannot see the host's processes",
+            cmk_names.PROC_FS,
+            seen,
+            "where the host's /proc is mounted, such as /host/proc",
+        )
     return own
 
 

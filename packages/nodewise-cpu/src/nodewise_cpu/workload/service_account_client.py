@@ -54,13 +54,15 @@ class ServiceAccountClient:
         host, port = environ.get(HOST, ""), environ.get(PORT, "443")
         if not host or not (account / "token").is_file():
             seen = f"{HOST} is not set" if not host else f"no {account / 'token'}"
-            raise BadSettings(
+            raise BadSettings.of(
                 "there is no API server to ask",
-                [Problem("", seen, "a pod with a service account")],
+                "",
+                seen,
+                "a pod with a service account",
                 remedy="run the node agent, or give --conf-dir or --kubeconfig",
             )
         if not port.isdecimal():
-            raise BadSettings("there is no API server to ask", [Problem(PORT, shown(port), "a port")])
+            raise BadSettings.of("there is no API server to ask", PORT, shown(port), "a port")
         self.server: Final = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         self._host, self._port = host, int(port)
 
@@ -96,7 +98,7 @@ class ServiceAccountClient:
         try:
             status, data = self._send_request(verb, path, body, params, kind)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unavailable(what, [Problem("", str(error) or type(error).__name__, "")]) from error
+            raise Unavailable.of(what, "", str(error) or type(error).__name__) from error
         try:
             value = json.loads(data) if data else None
         except (RecursionError, ValueError):
@@ -104,7 +106,7 @@ class ServiceAccountClient:
         if status >= http.client.BAD_REQUEST:
             raise _response_error(what, status, value, data)
         if value is None:
-            raise Unavailable(what, [Problem("answer", shown(data), "JSON")])
+            raise Unavailable.of(what, "answer", shown(data), "JSON")
         return value
 
     def _send_request(
@@ -174,4 +176,4 @@ def _node_of_pod(api: ServiceAccountClient) -> str:
 
 def _unknown_node_error(seen: str) -> BadSettings:
     remedy = f"give --node-name, or {cmk_names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
-    return BadSettings("unknown node", [Problem("", seen, "")], remedy=remedy)
+    return BadSettings.of("unknown node", "", seen, remedy=remedy)
