@@ -63,7 +63,7 @@ class Tasks:
         def decide(stored: StoredAllocations) -> tuple[Allocations, frozenset[int]]:
             # an earlier attempt may have been written without a response
             claim = allocator.allocate(
-                allocator.release(stored.allocations, task), AllocationRequest("exclusive"), task, 0.0
+                stored.allocations.without(task), AllocationRequest("exclusive"), task, 0.0
             )
             return claim.allocations, frozenset(claim.cpus)
 
@@ -76,7 +76,7 @@ class Tasks:
 
     def release(self, task: Task) -> None:
         del self.granted[task]
-        self._change(lambda stored: allocator.release(stored.allocations, task))
+        self._change(lambda stored: stored.allocations.without(task))
 
     def sweep(self) -> None:
         def remove_ended(stored: StoredAllocations) -> Allocations:

@@ -240,7 +240,7 @@ def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine
     for pid in range(1, 12):
         if holding and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(sorted(holding)))
-            allocations = allocator.release(allocations, gone)
+            allocations = allocations.without(gone)
             del holding[gone]
         lists, avoid = data.draw(st.integers(1, 3)), data.draw(st.sets(st.integers(0, 8), max_size=1))
         task = Task(pid, start=pid, boot="now")

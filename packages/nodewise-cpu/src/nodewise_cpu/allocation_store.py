@@ -168,6 +168,15 @@ def update(
     raise conflict_error(store.location)
 
 
+def release(store: AllocationStore, task: Task, wait: Callable[[int], None]) -> None:
+    """Remove the task, also during a reconfiguration."""
+
+    def decide(stored: StoredAllocations) -> tuple[Allocations, None]:
+        return stored.allocations.without(task), None
+
+    update(store, decide, wait, during_reconfiguration=True)
+
+
 def conflict_error(place: str) -> Unavailable:
     """The error after `MAX_ATTEMPTS` writes that all met a conflict."""
     return Unavailable.of(f"cannot write {place}", "", f"conflicts in all {MAX_ATTEMPTS} attempts")

@@ -108,11 +108,6 @@ def allocate(
     return AllocationResult(allocations.with_tasks(with_task), chosen)
 
 
-def release(allocations: Allocations, task: Task) -> Allocations:
-    """The allocations without the task."""
-    return allocations.with_tasks(lambda _, cpu_list: (other for other in cpu_list.tasks if other != task))
-
-
 def task_environment(
     allocations: Allocations, allocated: Sequence[CpuListAllocation], task: Task
 ) -> Mapping[str, str]:

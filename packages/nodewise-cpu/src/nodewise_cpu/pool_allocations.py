@@ -90,6 +90,9 @@ class Allocations(NamedTuple):
             pools[pool.name] = pool._replace(sockets=sockets)
         return Allocations(pools)
 
+    def without(self, task: Task) -> "Allocations":
+        return self.with_tasks(lambda _, cpu_list: (other for other in cpu_list.tasks if other != task))
+
 
 def parse_cpu_list(text: str, field: str = "CPU list", tasks: Iterable[Task] = ()) -> CpuListAllocation:
     """A CPU list, which may have ranges. BadInput if the text is no list, or names no CPU."""

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ from cpu_tests.unit.reconfiguration import process_trees
 from nodewise.base.errors import Refused
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_cpu import pool_allocations, procfs
-from nodewise_cpu.agent.allocation_service import ReconfigurationAuthorizer
+from nodewise_cpu.agent import allocation_service
 from nodewise_cpu.agent.socket_server import PeerProcess
 from nodewise_cpu.allocation_store import Intent
 from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.reconfiguration import execution
 from nodewise_cpu.reconfiguration_plan import Move
 from nodewise_cpu.store.directory import DirectoryStore
 
@@ -143,9 +141,7 @@ def test_rollback_moves_processes_known_from_earlier_collections(tmp_path: Path)
             pool_allocations.parse_cpu_list("1"),
         ]
         store.create(Allocations({"exclusive": pool_allocations.pool("exclusive", {0: cpu_lists})}))
-        collector = TaskGarbageCollector(
-            store, PROC, MetricsRegistry(), partial(execution.recover, store, PROC)
-        )
+        collector = TaskGarbageCollector(store, PROC, MetricsRegistry())
         collector.collect()
         family.process.kill()
         family.process.wait()
@@ -177,29 +173,24 @@ class FakePodLookup:
         return {"metadata": {"namespace": self._namespace}} if uid == POD.pod else None
 
 
-def test_root_on_the_host_may() -> None:
-    ReconfigurationAuthorizer(None, "").check(PeerProcess(HOST, 0))
-
-
-def test_root_in_a_pod_of_the_agents_own_namespace_may() -> None:
-    ReconfigurationAuthorizer(FakePodLookup("ours"), "ours").check(PeerProcess(POD, 0))
+def test_root_on_the_host_and_in_pods_of_the_agents_namespace_may_reconfigure() -> None:
+    allocation_service.check_may_reconfigure(PeerProcess(HOST, 0), None, "")
+    allocation_service.check_may_reconfigure(PeerProcess(POD, 0), FakePodLookup("ours"), "ours")
 
 
 @pytest.mark.parametrize(
-    ("guard", "peer"),
+    ("task", "user", "pods", "namespace"),
     [
-        (ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"), PeerProcess(HOST, 1000)),
-        (ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"), PeerProcess(POD, 1000)),
-        (ReconfigurationAuthorizer(FakePodLookup("theirs"), "ours"), PeerProcess(POD, 0)),
-        (
-            ReconfigurationAuthorizer(FakePodLookup("ours"), "ours"),
-            PeerProcess(POD._replace(pod="another"), 0),
-        ),
-        (ReconfigurationAuthorizer(FakePodLookup(""), ""), PeerProcess(POD, 0)),
-        (ReconfigurationAuthorizer(None, "ours"), PeerProcess(POD, 0)),
+        pytest.param(HOST, 1000, FakePodLookup("ours"), "ours", id="a user"),
+        pytest.param(POD, 1000, FakePodLookup("ours"), "ours", id="a user in our pod"),
+        pytest.param(POD, 0, FakePodLookup("theirs"), "ours", id="root of a tenant"),
+        pytest.param(POD._replace(pod="another"), 0, FakePodLookup("ours"), "ours", id="unknown pod"),
+        pytest.param(POD, 0, FakePodLookup(""), "", id="no namespace"),
+        pytest.param(POD, 0, None, "ours", id="no API server"),
     ],
-    ids=["a user", "a user in our pod", "a tenant's root", "nobody's pod", "no namespace", "no API server"],
 )
-def test_other_processes_are_not_authorized(guard: ReconfigurationAuthorizer, peer: PeerProcess) -> None:
+def test_other_processes_are_not_authorized(
+    task: Task, user: int, pods: FakePodLookup | None, namespace: str
+) -> None:
     with pytest.raises(Refused, match="cannot reconfigure the node"):
-        guard.check(peer)
+        allocation_service.check_may_reconfigure(PeerProcess(task, user), pods, namespace)

@@ -8,8 +8,8 @@ from cpu_tests.unit.node.in_memory_api_client import InMemoryApiClient
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.resource_kinds import PODS
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_cpu.agent import pod_core_requests
-from nodewise_cpu.agent.pod_core_requests import PodRequests
+from nodewise_cpu import cmk_names
+from nodewise_cpu.agent.allocation_service import NodePods
 from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.pool_allocations import Task
 
@@ -82,7 +82,7 @@ def api_client(*pods: Object) -> InMemoryApiClient:
 @pytest.mark.parametrize("case", CASES)
 def test_the_allowed_number_of_lists(case: str) -> None:
     stored_pod, wanted, allowed = CASES[case]
-    pods = PodRequests(api_client(stored_pod), "n1", patience_s=0.0)
+    pods = NodePods(api_client(stored_pod), "n1", patience_s=0.0)
     if allowed is None:
         with pytest.raises(Unavailable, match="container"):
             pods.allowed("exclusive", TASK, wanted)
@@ -93,19 +93,17 @@ def test_the_allowed_number_of_lists(case: str) -> None:
 @pytest.mark.parametrize("task", [Task(17, 5, "boot"), TASK._replace(container="")], ids=["host", "pause"])
 def test_a_process_in_no_container_may_have_nothing(task: Task) -> None:
     with pytest.raises(Refused, match="runs in no container of a pod"):
-        PodRequests(api_client(), "n1").allowed("exclusive", task, 1)
+        NodePods(api_client(), "n1").allowed("exclusive", task, 1)
 
 
 def test_a_pool_without_a_resource_cannot_be_allocated() -> None:
     with pytest.raises(Refused, match="has no resource"):
-        PodRequests(api_client(), "n1").allowed("mine", TASK, 1)
+        NodePods(api_client(), "n1").allowed("mine", TASK, 1)
 
 
 def test_each_pool_has_its_resource() -> None:
-    static_pod = pod(
-        "uid-1", {"name": "one", "resources": {"requests": {pod_core_requests.NON_ISOLCPUS_CORES: "1"}}}
-    )
-    pods = PodRequests(api_client(static_pod), "n1", patience_s=0.0)
+    static_pod = pod("uid-1", {"name": "one", "resources": {"requests": {cmk_names.NON_ISOLCPUS_CORES: "1"}}})
+    pods = NodePods(api_client(static_pod), "n1", patience_s=0.0)
     assert pods.allowed("exclusive-non-isolcpus", TASK, 1) == 1
     assert pods.allowed("exclusive", TASK, 1) == 0
 
@@ -114,7 +112,7 @@ def test_a_static_pod_is_found_by_its_mirror_pod() -> None:
     copy = pod(
         "uid-1", container("one", 1), metadata={"annotations": {"kubernetes.io/config.mirror": "checksum"}}
     )
-    pods = PodRequests(api_client(copy), "n1", patience_s=0.0)
+    pods = NodePods(api_client(copy), "n1", patience_s=0.0)
     assert pods.allowed("exclusive", TASK._replace(pod="checksum"), 1) == 1
 
 
@@ -129,18 +127,18 @@ def test_a_forged_mirror_pod_is_ignored() -> None:
     mine = pod("uid-1", container("one", 1), status=statuses(one="a" * 64))
     for count in (0, 9):
         false = copy_of("uid-1", "uid-9", count, "2026-01-02T00:00:00Z")
-        assert PodRequests(api_client(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
+        assert NodePods(api_client(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
 
 
 def test_the_oldest_mirror_pod_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = api_client()
     copies = [copy_of("uid-1", f"uid-{day}", day, f"2026-01-{day:02}T00:00:00Z") for day in (4, 2, 3)]
     monkeypatch.setattr(requests, "get", lambda *_: {"items": copies})
-    assert PodRequests(requests, "n1", patience_s=0.0).allowed("exclusive", TASK, 9) == 2
+    assert NodePods(requests, "n1", patience_s=0.0).allowed("exclusive", TASK, 9) == 2
 
 
 def test_a_pod_that_appears_is_found_without_waiting_for_the_next_list() -> None:
     requests = api_client()
-    pods = PodRequests(requests, "n1", age_s=0.0, patience_s=30.0)
+    pods = NodePods(requests, "n1", age_s=0.0, patience_s=30.0)
     requests.api.put(PODS, pod("uid-1", container("one", 1)))
     assert pods.allowed("exclusive", TASK, 1) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.base.errors import Refused
-from nodewise_cpu.agent import node_state_publishers
+from nodewise_cpu.agent import agent
 from nodewise_cpu.allocation_store import StoredAllocations
 from nodewise_cpu.node import machine_features
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
@@ -57,7 +57,7 @@ def test_the_agent_looks_at_all_cpus(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "energy_performance_preference").write_text(f"{word}\n")
     (tmp_path / "features.d").mkdir()
-    publisher = node_state_publishers.FeaturePublisher(tmp_path / "features.d", tmp_path)
+    publisher = agent.FeaturePublisher(tmp_path / "features.d", tmp_path)
     done = CollectionRound((), (), (), {}, StoredAllocations(Allocations({}), "1"))
     publisher.publish(done)
     assert (tmp_path / "features.d" / "nodewise-cpu").read_text() == WANTED

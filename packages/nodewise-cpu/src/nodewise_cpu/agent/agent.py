@@ -1,26 +1,36 @@
-"""The node agent: serves allocations at its socket, collects garbage, and runs publishers. Its admin port."""
+"""The node agent: serves allocations at its socket, collects garbage, and publishes the node's state. Its admin port.
+
+Publishers work after each garbage collection: they write changes to the API server, to files or to the log.
+"""
 
 import asyncio
 import contextlib
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from nodewise.base.errors import NodewiseError, Unavailable
+from nodewise.base.errors import NodewiseError, Problem, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server
+from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.agent.allocation_service import AllocationService
 from nodewise_cpu.agent.socket_server import ConnectionLimits, PeerProcess, SocketServer
-from nodewise_cpu.node import task_garbage_collection
+from nodewise_cpu.allocation_store import AllocationStore
+from nodewise_cpu.cluster import exclusive_core_advertisement, report_custom_resources
+from nodewise_cpu.cluster.api_server import ApiClient
+from nodewise_cpu.cluster.report_custom_resources import ReportKind
+from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
+from nodewise_cpu.node import machine_features, node_report, other_cpu_managers, task_garbage_collection
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
 from nodewise_cpu.pool_allocations import Task
 
@@ -32,6 +42,10 @@ _OVERDUE_PERIODS: Final = 3
 _OVERDUE_S: Final = 10.0
 _MAX_ADMIN_BYTES: Final = 2**16
 _DEFECT: Final = "a defect of ours"
+_ADVERTISE_EVERY_S: Final = 30.0
+"""A restarted kubelet sets extended resources that it does not know to 0."""
+_CHECK_EVERY_S: Final = 60.0
+"""How often the machine is read, whose CPUs may go offline."""
 
 
 class Publisher(Protocol):
@@ -99,7 +113,11 @@ class NodeAgent:
             thread.start()
             logs.emit("listening", url=f"unix:{path}")
             try:
-                self._collect_garbage_until_stopped(thread)
+                while not self._stopped:
+                    if not thread.is_alive():
+                        raise Unavailable("the node agent's socket is no longer served, by a defect of ours")
+                    self._collect_and_publish()
+                    self._wait_for_next_collection()
             finally:
                 server.stop()
                 thread.join()
@@ -111,13 +129,6 @@ class NodeAgent:
         with self._lock:
             self._disconnected.add(peer.task)
         self._wake.set()
-
-    def _collect_garbage_until_stopped(self, serving: threading.Thread) -> None:
-        while not self._stopped:
-            if not serving.is_alive():
-                raise Unavailable("the node agent's socket is no longer served, by a defect of ours")
-            self._collect_and_publish()
-            self._wait_for_next_collection()
 
     def _wait_for_next_collection(self) -> None:
         """Until the next collection is due, or the connection of a task ends."""
@@ -132,19 +143,19 @@ class NodeAgent:
 
     def _collect_and_publish(self) -> None:
         collections: list[CollectionRound] = []
+
+        def collect_garbage() -> None:
+            begin_s = time.monotonic()
+            collections.append(self._service.collector.collect())
+            self._collected_s = time.monotonic()
+            self._registry.observe("cpu_sweep_seconds", self._collected_s - begin_s)
+
         # metrics and readiness have called this operation a sweep since the first release
-        self._run_and_log_error_changes("sweep", lambda: collections.append(self._collect_garbage()))
+        self._run_and_log_error_changes("sweep", collect_garbage)
         for collection in collections:
             for publisher in self._publishers:
                 if not self._stopped:
                     self._run_and_log_error_changes(publisher.name, partial(publisher.publish, collection))
-
-    def _collect_garbage(self) -> CollectionRound:
-        begin_s = time.monotonic()
-        collection = self._service.collector.collect()
-        self._collected_s = time.monotonic()
-        self._registry.observe("cpu_sweep_seconds", self._collected_s - begin_s)
-        return collection
 
     def _run_and_log_error_changes(self, name: str, operation: Callable[[], None]) -> None:
         """Run an operation. Log its error if it is a new one, and its recovery."""
@@ -194,3 +205,210 @@ def serve_admin_port(
     finally:
         ended.set()
         thread.join()
+
+
+class ClusterNode(NamedTuple):
+    """A node in its cluster; its reports are in the namespace."""
+
+    api: ApiClient
+    node: str
+    namespace: str
+
+
+class PeriodicPublisher:
+    """Publishes when its `key` of the collection has changed, and periodically.
+
+    Jitter keeps the agents of different nodes apart. After an error the next collection publishes again.
+    """
+
+    name = ""
+    every_s = _CHECK_EVERY_S
+
+    def __init__(self) -> None:
+        self._next_s = float("-inf")
+        self._published: object = None
+
+    def publish(self, collection: CollectionRound) -> None:
+        key = self.key(collection)
+        if key == self._published and time.monotonic() < self._next_s:
+            return
+        self.publish_now(collection)
+        self._published = key
+        self._next_s = time.monotonic() + random.uniform(0.8, 1.2) * self.every_s  # noqa: S311 - no secret
+
+    def key(self, collection: CollectionRound) -> object:  # noqa: ARG002 - for subclasses
+        """The value whose change is published at once."""
+        return None
+
+    def publish_now(self, collection: CollectionRound) -> None:
+        raise NotImplementedError
+
+
+class NodeAdvertiser(PeriodicPublisher):
+    """Advertises the node's exclusive cores as extended resources."""
+
+    name = "advertise"
+    every_s = _ADVERTISE_EVERY_S
+
+    def __init__(self, cluster: ClusterNode, *, taint: bool) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._taint = taint
+
+    def publish(self, collection: CollectionRound) -> None:
+        if not collection.stored.intent:
+            super().publish(collection)
+
+    def key(self, collection: CollectionRound) -> Mapping[str, int]:
+        return exclusive_core_advertisement.count_resources_to_advertise(collection.stored.allocations)
+
+    def publish_now(self, collection: CollectionRound) -> None:
+        exclusive_core_advertisement.advertise(
+            self._cluster.api, self._cluster.node, self.key(collection), taint=self._taint
+        )
+
+
+class _ReportWriter:
+    """Writes a report if it differs from the last one that was written."""
+
+    def __init__(self, cluster: ClusterNode, kind: ReportKind) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._written: Mapping[str, Any] | None = None
+
+    def write(self, report: Mapping[str, Any]) -> None:
+        if report != self._written:
+            api, node, namespace = self._cluster
+            report_custom_resources.publish(api, self._kind, node, namespace, report)
+            self._written = report
+
+
+class ReconcileReportPublisher:
+    """Publishes the last tasks that were reclaimed, and the tasks that use other CPUs than allocated now."""
+
+    name = "reconcile report"
+
+    def __init__(self, cluster: ClusterNode) -> None:
+        self._writer = _ReportWriter(cluster, report_custom_resources.RECONCILE_REPORT)
+        self._last: CollectionRound | None = None
+
+    def publish(self, collection: CollectionRound) -> None:
+        if collection.reclaimed or self._last is None:
+            self._last = collection
+        self._writer.write(self._last._replace(mismatched=collection.mismatched).as_report())
+
+
+class NodeReportPublisher(PeriodicPublisher):
+    """Publishes the node report. `root` holds the machine's `sys`, `host` the files of the host."""
+
+    name = "node report"
+
+    def __init__(self, cluster: ClusterNode, store: AllocationStore, root: Path, host: Path) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._writer = _ReportWriter(cluster, report_custom_resources.NODE_REPORT)
+        self._store = store
+        self._root = root
+        self._host = host
+
+    def key(self, collection: CollectionRound) -> object:
+        return collection.stored.allocations
+
+    def publish_now(self, collection: CollectionRound) -> None:
+        api, node, _ = self._cluster
+        machine = machine_features.read(self._root, machine_features.fetch_labels(api, node))
+        allocations = collection.stored.allocations
+        managers = other_cpu_managers.read_all(self._host, allocations, machine.topology, api, node)
+        self._writer.write(node_report.build_node_report(self._store, machine, managers=managers))
+
+
+class FeaturePublisher(PeriodicPublisher):
+    """Writes the feature file for Node Feature Discovery: whether the core power classes differ."""
+
+    name = "features"
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._root = root
+
+    def publish_now(self, collection: CollectionRound) -> None:  # noqa: ARG002 - the machine's files decide
+        preferences = pool_planning.energy_preferences(machine_features.read_sysfs_files(self._root))
+        if machine_features.write_feature_file(self._folder, preferences.values()):
+            logs.emit("cpu_feature_written", file=str(self._folder / machine_features.FEATURE_FILE))
+
+
+class CpusetPublisher:
+    """Sets the cpusets of containers again where they differ, after each garbage collection."""
+
+    name = "enforce"
+
+    def __init__(self, enforcer: CpusetEnforcer, store: AllocationStore) -> None:
+        self._enforcer = enforcer
+        self._store = store
+
+    def publish(self, collection: CollectionRound) -> None:
+        """Unavailable names all containers whose cpuset could not be set."""
+        result = self._enforcer.check(self._store.read, collection.known)
+        for container, cpuset in result.changed.items():
+            cpus, mems = map(cpu_set_formats.format_cpu_ranges, cpuset)
+            logs.emit("cpu_enforced", container=container, cpus=cpus, mems=mems)
+        if result.problems:
+            raise Unavailable("cannot set the cpusets of all containers", result.problems)
+
+
+class ConflictPublisher(PeriodicPublisher):
+    """Logs conflicts of other programs with the pools, and again when they change."""
+
+    event = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: Sequence[Problem] = ()
+
+    def log_changed(self, problems: Sequence[Problem]) -> bool:
+        """Returns whether there are problems, and other ones than last time."""
+        has_changed = bool(problems) and problems != self._logged
+        for problem in problems if has_changed else ():
+            logs.emit(self.event, what=problem.field, seen=problem.found, wanted=problem.expected)
+        self._logged = problems
+        return has_changed
+
+
+class KubeletConflictPublisher(ConflictPublisher):
+    """Logs conflicts of the kubelet's own CPU manager, whose checkpoints are in the folder."""
+
+    name = "kubelet"
+    event = "cpu_kubelet_conflict"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def publish_now(self, collection: CollectionRound) -> None:
+        allocations = collection.stored.allocations
+        kubelet = other_cpu_managers.read_kubelet_state(self._folder)
+        if self.log_changed(other_cpu_managers.kubelet_conflicts(kubelet, allocations) if kubelet else ()):
+            for pool, alternative in other_cpu_managers.describe_kubelet_alternatives(allocations).items():
+                logs.emit("cpu_kubelet_instead", pool=pool, instead=alternative)
+
+
+class ManagerConflictPublisher(ConflictPublisher):
+    """Logs conflicts of other CPU managers and of cgroup partitions."""
+
+    name = "CPU managers"
+    event = "cpu_manager_conflict"
+
+    def __init__(self, root: Path, host: Path, cluster: ClusterNode | None) -> None:
+        super().__init__()
+        self._root = root
+        self._host = host
+        self._cluster = cluster
+
+    def publish_now(self, collection: CollectionRound) -> None:
+        allocations = collection.stored.allocations
+        topology = machine_features.read(self._root).topology
+        api, node = self._cluster[:2] if self._cluster else (None, "")
+        managers = other_cpu_managers.read_all(self._host, allocations, topology, api, node)
+        partition_conflicts = node_report.find_partition_conflicts(allocations, topology)
+        self.log_changed([*partition_conflicts, *other_cpu_managers.conflicts(managers, allocations)])

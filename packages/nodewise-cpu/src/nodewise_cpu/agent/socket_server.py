@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -83,7 +82,11 @@ class FairWorkerPool:
                 owner = self._next_owner()
                 if owner is None:
                     return
-                job = self._take_job(owner)
+                jobs = self._queues.pop(owner)
+                job = jobs.popleft()
+                if jobs:  # an owner with more jobs goes to the end
+                    self._queues[owner] = jobs
+                self._busy_owners.add(owner)
             job()
             with self._changed:
                 self._busy_owners.remove(owner)
@@ -92,20 +95,11 @@ class FairWorkerPool:
     def _next_owner(self) -> str | None:
         return next((owner for owner in self._queues if owner not in self._busy_owners), None)
 
-    def _take_job(self, owner: str) -> Job:
-        """The owner's oldest job. An owner with more jobs goes to the end."""
-        jobs = self._queues.pop(owner)
-        job = jobs.popleft()
-        if jobs:
-            self._queues[owner] = jobs
-        self._busy_owners.add(owner)
-        return job
-
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _NUMBER: Final = struct.Struct("i")
 _PEER_PIDFD: Final = 77
-"""SO_PEERPIDFD of unix(7)."""
+"""SO_PEERPIDFD of unix(7), since Linux 6.5."""
 _UNSUPPORTED: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENODATA})
 """Errors of older kernels, and of sockets that were connected in another way."""
 _MAX_BYTES: Final = 65_536
@@ -128,34 +122,23 @@ def identify_peer(connected: socket.socket, proc: Path, boot: str) -> PeerProces
         raise Refused.of(
             "cannot identify the peer", "peer", seen, remedy="run the node agent with hostPID: true"
         )
-    with _make_liveness_check(connected, pid) as is_alive:
-        task = read_process_as_task(proc, pid, boot)
-        if not is_alive():
-            raise _process_gone_error(pid, "is over")
-    return PeerProcess(task, user)
-
-
-@contextmanager
-def _make_liveness_check(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]]:
-    """A check whether the process that connected is still alive, so that its id is not another process's.
-
-    It needs a descriptor of the process, which the kernel has since Linux 6.5; before, it is always true.
-    """
     try:
+        # a descriptor of the process that connected: its id may be another process's by now
         answer = connected.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, _NUMBER.size)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise _process_gone_error(pid, error.strerror or str(error)) from error
-        yield lambda: True
-        return
+        return PeerProcess(read_process_as_task(proc, pid, boot), user)
     (descriptor,) = _NUMBER.unpack(answer)
     try:
+        task = read_process_as_task(proc, pid, boot)
         poller = select.poll()
-        # the descriptor of a process becomes readable when the process ends
         poller.register(descriptor, select.POLLIN)
-        yield lambda: not poller.poll(0)
+        if poller.poll(0):  # it is readable when the process has ended
+            raise _process_gone_error(pid, "is over")
     finally:
         os.close(descriptor)
+    return PeerProcess(task, user)
 
 
 def _process_gone_error(pid: int, seen: str) -> Unavailable:
@@ -228,13 +211,6 @@ class _Connection:
     def owner(self) -> str:
         return self.peer.task.pod or f"user {self.peer.user}"
 
-    @property
-    def reason(self) -> str:
-        """The reason for the end of the connection at its deadline."""
-        if self.unsent:
-            return "answer_deadline"
-        return "line_deadline" if self.received else "idle"
-
 
 class SocketServer:
     """Serves connections from `run` to `stop`.
@@ -275,7 +251,10 @@ class SocketServer:
         self._selector.register(self._listening, selectors.EVENT_READ, self._accept_connections)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._send_responses)
         check_s = 0.0
-        while not (self._ending and self._is_done()):
+        while not self._ending or (
+            time.monotonic() < self._end_s
+            and any(connection.is_busy or connection.unsent for connection in self._connections)
+        ):
             for key, _ in self._selector.select(_CHECK_S):
                 key.data()
             if time.monotonic() >= check_s:
@@ -292,10 +271,6 @@ class SocketServer:
         self._end_s = time.monotonic() + grace_s
         self._ending = True
         self._wake_up_server_loop()
-
-    def _is_done(self) -> bool:
-        waiting = any(connection.is_busy or connection.unsent for connection in self._connections)
-        return not waiting or time.monotonic() >= self._end_s
 
     def _wake_up_server_loop(self) -> None:
         with contextlib.suppress(OSError):
@@ -329,27 +304,23 @@ class SocketServer:
             self._register_connection(socket)
 
     def _register_connection(self, socket: socket.socket) -> None:
+        """Register a connection, or close it with an error, which is sent if that does not block."""
         socket.setblocking(False)
+        reason, owner = "peer", ""
         try:
-            peer = self._identify(socket)
+            connection = _Connection(socket, self._identify(socket), time.monotonic() + self._limits.idle_s)
+            reason, owner = "too_many", connection.owner
+            if not self._make_room_for_connection(owner):
+                wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
+                raise Unavailable.of("the node agent is busy", "connections", "too many", wanted)
         except NodewiseError as error:
-            self._reject_connection(socket, "peer", "", error)
-            return
-        connection = _Connection(socket, peer, time.monotonic() + self._limits.idle_s)
-        if not self._make_room_for_connection(connection.owner):
-            wanted = f"at most {self._limits.of_one} of one pod, {self._limits.connections} in all"
-            busy = Unavailable.of("the node agent is busy", "connections", "too many", wanted)
-            self._reject_connection(socket, "too_many", connection.owner, busy)
+            self._close_reasons.record(reason, owner, str(error))
+            with socket, contextlib.suppress(OSError):
+                socket.send(agent_messages.encode_error(error))
             return
         self._connections.add(connection)
         self._registry.set("cpu_connections", len(self._connections))
         self._selector.register(socket, selectors.EVENT_READ, partial(self._receive, connection))
-
-    def _reject_connection(self, socket: socket.socket, reason: str, peer: str, error: NodewiseError) -> None:
-        """Close a new connection. The error is sent if that does not block."""
-        self._close_reasons.record(reason, peer, str(error))
-        with socket, contextlib.suppress(OSError):
-            socket.send(agent_messages.encode_error(error))
 
     def _make_room_for_connection(self, owner: str) -> bool:
         """Whether there is room for one more connection of this owner.
@@ -394,13 +365,10 @@ class SocketServer:
         """Hand the next line to a worker, if it is complete."""
         line, newline, rest = connection.received.partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
-            connection.unsent = agent_messages.encode_error(
-                BadInput.of(
-                    "cannot read a message", "line", f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}"
-                )
-            )
+            seen, expected = f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}"
+            error = BadInput.of("cannot read a message", "line", seen, expected)
             with contextlib.suppress(OSError):
-                connection.socket.send(connection.unsent)
+                connection.socket.send(agent_messages.encode_error(error))
             self._end_connection(connection, "line_size")
         elif newline and not self._ending:
             connection.received = rest
@@ -441,20 +409,19 @@ class SocketServer:
         if key is not None:
             self._selector.unregister(connection.socket)
         self._selector.register(connection.socket, selectors.EVENT_READ, partial(self._receive, connection))
-        connection.deadline_s = self._next_deadline_s(connection)
         if connection.received:
+            connection.deadline_s = time.monotonic() + self._limits.line_s
             self._dispatch_line(connection)
-
-    def _next_deadline_s(self, connection: _Connection) -> float:
-        if connection.received:
-            return time.monotonic() + self._limits.line_s
-        return float("inf") if connection.holds else time.monotonic() + self._limits.idle_s
+        else:
+            idle_s = float("inf") if connection.holds else self._limits.idle_s
+            connection.deadline_s = time.monotonic() + idle_s
 
     def _close_overdue(self) -> None:
         now_s = time.monotonic()
         for connection in list(self._connections):
             if connection.deadline_s < now_s and not connection.is_busy:
-                self._end_connection(connection, connection.reason)
+                reason = "line_deadline" if connection.received else "idle"
+                self._end_connection(connection, "answer_deadline" if connection.unsent else reason)
 
     def _end_connection(self, connection: _Connection, reason: str) -> None:
         self._close_reasons.record(reason, connection.owner)
@@ -472,8 +439,7 @@ class SocketServer:
 
 _BACKLOG: Final = 4096
 """The kernel rejects clients when the backlog is full, so one that connects very often must not fill it."""
-_MODE: Final = 0o666
-"""Every process may connect: requests are authorized by the peer's credentials."""
+_CANNOT_LISTEN: Final = "the node agent cannot listen"
 _POLL_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
 """How long an agent that ends may still serve the path."""
@@ -491,12 +457,11 @@ def opened_socket(path: Path, patience_s: float = _PATIENCE_S) -> Iterator[socke
         try:
             path.unlink(missing_ok=True)
             listening.bind(str(path))
-            path.chmod(_MODE)
+            path.chmod(0o666)  # requests are authorized by the peer's credentials
             listening.listen(_BACKLOG)
         except OSError as error:
-            raise BadSettings.of(
-                "the node agent cannot listen", "--socket", str(path), f"a path for a Unix socket ({error})"
-            ) from error
+            expected = f"a path for a Unix socket ({error})"
+            raise BadSettings.of(_CANNOT_LISTEN, "--socket", str(path), expected) from error
         try:
             yield listening
         finally:
@@ -528,11 +493,9 @@ def _make_socket_folder(folder: Path) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         trusted_files.check_folder(folder)
     except OSError as error:
-        raise BadSettings.of(
-            "the node agent cannot listen", "--socket", shown(str(folder)), f"a folder ({error})"
-        ) from error
+        raise BadSettings.of(_CANNOT_LISTEN, "--socket", shown(str(folder)), f"a folder ({error})") from error
     except BadInput as error:
-        raise BadSettings("the node agent cannot listen", error.problems, remedy=error.remedy) from error
+        raise BadSettings(_CANNOT_LISTEN, error.problems, remedy=error.remedy) from error
 
 
 @contextlib.contextmanager
@@ -542,27 +505,18 @@ def _hold_path_lock(path: Path, patience_s: float) -> Iterator[None]:
     try:
         lock = os.open(_lock_file_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise BadSettings.of(
-            "the node agent cannot listen",
-            "--socket",
-            str(path),
-            f"a folder that can be written to ({error})",
-        ) from error
+        expected = f"a folder that can be written to ({error})"
+        raise BadSettings.of(_CANNOT_LISTEN, "--socket", str(path), expected) from error
     try:
-        while not _try_lock(lock):
-            if time.monotonic() >= deadline:
-                raise Unavailable.of(
-                    "the node agent cannot listen", "--socket", str(path), "a path that no other agent serves"
-                )
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    expected = "a path that no other agent serves"
+                    raise Unavailable.of(_CANNOT_LISTEN, "--socket", str(path), expected) from error
             time.sleep(_POLL_S)
         yield
     finally:
         os.close(lock)
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

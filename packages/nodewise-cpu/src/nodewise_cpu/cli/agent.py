@@ -2,10 +2,8 @@
 
 import resource
 import signal
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,18 +15,10 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.options import AdminOptions
 from nodewise_cpu import cmk_names, procfs
-from nodewise_cpu.agent import node_state_publishers
-from nodewise_cpu.agent.agent import NodeAgent, Publisher, serve_admin_port
-from nodewise_cpu.agent.allocation_service import (
-    AgentNode,
-    AllocationService,
-    ReconfigurationAuthorizer,
-    ReconfigurationService,
-)
-from nodewise_cpu.agent.node_state_publishers import ClusterNode
-from nodewise_cpu.agent.pod_core_requests import PodRequests
+from nodewise_cpu.agent import agent as publishers
+from nodewise_cpu.agent.agent import ClusterNode, NodeAgent, Publisher, serve_admin_port
+from nodewise_cpu.agent.allocation_service import AgentNode, AllocationService, NodePods
 from nodewise_cpu.agent.socket_server import ConnectionLimits
-from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cpusets import container_runtime_client
@@ -38,8 +28,7 @@ from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise_cpu.node import machine_features, other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
-from nodewise_cpu.reconfiguration import execution
-from nodewise_cpu.topology import ROOT_CGROUP
+from nodewise_cpu.topology import ROOT_CGROUP, Topology
 
 LEAST_INTERVAL_S: Final = 0.1
 _HOST_KUBELET: Final = f"1/root{other_cpu_managers.DEFAULT_FOLDER}"
@@ -119,7 +108,11 @@ def run(options: AgentOptions) -> None:
     """
     common_options.start_cmk_logging()
     registry, proc = MetricsRegistry(), common_options.host_proc_path(options)
-    _check_host_pid_namespace(proc)
+    try:
+        procfs.check_pid_namespace(proc)
+    except BadSettings as error:
+        remedy = "run the node agent with hostPID: true"
+        raise BadSettings("the node agent cannot identify the peer", error.problems, remedy=remedy) from error
     if not LEAST_INTERVAL_S <= options.interval < float("inf"):
         raise BadSettings.of(
             "settings", "--interval", f"{options.interval:g}s", f"at least {LEAST_INTERVAL_S:g}s"
@@ -136,75 +129,72 @@ def run(options: AgentOptions) -> None:
         logs.emit("stopping")
 
 
-def _check_host_pid_namespace(proc: Path) -> None:
-    try:
-        procfs.check_pid_namespace(proc)
-    except BadSettings as error:
-        remedy = "run the node agent with hostPID: true"
-        raise BadSettings("the node agent cannot identify the peer", error.problems, remedy=remedy) from error
-
-
 def _raise_open_file_limit(wanted: int) -> None:
     """Raise the limit of open files as needed; BadSettings if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     elif wanted > hard:
-        raise BadSettings.of(
-            "settings", "--max-connections", f"{wanted} open files needed", f"at most {hard}"
-        )
+        seen = f"{wanted} open files needed"
+        raise BadSettings.of("settings", "--max-connections", seen, f"at most {hard}")
 
 
 def _create_node_agent(
     options: AgentOptions, proc: Path, limits: ConnectionLimits, registry: MetricsRegistry, stack: ExitStack
 ) -> NodeAgent:
     store = common_options.open_allocation_store(options)
-    cluster = _create_cluster_node(options)
-    pods = PodRequests(cluster.api, cluster.node) if cluster else None
-    if pods is None or options.allow_unrequested:
-        why = "--allow-unrequested" if pods else "there is no API server (--conf-dir)"
+    root, cluster, namespace = Path(options.sysfs), None, ""
+    if options.is_in_cluster:
+        client = common_options.open_api_client(options)
+        node_name = common_options.resolve_node_name(options, client)
+        cluster, namespace = ClusterNode(client, node_name, options.namespace), client.namespace
+    if cluster is None or options.allow_unrequested:
+        why = "--allow-unrequested" if cluster else "there is no API server (--conf-dir)"
         logs.emit("cpu_unchecked", why=why)
-    read_machine = partial(_read_machine, options, cluster)
-    machine_at_start = read_machine()
-    enforcer = _create_cpu_enforcer(options, machine_at_start, proc, stack)
-    collector = TaskGarbageCollector(store, proc, registry, partial(execution.recover, store, proc))
-    node = AgentNode(
-        store,
-        proc,
-        procfs.read_boot_id(proc),
-        Path(options.sysfs),
-        machine_at_start.fast,
-        machine_at_start.topology.caches,
-        most_tasks=options.max_per_pod,
-    )
-    authorizer = ReconfigurationAuthorizer(
-        pods, common_options.open_api_client(options).namespace if cluster else ""
-    )
-    reconfiguring = ReconfigurationService(store, proc, read_machine, collector, authorizer, enforcer)
+
+    def read_machine() -> PoolInputs:
+        labels = machine_features.fetch_labels(*cluster[:2]) if cluster else machine_features.NO_LABELS
+        return machine_features.read(root, labels)
+
+    machine = read_machine()
+    enforcer = _create_cpu_enforcer(options, machine.topology, proc, stack)
     service = AllocationService(
-        node, collector, registry, None if options.allow_unrequested else pods, enforcer, reconfiguring.answer
+        AgentNode(
+            store,
+            proc,
+            procfs.read_boot_id(proc),
+            root,
+            machine.fast,
+            machine.topology.caches,
+            options.max_per_pod,
+            namespace,
+            options.allow_unrequested,
+        ),
+        TaskGarbageCollector(store, proc, registry),
+        registry,
+        read_machine,
+        NodePods(cluster.api, cluster.node) if cluster else None,
+        enforcer,
     )
-    active = _create_report_publishers(options, store, proc, cluster, enforcer)
+    # the root of the first process is the host's, so no mount is needed
+    checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
+    host = other_cpu_managers.host_root(root, proc)
+    active: list[Publisher] = [publishers.CpusetPublisher(enforcer, store)] if enforcer else []
+    active += [
+        publishers.KubeletConflictPublisher(checkpoints),
+        publishers.ManagerConflictPublisher(root, host, cluster),
+        publishers.FeaturePublisher(Path(options.nfd_dir), root),
+    ]
+    if cluster:
+        active.append(publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
+        if options.publish:
+            active.append(publishers.ReconcileReportPublisher(cluster))
+            active.append(publishers.NodeReportPublisher(cluster, store, root, host))
     return NodeAgent(service, active, limits, options.interval, registry)
 
 
-def _create_cluster_node(options: AgentOptions) -> ClusterNode | None:
-    """The node in its cluster; None for a directory without a cluster."""
-    if not options.is_in_cluster:
-        return None
-    api = common_options.open_api_client(options)
-    return ClusterNode(api, common_options.resolve_node_name(options, api), options.namespace)
-
-
-def _read_machine(options: AgentOptions, cluster: ClusterNode | None) -> PoolInputs:
-    labels = (
-        machine_features.fetch_labels(cluster.api, cluster.node) if cluster else machine_features.NO_LABELS
-    )
-    return machine_features.read(Path(options.sysfs), labels)
-
-
 def _create_cpu_enforcer(
-    options: AgentOptions, node_machine: PoolInputs, proc: Path, stack: ExitStack
+    options: AgentOptions, topology: Topology, proc: Path, stack: ExitStack
 ) -> CpusetEnforcer | None:
     root = other_cpu_managers.host_root(Path("/"), proc) / ROOT_CGROUP
     partitions = CgroupPartitions(root)
@@ -223,36 +213,11 @@ def _create_cpu_enforcer(
     stack.callback(runtime.close)
     return CpusetEnforcer(
         runtime,
-        node_machine.topology,
+        topology,
         proc,
         cgroups=ContainerCgroups(root, root / "cpuset"),
         partitions=partitions if options.isolate != "none" else None,
     )
-
-
-def _create_report_publishers(
-    options: AgentOptions,
-    store: AllocationStore,
-    proc: Path,
-    cluster: ClusterNode | None,
-    enforcer: CpusetEnforcer | None,
-) -> Sequence[Publisher]:
-    active: list[Publisher] = [node_state_publishers.CpusetPublisher(enforcer, store)] if enforcer else []
-    # the root of the first process is the host's, so no mount is needed
-    checkpoints = Path(options.kubelet_dir) if options.kubelet_dir else proc / _HOST_KUBELET
-    active.append(node_state_publishers.KubeletConflictPublisher(checkpoints))
-    host = other_cpu_managers.host_root(Path(options.sysfs), proc)
-    active.append(node_state_publishers.ManagerConflictPublisher(Path(options.sysfs), host, cluster))
-    active.append(node_state_publishers.FeaturePublisher(Path(options.nfd_dir), Path(options.sysfs)))
-    if cluster is None:
-        return active
-    active.append(node_state_publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
-    if options.publish:
-        active += [
-            node_state_publishers.ReconcileReportPublisher(cluster),
-            node_state_publishers.NodeReportPublisher(cluster, store, Path(options.sysfs), host),
-        ]
-    return active
 
 
 command = common_options.create_click_command("agent", run, AgentOptions)

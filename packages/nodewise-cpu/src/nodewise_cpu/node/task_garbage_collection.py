@@ -6,18 +6,20 @@ The node agent's collections follow one another, each with the processes that th
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import NodewiseError
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_cpu import allocation_store, ended_tasks, procfs
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
-from nodewise_cpu.ended_tasks import CollectionResult, KnownProcesses, ProcessTree, ReclaimedCpuList
+from nodewise_cpu.ended_tasks import KnownProcesses, ProcessTree, ReclaimedCpuList
 from nodewise_cpu.kernel_file_reader import read_text
-from nodewise_cpu.pool_allocations import Allocations, CpuListAllocation, Pool, Task
+from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.reconfiguration import execution
 
 
 class CollectionRound(NamedTuple):
@@ -57,39 +59,25 @@ def collect_garbage(
             if item.task.boot == boot and procfs.unreadable_processes_of(item.task, table, proc)
         }
         reclaimed = tuple(item for item in result.reclaimed if item.task not in uncertain)
-        left = stored.allocations.with_tasks(_select_living_or_uncertain_tasks(result, uncertain))
-        mismatched = ended_tasks.tasks_on_wrong_cpus(left, _allowed_cpus(left, proc))
-        stored_left = stored._replace(allocations=left)
-        return left, CollectionRound(
-            reclaimed, mismatched, tuple(sorted(uncertain)), result.known, stored_left
+        living = {
+            (pool.name, cpu_list.text): cpu_list.tasks for pool, cpu_list in result.allocations.cpu_lists
+        }
+        left = stored.allocations.with_tasks(
+            lambda pool, cpu_list: [
+                *living[pool.name, cpu_list.text],
+                *(task for task in cpu_list.tasks if task in uncertain),
+            ]
         )
+        allowed = {}
+        for pid in {task.pid for task in left.tasks}:
+            with suppress(NodewiseError):
+                if (cpus := procfs.read_allowed_cpus(proc, pid)) is not None:
+                    allowed[pid] = cpus
+        mismatched = ended_tasks.tasks_on_wrong_cpus(left, allowed)
+        after = stored._replace(allocations=left)
+        return left, CollectionRound(reclaimed, mismatched, tuple(sorted(uncertain)), result.known, after)
 
     return allocation_store.update(store, decide, wait, during_reconfiguration=True)
-
-
-def _select_living_or_uncertain_tasks(
-    result: CollectionResult, uncertain: Collection[Task]
-) -> Callable[[Pool, CpuListAllocation], Iterable[Task]]:
-    """The tasks of each list that are alive, and the uncertain ones."""
-    living = {(pool.name, cpu_list.text): cpu_list.tasks for pool, cpu_list in result.allocations.cpu_lists}
-
-    def remaining(pool: Pool, cpu_list: CpuListAllocation) -> Iterable[Task]:
-        return [*living[pool.name, cpu_list.text], *(task for task in cpu_list.tasks if task in uncertain)]
-
-    return remaining
-
-
-def _allowed_cpus(allocations: Allocations, proc: Path) -> Mapping[int, frozenset[int]]:
-    """The CPUs that each task's process may use, where that can be read."""
-    allowed = {}
-    for pid in {task.pid for task in allocations.tasks}:
-        try:
-            cpus = procfs.read_allowed_cpus(proc, pid)
-        except NodewiseError:
-            continue
-        if cpus is not None:
-            allowed[pid] = cpus
-    return allowed
 
 
 class CollectionLog:
@@ -120,26 +108,17 @@ def pause_before_retry(attempt: int) -> None:
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S * attempt)  # noqa: S311 - no secret
 
 
-class ReconfigurationRecovery(Protocol):
-    """`execution.recover` of one node. `known` has processes that only earlier collections could identify."""
-
-    def __call__(self, *, known: KnownProcesses) -> bool: ...
-
-
 class TaskGarbageCollector:
-    """Collects garbage in one node's store. Its methods may be called from several threads.
+    """Collects garbage in one node's store, and rolls back reconfigurations whose process has ended.
 
-    `recover` rolls back a reconfiguration whose process has ended, and returns whether there was one.
+    Its methods may be called from several threads.
     """
 
-    def __init__(
-        self, store: AllocationStore, proc: Path, registry: MetricsRegistry, recover: ReconfigurationRecovery
-    ) -> None:
+    def __init__(self, store: AllocationStore, proc: Path, registry: MetricsRegistry) -> None:
         self._store = store
         self._proc = proc
         self._boot = procfs.read_boot_id(proc)
         self._registry = registry
-        self._recover = recover
         self._lock = threading.Lock()
         self._known: KnownProcesses | None = None
         self._log = CollectionLog()
@@ -161,34 +140,29 @@ class TaskGarbageCollector:
             collection = collect_garbage(self._store, self._proc, self._known, pause_before_retry)
             self._known = collection.known
             intent = collection.stored.intent
-            if intent and self._recover(known=collection.known):
+            if intent and execution.recover(self._store, self._proc, known=collection.known):
                 logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
             self._log.log(collection)
         for item in collection.reclaimed:
             self._registry.count("cpu_reclaimed_total", pool=item.pool)
-        self._set_gauges(collection.stored.allocations)
-        return collection
-
-    def _set_gauges(self, allocations: Allocations) -> None:
-        for pool in allocations.pools.values():
+        for pool in collection.stored.allocations.pools.values():
             cpu_lists = list(pool.cpu_lists)
             held = sum(bool(cpu_list.tasks) for cpu_list in cpu_lists)
             self._registry.set("cpu_lists", held, pool=pool.name, state="held")
             self._registry.set("cpu_lists", len(cpu_lists) - held, pool=pool.name, state="free")
             tasks = sum(len(cpu_list.tasks) for cpu_list in cpu_lists)
             self._registry.set("cpu_tasks", tasks, pool=pool.name)
+        return collection
 
 
 def wait_for_wrapper_end(proc: Path, task: Task, patience_s: float) -> None:
     """Wait for the end of a task's wrapper, whose connection the kernel closes first, for at most `patience_s`."""
     deadline = time.monotonic() + patience_s
-    while _is_running(proc, task) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            stat = procfs.parse_stat(read_text(proc / f"{task.pid}/stat"))
+        except OSError:
+            return
+        if stat.start != task.start or stat.process_has_ended:
+            return
         time.sleep(_PAUSE_S)
-
-
-def _is_running(proc: Path, task: Task) -> bool:
-    try:
-        stat = procfs.parse_stat(read_text(proc / f"{task.pid}/stat"))
-    except OSError:
-        return False
-    return stat.start == task.start and not stat.process_has_ended

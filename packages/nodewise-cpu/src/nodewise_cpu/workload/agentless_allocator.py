@@ -48,7 +48,7 @@ class DirectAllocator:
         def decide(stored: StoredAllocations) -> tuple[Allocations, AllocateResponse]:
             avoid = _offline_cpus(stored.allocations) if request.affinity else frozenset[int]()
             # an earlier attempt may have been stored although its response was lost
-            released = allocator.release(stored.allocations, self.task)
+            released = stored.allocations.without(self.task)
             result = allocator.allocate(
                 released,
                 AllocationRequest(request.pool, request.lists, request.socket, avoid=avoid),
@@ -64,12 +64,7 @@ class DirectAllocator:
 
     def release(self, task: Task) -> None:
         """Release the task's CPUs, also during a reconfiguration."""
-        allocation_store.update(
-            self._store,
-            lambda stored: (allocator.release(stored.allocations, task), None),
-            self._pause_before_attempt,
-            during_reconfiguration=True,
-        )
+        allocation_store.release(self._store, task, self._pause_before_attempt)
 
     def leave(self, task: Task) -> None:
         """Nothing to do: the next garbage collection recognises the processes by their environment."""
