@@ -43,6 +43,10 @@ def prepare(api_client: FailingApiClient, options: SetupOptions = OPTIONS) -> Se
     )
 
 
+def remove_from_node(api_client: FailingApiClient, node: cpu_manager_removal.RemovedNode) -> None:
+    list(cpu_manager_removal.remove_from_node(api_client, node, DIALECT, Deadline(20, FakeSleepingClock())))
+
+
 def webhook_part() -> dict[str, Any]:
     metadata = {"name": "cmk-webhook-configmap", "namespace": "cmk"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"server.yaml": "port: 1"}}
@@ -108,13 +112,13 @@ def test_a_second_removal_succeeds_after_any_failure(api_client: FailingApiClien
             leaving = cpu_manager_removal.RemovedNode(
                 node, "cmk", ConfigMapStore(api_client, "cmk", node), None
             )
-            cpu_manager_removal.remove_from_node(
-                api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
-            )
+            remove_from_node(api_client, leaving)
         agent = cpu_manager_removal.agent_objects_to_remove(api_client, "cmk", DIALECT, lambda _: None)
         shared = [*cpu_manager_removal.webhook_objects_to_remove("cmk", DIALECT), *agent]
-        cpu_manager_removal.remove_from_cluster(
-            api_client, "cmk", shared, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
+        list(
+            cpu_manager_removal.remove_from_cluster(
+                api_client, "cmk", shared, DIALECT, Deadline(20, FakeSleepingClock())
+            )
         )
 
     def check() -> None:
@@ -151,9 +155,7 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
 
     leaving = cpu_manager_removal.RemovedNode("node1", "cmk", store, sweep)
     assert own
-    cpu_manager_removal.remove_from_node(
-        api_client, leaving, DIALECT, Deadline(20, FakeSleepingClock()), lambda _: None
-    )
+    remove_from_node(api_client, leaving)
     api_client.server.behave(api_client.server)
     assert not [at for at in api_client.server.objects if at.endswith("node1") and "/nodes/" not in at]
 

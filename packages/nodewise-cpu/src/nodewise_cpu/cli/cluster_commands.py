@@ -30,7 +30,7 @@ from nodewise_cpu.cluster import (
     node_validation,
 )
 from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures
-from nodewise_cpu.cluster.cpu_manager_removal import RemovalStep, RemovedNode
+from nodewise_cpu.cluster.cpu_manager_removal import RemovalStep, RemovedNode, removal_step
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.node_validation import ValidationCheck, ValidationTarget
 from nodewise_cpu.cluster.object_writer import Deadline
@@ -280,19 +280,29 @@ def run_uninstall(options: UninstallOptions) -> None:
     steps: list[RemovalStep] = []
     try:
         if options.scope != "cluster":
-            _uninstall_from_node(options, api, features, steps.append)
+            for step in _uninstall_from_node(options, api, features):
+                steps.append(step)  # noqa: PERF402 - those before an error are printed
         if options.scope != "node":
-            _uninstall_from_cluster(options, api, features, steps.append)
+            shared_objects = [
+                *cpu_manager_removal.webhook_objects_to_remove(options.namespace, features),
+                *cpu_manager_removal.agent_objects_to_remove(api, options.namespace, features, steps.append),
+                *(cpu_manager_removal.report_crd_references(features) if options.crds else ()),
+            ]
+            for step in cpu_manager_removal.remove_from_cluster(
+                api, options.namespace, shared_objects, features, Deadline(options.timeout_s)
+            ):
+                steps.append(step)  # noqa: PERF402 - those before an error are printed
     finally:
-        _print_uninstall_steps(steps, options.output)
+        if options.output == "json":
+            click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, separators=(",", ":")))
+        elif steps:
+            tables.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
+        sys.stdout.flush()
 
 
 def _uninstall_from_node(
-    options: UninstallOptions,
-    api: ApiClient,
-    features: ApiFeatures,
-    report_progress: Callable[[RemovalStep], None],
-) -> None:
+    options: UninstallOptions, api: ApiClient, features: ApiFeatures
+) -> Iterator[RemovalStep]:
     name = common_options.resolve_node_name(options, api)
     store = common_options.open_allocation_store(dataclasses.replace(options, node_name=name))
     proc = common_options.host_proc_path(options)
@@ -304,75 +314,30 @@ def _uninstall_from_node(
         task_garbage_collection.collect_garbage(store, proc, None, common_options.sleep_before_store_retry)
 
     node = RemovedNode(name, options.namespace, store, collect if is_here else None)
-    cpu_manager_removal.remove_from_node(api, node, features, Deadline(options.timeout_s), report_progress)
-    program = f"program in {options.install_dir}"
+    yield from cpu_manager_removal.remove_from_node(api, node, features, Deadline(options.timeout_s))
+    program, folder = f"program in {options.install_dir}", Path(options.install_dir)
     if not is_here:
-        report_progress(RemovalStep(program, f"not looked for: this is not node {name}"))
+        yield RemovalStep(program, f"not looked for: this is not node {name}")
         return
-    report_progress(
-        RemovalStep(program, _removal_result(was_there=installation.remove(Path(options.install_dir))))
-    )
-    _undo_partitions(proc, report_progress)
-    socket = Path(DEFAULT_SOCKET)
-    report_progress(RemovalStep(f"files of the node agent in {socket.parent}", _remove_agent_socket(socket)))
-    file = machine_features.FEATURE_FOLDER / machine_features.FEATURE_FILE
-    report_progress(
-        RemovalStep(
-            f"feature file {file}",
-            _removal_result(
-                was_there=machine_features.write_feature_file(machine_features.FEATURE_FOLDER, ())
-            ),
-        )
-    )
-
-
-def _undo_partitions(proc: Path, report_progress: Callable[[RemovalStep], None]) -> None:
-    """Undo what remains of the partitions of the node agent, and report it if there is something."""
+    yield removal_step(program, was_there=installation.remove(folder))
     root = other_cpu_managers.host_root(Path("/"), proc) / ROOT_CGROUP
     try:
-        result = "removed" if CgroupPartitions(root).release() else ""
+        if CgroupPartitions(root).release():
+            yield RemovalStep("cgroup partitions", "removed")
     except NodewiseError as error:
-        result = f"left: {error}"
-    if result:
-        report_progress(RemovalStep("cgroup partitions", result))
-
-
-def _remove_agent_socket(socket: Path) -> str:
+        yield RemovalStep("cgroup partitions", f"left: {error}")
+    socket = Path(DEFAULT_SOCKET)
+    files = f"files of the node agent in {socket.parent}"
     try:
-        return _removal_result(
-            was_there=socket_server.remove_socket_files(socket, enforcer.DEFAULT_ORIGINALS)
-        )
+        was_there = socket_server.remove_socket_files(socket, enforcer.DEFAULT_ORIGINALS)
+        yield removal_step(files, was_there=was_there)
     except NodewiseError as error:
-        return f"left: {error}"
-
-
-def _removal_result(*, was_there: bool) -> str:
-    return "removed" if was_there else "not there"
-
-
-def _uninstall_from_cluster(
-    options: UninstallOptions,
-    api: ApiClient,
-    features: ApiFeatures,
-    report_progress: Callable[[RemovalStep], None],
-) -> None:
-    namespace = options.namespace
-    shared_objects = [
-        *cpu_manager_removal.webhook_objects_to_remove(namespace, features),
-        *cpu_manager_removal.agent_objects_to_remove(api, namespace, features, report_progress),
-        *(cpu_manager_removal.report_crd_references(features) if options.crds else ()),
-    ]
-    cpu_manager_removal.remove_from_cluster(
-        api, namespace, shared_objects, features, Deadline(options.timeout_s), report_progress
+        yield RemovalStep(files, f"left: {error}")
+    features_folder = machine_features.FEATURE_FOLDER
+    yield removal_step(
+        f"feature file {features_folder / machine_features.FEATURE_FILE}",
+        was_there=machine_features.write_feature_file(features_folder, ()),
     )
-
-
-def _print_uninstall_steps(steps: list[RemovalStep], output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, separators=(",", ":")))
-    elif steps:
-        tables.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
-    sys.stdout.flush()
 
 
 uninstall_command = common_options.create_click_command("uninstall", run_uninstall, UninstallOptions)

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.resource_kinds import NODES, PODS
-from nodewise_cpu import cmk_names
 from nodewise_cpu.cluster import node_setup_objects, object_writer
 from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
 from nodewise_cpu.cluster.node_setup_objects import ALWAYS, ONCE, SetupOptions
@@ -23,6 +22,8 @@ from nodewise_cpu.cmk_names import LABEL
 
 ProgressReporter = Callable[[str], None]
 """Shows progress to people who wait."""
+PodLookup = Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
+"""Returns the progress of the pods of some objects, by node."""
 PAGE: Final = "500"
 
 
@@ -85,9 +86,11 @@ class SetupReport(NamedTuple):
 
 def schedulable_nodes(api: ApiClient) -> list[str]:
     """Names of all nodes on which pods may be placed, in the API server's order."""
-    return [
-        node["metadata"]["name"] for node in list_node_objects(api) if not node["spec"].get("unschedulable")
-    ]
+    return _names_of_schedulable_nodes(list_node_objects(api))
+
+
+def _names_of_schedulable_nodes(nodes: Iterable[Object]) -> list[str]:
+    return [node["metadata"]["name"] for node in nodes if not node["spec"].get("unschedulable")]
 
 
 def check_node_names(api: ApiClient, nodes: Sequence[str]) -> list[str]:
@@ -131,13 +134,21 @@ def execute_setup_plan(
         # otherwise the names of their objects would not be unique
         raise BadInput.of("cannot prepare nodes", "nodes", ", ".join(plan.nodes), "each once")
     _check_service_account_exists(api, plan)
-    preparing = _NodeSetup(api, plan, features, deadline, report_progress)
-    preparing.run_pods_to_completion([command for command in plan.commands if command in ONCE])
-    preparing.create_node_daemon_sets([command for command in plan.commands if command in ALWAYS])
-    agent = PreparedNode("", tuple(preparing.deploy_agent_daemon_set()))
-    is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
-    shared = _create_shared_objects(api, plan.shared, deadline, report_progress) if is_wanted else ()
-    nodes = [PreparedNode(node, tuple(preparing.steps[node])) for node in plan.nodes]
+    setup = _NodeSetup(api, plan, features, deadline, report_progress)
+    setup.run_pods_to_completion([command for command in plan.commands if command in ONCE])
+    setup.create_node_daemon_sets([command for command in plan.commands if command in ALWAYS])
+    agent = PreparedNode("", setup.deploy_agent_daemon_set())
+    shared: list[SetupStep] = []
+    for wanted in plan.shared if not agent.error and (setup.ready() or not plan.nodes) else ():
+        title = object_writer.title(wanted)
+        report_progress(title)
+        try:
+            outcome = object_writer.create_or_replace(api, wanted, deadline).outcome
+        except NodewiseError as error:
+            shared.append(SetupStep(title, "failed", str(error)))
+            break
+        shared.append(SetupStep(title, outcome))
+    nodes = [PreparedNode(node, tuple(setup.steps[node])) for node in plan.nodes]
     return SetupReport(nodes, agent, PreparedNode("", tuple(shared)))
 
 
@@ -149,11 +160,41 @@ def _check_service_account_exists(api: ApiClient, plan: SetupPlan) -> None:
     about = {"name": node_setup_objects.AGENT, "namespace": namespace}
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
     if object_writer.find_object(api, object_writer.path(account)) is None:
-        problem = Problem(
-            f"ServiceAccount {namespace}/{node_setup_objects.AGENT}", "not there", "the node agent's"
-        )
+        where = f"ServiceAccount {namespace}/{node_setup_objects.AGENT}"
         remedy = f"{node_setup_objects.kubectl_apply_command(namespace)}; or do without the agent: --no-agent"
-        raise Refused("nothing was changed", [problem], remedy=remedy)
+        raise Refused.of("nothing was changed", where, "not there", "the node agent's", remedy=remedy)
+
+
+def _wait_for_pods(
+    waiting: dict[str, Object], look: PodLookup, deadline: Deadline, report_progress: ProgressReporter
+) -> dict[str, str]:
+    """Wait until the pods of all objects, by node, are done or failed, or until the deadline.
+
+    Returns the reasons of failures by node. Without a response of the API server the progress is unknown; a refusal is
+    a failure.
+    """
+    failures = {}
+    while waiting:
+        try:
+            progress = look(waiting)
+        except Unavailable as error:
+            progress = dict.fromkeys(waiting, PodProgress(why=str(error)))
+        except NodewiseError as error:
+            progress = dict.fromkeys(waiting, PodProgress(has_failed=True, why=str(error)))
+        for node in [node for node, status in progress.items() if status.is_done or status.has_failed]:
+            deadline.reset_pause()
+            del waiting[node]
+            if progress[node].has_failed:
+                failures[node] = progress[node].why
+        if waiting and deadline.is_over:
+            late = f"not ready after {deadline.timeout_s:g} s"
+            return failures | {node: f"{late}: {progress[node].why}" for node in waiting}
+        if waiting:
+            first, *others = waiting
+            names = f"{len(waiting)} nodes, {first} among them" if others else f"node {first}"
+            report_progress(f"waiting for {names}: {progress[first].why}")
+            deadline.pause()
+    return failures
 
 
 class _NodeSetup:
@@ -180,41 +221,39 @@ class _NodeSetup:
 
     def run_pods_to_completion(self, commands: Sequence[str]) -> None:
         make = node_setup_objects.preparation_pod
-        made = self._create_on_ready_nodes(
-            commands, lambda node: make(commands, node, self._plan.options, self._features)
-        )
-        looked_up = PODS.path(self._plan.options.namespace)
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there = {pod["metadata"]["uid"]: pod for pod in list_all_pages(self._api, looked_up, {})}
+            there = {pod["metadata"]["uid"]: pod for pod in self._list_pods()}
             return {
                 node: object_writer.completion_progress(there.get(pod["metadata"]["uid"]))
                 for node, pod in waiting.items()
             }
 
-        self._wait_for_nodes(made, look)
+        made = self._create_on_ready_nodes(
+            commands, lambda node: make(commands, node, self._plan.options, self._features)
+        )
+        self._wait(made, look)
 
     def create_node_daemon_sets(self, commands: Sequence[str]) -> None:
-        made = self._create_on_ready_nodes(
-            commands,
-            lambda node: node_setup_objects.daemon_set(commands, node, self._plan.options, self._features),
-        )
-        looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
+        make, watched = node_setup_objects.daemon_set, PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all_pages(self._api, looked_up, {}), self._deadline.now()
+            there, now = self._list_pods(), self._deadline.now()
             return {
                 node: watched.steady(
-                    object_writer.pods_owned_by(there, pod["metadata"]["uid"]),
-                    pod["metadata"]["annotations"][node_setup_objects.MADE_FROM],
+                    object_writer.pods_owned_by(there, made["metadata"]["uid"]),
+                    made["metadata"]["annotations"][node_setup_objects.MADE_FROM],
                     now,
                 )
-                for node, pod in waiting.items()
+                for node, made in waiting.items()
             }
 
-        self._wait_for_nodes(made, look)
+        made = self._create_on_ready_nodes(
+            commands, lambda node: make(commands, node, self._plan.options, self._features)
+        )
+        self._wait(made, look)
 
-    def deploy_agent_daemon_set(self) -> Iterable[SetupStep]:
+    def deploy_agent_daemon_set(self) -> tuple[SetupStep, ...]:
         """Create the agent's DaemonSet if any node is ready, and wait for its pod on each node."""
         wanted = self._plan.agent
         if wanted is None or not (self.ready() or not self._plan.nodes):
@@ -229,25 +268,23 @@ class _NodeSetup:
                 made, outcome = object_writer.create_or_replace(self._api, wanted, self._deadline)
             waiting = self._nodes_awaiting_agent(made)
         except NodewiseError as error:
-            return [SetupStep(title, "failed", str(error))]
-        looked_up, watched = PODS.path(self._plan.options.namespace), PodWatch()
+            return (SetupStep(title, "failed", str(error)),)
+        watched = PodWatch()
 
         def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
-            there, now = list_all_pages(self._api, looked_up, {}), self._deadline.now()
+            there, now = self._list_pods(), self._deadline.now()
             ours = list(object_writer.pods_owned_by(there, made["metadata"]["uid"]))
             return {
                 node: watched.running(node_setup_objects.find_current_daemon_set_pods(ours, made, node), now)
                 for node in waiting
             }
 
-        self._wait_for_nodes(waiting, look)
-        return [SetupStep(title, outcome)]
+        self._wait(waiting, look)
+        return (SetupStep(title, outcome),)
 
     def _nodes_awaiting_agent(self, made: Object) -> dict[str, Object]:
         """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
-        labelled = {
-            node["metadata"]["name"] for node in list_node_objects(self._api, f"{cmk_names.LABEL}=true")
-        }
+        labelled = {node["metadata"]["name"] for node in list_node_objects(self._api, f"{LABEL}=true")}
         waiting = {}
         for node in self.ready():
             step = SetupStep(f"node agent of {object_writer.title(made)}", "ready")
@@ -255,7 +292,7 @@ class _NodeSetup:
                 self.steps[node].append(step)
                 waiting[node] = made
             elif node_setup_objects.DISCOVER in self._plan.commands:
-                why = f"no agent comes to a node without the label {cmk_names.LABEL}=true, which `discover` sets"
+                why = f"no agent comes to a node without the label {LABEL}=true, which `discover` sets"
                 self.steps[node].append(step._replace(outcome="failed", error=why))
         return waiting
 
@@ -266,74 +303,22 @@ class _NodeSetup:
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
             pod = wanted(node)
-            self._report_progress(f"{object_writer.title(pod)}: {','.join(commands)}")
+            title = object_writer.title(pod)
+            self._report_progress(f"{title}: {','.join(commands)}")
             try:
                 made[node], outcome = object_writer.create_or_replace(self._api, pod, self._deadline)
             except NodewiseError as error:
-                self.steps[node].append(SetupStep(object_writer.title(pod), "failed", str(error)))
+                self.steps[node].append(SetupStep(title, "failed", str(error)))
             else:
-                self.steps[node].append(SetupStep(object_writer.title(pod), outcome))
+                self.steps[node].append(SetupStep(title, outcome))
         return made
 
-    def _wait_for_nodes(
-        self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
-    ) -> None:
-        """Wait until all are done or failed, or until the deadline."""
-        while waiting:
-            progress = self._read_progress(waiting, look)
-            for node in [node for node, status in progress.items() if status.is_done or status.has_failed]:
-                self._deadline.reset_pause()
-                del waiting[node]
-                if progress[node].has_failed:
-                    self._record_failure(node, progress[node].why)
-            if waiting and self._deadline.is_over:
-                for node in waiting:
-                    self._record_failure(
-                        node, f"not ready after {self._deadline.timeout_s:g} s: {progress[node].why}"
-                    )
-                return
-            if waiting:
-                self._report_progress(
-                    f"waiting for {_abbreviated_node_names(waiting)}: {progress[next(iter(waiting))].why}"
-                )
-                self._deadline.pause()
+    def _list_pods(self) -> list[Any]:
+        return list_all_pages(self._api, PODS.path(self._plan.options.namespace), {})
 
-    def _read_progress(
-        self, waiting: Mapping[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, PodProgress]]
-    ) -> Mapping[str, PodProgress]:
-        """The progress of all. Without a response of the API server it is unknown; a refusal is a failure."""
-        try:
-            return look(waiting)
-        except Unavailable as error:
-            return dict.fromkeys(waiting, PodProgress(why=str(error)))
-        except NodewiseError as error:
-            return dict.fromkeys(waiting, PodProgress(has_failed=True, why=str(error)))
-
-    def _record_failure(self, node: str, why: str) -> None:
-        self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
-
-
-def _abbreviated_node_names(nodes: Iterable[str]) -> str:
-    first, *others = nodes
-    return f"{len(others) + 1} nodes, {first} among them" if others else f"node {first}"
-
-
-def _create_shared_objects(
-    api: ApiClient, wanted: Sequence[Object], deadline: Deadline, report_progress: ProgressReporter
-) -> list[SetupStep]:
-    """Create the shared objects, up to the first failure."""
-    steps: list[SetupStep] = []
-    for obj in wanted:
-        report_progress(object_writer.title(obj))
-        try:
-            steps.append(
-                SetupStep(
-                    object_writer.title(obj), object_writer.create_or_replace(api, obj, deadline).outcome
-                )
-            )
-        except NodewiseError as error:
-            return [*steps, SetupStep(object_writer.title(obj), "failed", str(error))]
-    return steps
+    def _wait(self, waiting: dict[str, Object], look: PodLookup) -> None:
+        for node, why in _wait_for_pods(waiting, look, self._deadline, self._report_progress).items():
+            self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
 
 
 CHECKED: Final = "can be reconfigured"
@@ -368,15 +353,10 @@ class ReconfigurationReport(NamedTuple):
 
 def nodes_with_pools(api: ApiClient) -> list[str]:
     """The schedulable nodes that have pools, in the API server's order. Refused if there is none."""
-    labelled = list_node_objects(api, f"{LABEL}=true")
-    nodes = [node["metadata"]["name"] for node in labelled if not node["spec"].get("unschedulable")]
+    nodes = _names_of_schedulable_nodes(list_node_objects(api, f"{LABEL}=true"))
     if not nodes:
-        raise Refused.of(
-            "no node to reconfigure",
-            "nodes",
-            "none that is schedulable",
-            f"at least one with the label {LABEL}=true",
-        )
+        expected = f"at least one with the label {LABEL}=true"
+        raise Refused.of("no node to reconfigure", "nodes", "none that is schedulable", expected)
     return nodes
 
 
@@ -390,8 +370,7 @@ def reconfigure_nodes(
     only_check: bool = False,
 ) -> ReconfigurationReport:
     """Check all nodes at once, then reconfigure them one by one. `deadline` makes a new one for each step."""
-    checks = _Pods(api, options, deadline(), report_progress, checks=True)
-    errors = checks.run(names)
+    errors = _run_reconfiguration_pods(api, names, options, deadline(), report_progress, checks=True)
     if errors or only_check:
         results = [
             NodeResult(node, "failed" if node in errors else CHECKED, errors.get(node, "")) for node in names
@@ -399,98 +378,64 @@ def reconfigure_nodes(
         return ReconfigurationReport(results)
     done: list[NodeResult] = []
     for node in names:
-        failed = _Pods(api, options, deadline(), report_progress).run([node])
+        failed = _run_reconfiguration_pods(api, [node], options, deadline(), report_progress)
         done.append(NodeResult(node, "failed" if failed else DONE, failed.get(node, "")))
         if failed:
             break
     return ReconfigurationReport([*done, *(NodeResult(node, UNTOUCHED) for node in names[len(done) :])])
 
 
-class _Pods:
-    """Runs a pod on each of some nodes. A pod that succeeded is removed; one that failed stays for its log."""
+def _run_reconfiguration_pods(
+    api: ApiClient,
+    nodes: Sequence[str],
+    options: SetupOptions,
+    deadline: Deadline,
+    report_progress: ProgressReporter,
+    *,
+    checks: bool = False,
+) -> dict[str, str]:
+    """Run a pod on each of the nodes; returns the errors by node.
 
-    def __init__(
-        self,
-        api: ApiClient,
-        options: SetupOptions,
-        deadline: Deadline,
-        report_progress: ProgressReporter,
-        *,
-        checks: bool = False,
-    ) -> None:
-        self._api = api
-        self._options = options
-        self._deadline = deadline
-        self._report_progress = report_progress
-        self._checks = checks
+    A pod that succeeded is removed; one that failed stays for its log.
+    """
+    errors: dict[str, str] = {}
+    made: dict[str, Object] = {}
+    for node in nodes:
+        try:
+            wanted = node_setup_objects.reconfiguration_pod(node, options, checks=checks)
+            made[node] = _create_reconfiguration_pod(api, node, wanted, deadline, report_progress)
+        except NodewiseError as error:
+            errors[node] = str(error)
 
-    def run(self, names: Sequence[str]) -> dict[str, str]:
-        """The errors by node."""
-        errors: dict[str, str] = {}
-        made: dict[str, Object] = {}
-        for node in names:
-            try:
-                made[node] = self._create_pod(node)
-            except NodewiseError as error:
-                errors[node] = str(error)
-                if not self._checks:
-                    break
-        return errors | self._await_pods(made)
-
-    def _create_pod(self, node: str) -> Object:
-        """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
-        wanted = node_setup_objects.reconfiguration_pod(node, self._options, checks=self._checks)
-        existing = object_writer.find_object(self._api, object_writer.path(wanted))
-        if (
-            existing
-            and not object_writer.has_pod_ended(existing)
-            and not node_setup_objects.has_same_template(existing, wanted)
-        ):
-            seen = f"{object_writer.title(wanted)} is at work, with other options"
-            raise Conflict.of("the node is being reconfigured already", f"node {node}", seen)
-        if existing and object_writer.has_pod_ended(existing):
-            object_writer.remove(self._api, wanted, self._deadline, existing)
-        self._report_progress(object_writer.title(wanted))
-        made: Object = object_writer.create_or_replace(self._api, wanted, self._deadline).current
-        return made
-
-    def _await_pods(self, waiting: dict[str, Object]) -> dict[str, str]:
-        errors: dict[str, str] = {}
+    def look(waiting: Mapping[str, Object]) -> Mapping[str, PodProgress]:
+        progress = {}
         for node, pod in waiting.items():
-            progress = self._await_pod_end(node, pod)
-            if progress.is_done:
-                self._remove_pod(pod)
-            else:
-                errors[node] = progress.why
-        return errors
+            current = object_writer.find_object(api, object_writer.path(pod))
+            is_other = current is not None and current["metadata"]["uid"] != pod["metadata"]["uid"]
+            progress[node] = object_writer.completion_progress(None if is_other else current)
+        return progress
 
-    def _remove_pod(self, pod: Object) -> None:
-        """Remove a pod. An error is only reported: the next run replaces the pod."""
-        try:
-            object_writer.remove(self._api, pod, self._deadline, pod)
-        except NodewiseError as error:
-            self._report_progress(str(error))
+    for node, pod in made.items():
+        failures = _wait_for_pods({node: pod}, look, deadline, report_progress)
+        errors |= failures
+        if not failures:
+            try:
+                object_writer.remove(api, pod, deadline, pod)
+            except NodewiseError as error:
+                report_progress(str(error))  # the next run replaces the pod
+    return errors
 
-    def _await_pod_end(self, node: str, made: Object) -> PodProgress:
-        """The progress of a pod at its end or at the deadline."""
-        while True:
-            progress = self._pod_progress(made)
-            if progress.is_done or progress.has_failed:
-                self._deadline.reset_pause()
-                return progress
-            if self._deadline.is_over:
-                return progress._replace(
-                    why=f"not ready after {self._deadline.timeout_s:g} s: {progress.why}"
-                )
-            self._report_progress(f"waiting for node {node}: {progress.why}")
-            self._deadline.pause()
 
-    def _pod_progress(self, made: Object) -> PodProgress:
-        try:
-            pod = object_writer.find_object(self._api, object_writer.path(made))
-        except Unavailable as error:
-            return PodProgress(why=str(error))
-        except NodewiseError as error:
-            return PodProgress(has_failed=True, why=str(error))
-        is_other = pod is not None and pod["metadata"]["uid"] != made["metadata"]["uid"]
-        return object_writer.completion_progress(None if is_other else pod)
+def _create_reconfiguration_pod(
+    api: ApiClient, node: str, wanted: Object, deadline: Deadline, report_progress: ProgressReporter
+) -> Object:
+    """A new pod. One that has ended in an earlier run is removed; Conflict if it is still running."""
+    existing = object_writer.find_object(api, object_writer.path(wanted))
+    if existing and object_writer.has_pod_ended(existing):
+        object_writer.remove(api, wanted, deadline, existing)
+    elif existing and not node_setup_objects.has_same_template(existing, wanted):
+        seen = f"{object_writer.title(wanted)} is at work, with other options"
+        raise Conflict.of("the node is being reconfigured already", f"node {node}", seen)
+    report_progress(object_writer.title(wanted))
+    made: Object = object_writer.create_or_replace(api, wanted, deadline).current
+    return made
