@@ -16,7 +16,7 @@ class RefusingClient:
 
 
 def test_pods_that_cannot_be_listed_are_no_success() -> None:
-    checks = node_validation._check_tasks_and_collector(
+    checks = node_validation.check_tasks_and_collector(
         RefusingClient(), None, ValidationTarget("n1", "default")
     )  # type: ignore[arg-type]
     assert [(check.name, check.ok, check.remedy) for check in checks] == [

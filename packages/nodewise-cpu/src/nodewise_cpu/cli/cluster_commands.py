@@ -206,7 +206,7 @@ def run_validate(options: ValidateOptions) -> None:
     is_well = all(check.ok is not False for check in checks)
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
         common_options.print_json(
-            {"node": name, "ok": is_well, "checks": [check.as_dict() for check in checks]}
+            {"node": name, "ok": is_well, "checks": [check._asdict() for check in checks]}
         )
     else:
         rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in checks]

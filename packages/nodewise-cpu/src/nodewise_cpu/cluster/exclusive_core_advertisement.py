@@ -57,25 +57,29 @@ def advertise(
     features = features or api_server.fetch_features(api)
     api_server.check_resource_support(features)
 
-    def status(node_object: Object) -> Object:
-        return _capacity_patch(node_object, features, wanted)
-
     def labelled(node_object: Object) -> Object:
         taints = read_taints(node_object, features)
-        whole = [existing for existing in taints if existing.get("key") != TAINT] + [OURS]
-        has_all = not taint or any(is_cpu_manager_taint(existing) for existing in taints)
-        return _merge_objects(
-            _label_patch(node_object, "true"), {} if has_all else taints_patch(whole, features)
-        )
+        label = _label_patch(node_object, "true")
+        if not taint or any(is_cpu_manager_taint(existing) for existing in taints):
+            return label
+        others = [existing for existing in taints if existing.get("key") != TAINT]
+        return _merge_objects(label, taints_patch([*others, OURS], features))
 
-    return _patch_node(api, node, {"status": status, "": labelled})
+    steps = {"status": lambda node_object: _capacity_patch(node_object, features, wanted), "": labelled}
+    return _patch_node(api, node, steps)
 
 
 def withdraw_node_resources(api: ApiClient, node: str, *, features: ApiFeatures | None = None) -> bool:
     """Remove the resources, the taint and the label. Returns whether the node changed."""
     features = features or api_server.fetch_features(api)
+
+    def without_taint(node_object: Object) -> Object:
+        taints = read_taints(node_object, features)
+        others = [taint for taint in taints if taint.get("key") != TAINT]
+        return taints_patch(others, features) if len(others) < len(taints) else {}
+
     steps = {
-        "": lambda node_object: _taint_removal_patch(node_object, features),
+        "": without_taint,
         "status": lambda node_object: _capacity_patch(node_object, features, None),
     }
     changed = _patch_node(api, node, steps)
@@ -116,22 +120,16 @@ def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, in
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))
     patch: dict[str, dict[str, str | None]] = {"capacity": {}, "allocatable": {}}
     for resource, name in features.resources.items():
-        quantity = _quantity_to_advertise(resource, wanted)
-        if quantity is not None:
-            if str(capacity.get(name)) != quantity:
-                patch["capacity"][name] = quantity
+        count = 0 if wanted is None else wanted.get(resource, 0)
+        if count or (wanted is not None and resource == EXCLUSIVE_CORES):
+            if str(capacity.get(name)) != str(count):
+                patch["capacity"][name] = str(count)
         elif name in allocatable:
             patch["capacity"][name] = patch["allocatable"][name] = None
         elif name in capacity:
             patch["capacity"][name] = None
     filled = {part: changes for part, changes in patch.items() if changes}
     return {"status": filled} if filled else {}
-
-
-def _quantity_to_advertise(resource: str, wanted: Mapping[str, int] | None) -> str | None:
-    """How much of the resource the node advertises; None if it does not advertise the resource."""
-    count = 0 if wanted is None else wanted.get(resource, 0)
-    return str(count) if count or (wanted is not None and resource == EXCLUSIVE_CORES) else None
 
 
 def _label_patch(node: Object, value: str | None) -> Object:
@@ -165,12 +163,6 @@ def taints_patch(taints: Sequence[Mapping[str, Any]], features: ApiFeatures) -> 
     if features.taints == "spec":
         return {"spec": {"taints": list(taints)}}
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
-
-
-def _taint_removal_patch(node: Object, features: ApiFeatures) -> Object:
-    taints = read_taints(node, features)
-    others = [taint for taint in taints if taint.get("key") != TAINT]
-    return taints_patch(others, features) if len(others) < len(taints) else {}
 
 
 def _merge_objects(base: Object, other: Object) -> dict[str, Any]:

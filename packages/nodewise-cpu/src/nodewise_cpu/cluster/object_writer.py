@@ -7,8 +7,8 @@ reason if they do not yet.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.base.errors import Conflict, Unavailable
 from nodewise.kube.api_server_interface import NotFound
@@ -18,7 +18,6 @@ from nodewise_cpu.cluster.api_server import ApiClient, Object
 from nodewise_cpu.cluster.node_setup_objects import MADE_FROM
 
 Outcome = Literal["created", "replaced", "unchanged"]
-Seen = TypeVar("Seen")
 
 _PLURALS: Final[Mapping[str, str]] = {
     "ConfigMap": "configmaps",
@@ -41,18 +40,10 @@ _FIRST_S: Final = 0.1
 _LONGEST_S: Final = 1.0
 
 
-class SleepingClock(Protocol):
-    """The clock for waiting."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float, /) -> None: ...
-
-
 class Deadline:
-    """A time limit from now on, and pauses that grow while nothing changes."""
+    """A time limit from now on, and pauses that grow while nothing changes. `clock` has the functions of `time`."""
 
-    def __init__(self, timeout_s: float, clock: SleepingClock = time) -> None:
+    def __init__(self, timeout_s: float, clock: Any = time) -> None:
         self.timeout_s = timeout_s
         self._clock = clock
         self._end = clock.monotonic() + timeout_s
@@ -60,11 +51,11 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        return self._clock.monotonic() >= self._end
+        return bool(self._clock.monotonic() >= self._end)
 
     def now(self) -> float:
         """Seconds of a monotonic clock."""
-        return self._clock.monotonic()
+        return float(self._clock.monotonic())
 
     def pause(self) -> None:
         left_s = max(0.0, self._end - self._clock.monotonic())
@@ -78,14 +69,6 @@ class Deadline:
     def reset_pause(self) -> None:
         """Begin again with short pauses, because something changed."""
         self._pause_s = _FIRST_S
-
-    def until(self, what: str, see: Callable[[], Seen | None]) -> Seen:
-        """The first result of `see` that is not None. Unavailable at the deadline."""
-        while (seen := see()) is None:
-            if self.is_over:
-                raise Unavailable.of(what, "", f"not so after {self.timeout_s:g} s")
-            self.pause()
-        return seen
 
 
 class EnsureResult(NamedTuple):
@@ -137,17 +120,17 @@ def create_or_replace(api: ApiClient, wanted: Object, deadline: Deadline) -> Ens
 
 
 def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline) -> EnsureResult:
-    at = path(wanted)
+    at, folder = path(wanted), resource(wanted).path(wanted["metadata"].get("namespace", ""))
     current = find_object(api, at)
     if current is None:
-        return EnsureResult(_create_object(api, wanted), "created")
+        return EnsureResult(api.create(folder, wanted), "created")
     is_leaving = current["metadata"].get("deletionTimestamp")
     is_usable = not is_leaving and (current["kind"] != "Pod" or phase(current) != "Failed")
     if is_usable and node_setup_objects.has_same_template(current, wanted):
         return EnsureResult(current, "unchanged")
     if wanted["kind"] == "Pod":
         remove(api, wanted, deadline, current=current)
-        return EnsureResult(_create_object(api, wanted), "replaced")
+        return EnsureResult(api.create(folder, wanted), "replaced")
     try:
         if wanted["kind"] == "Service":  # keeps the address that the API server chose
             change = {"metadata": {"annotations": wanted["metadata"]["annotations"]}, "spec": wanted["spec"]}
@@ -159,11 +142,6 @@ def _create_or_replace_object(api: ApiClient, wanted: Object, deadline: Deadline
         return EnsureResult(api.replace(at, body), "replaced")
     except NotFound as error:
         raise Conflict(f"{title(wanted)} was deleted meanwhile") from error
-
-
-def _create_object(api: ApiClient, wanted: Object) -> Any:
-    metadata = wanted["metadata"]
-    return api.create(resource(wanted).path(metadata.get("namespace", "")), wanted)
 
 
 def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | None = None) -> bool:
@@ -178,12 +156,11 @@ def remove(api: ApiClient, made: Object, deadline: Deadline, current: Object | N
     uid = current["metadata"]["uid"]
     with contextlib.suppress(NotFound, Conflict):  # deleted meanwhile, or created again
         api.delete(at, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
-
-    def is_gone() -> bool | None:
-        current = find_object(api, at)
-        return True if current is None or current["metadata"]["uid"] != uid else None
-
-    deadline.until(f"waiting until {title(made)} is gone", is_gone)
+    while (current := find_object(api, at)) is not None and current["metadata"]["uid"] == uid:
+        if deadline.is_over:
+            what = f"waiting until {title(made)} is gone"
+            raise Unavailable.of(what, "", f"not so after {deadline.timeout_s:g} s")
+        deadline.pause()
     return True
 
 

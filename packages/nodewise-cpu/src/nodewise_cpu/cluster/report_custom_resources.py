@@ -7,6 +7,7 @@ the form of their version.
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from nodewise.kube.api_server_interface import NotAllowed, NotFound
 from nodewise.kube.resource_kinds import Resource, escape_path
 from nodewise.observe import logs
 from nodewise_cpu.cluster import api_server
-from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures, Object
+from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures
 
 GROUP: Final = "intel.com"
 _OLD_GROUP: Final = "cmk.intel.com"
@@ -145,8 +146,13 @@ def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
     spec: dict[str, Any] = {"group": GROUP, "scope": "Namespaced", "names": names}
     if features.reports == "v1":
         schema = {"type": "object", "properties": {"spec": _object_schema(("report",), report=kind.schema)}}
+        columns = [
+            {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
+            for name, (type_, path) in {**kind.columns, "Age": ("date", "")}.items()
+        ]
+        columns[-1]["jsonPath"] = ".metadata.creationTimestamp"
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        spec["versions"] = [{**version, "additionalPrinterColumns": _printer_columns(kind)}]
+        spec["versions"] = [{**version, "additionalPrinterColumns": columns}]
     else:
         spec["version"] = "v1"
     return {
@@ -157,14 +163,6 @@ def definition(kind: ReportKind, features: ApiFeatures) -> dict[str, Any]:
     }
 
 
-def _printer_columns(kind: ReportKind) -> list[dict[str, str]]:
-    columns = [
-        {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
-        for name, (type_, path) in kind.columns.items()
-    ]
-    return [*columns, {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}]
-
-
 def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report: Mapping[str, Any]) -> bool:
     """Store a node's newest report of a kind. Returns False if that is not possible, which is logged.
 
@@ -173,7 +171,11 @@ def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report:
     name = report_name(node)
     features = api_server.fetch_features(api)
     resource = kind.third_party_resource if features.reports == "third-party" else kind.resource
-    body = _report_object(resource, name, report)
+    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
+    if features.reports == "third-party":
+        body |= {"report": report, "last_updated": datetime.now(UTC).isoformat()}
+    else:
+        body["spec"] = {"report": report}
     for is_last in (False, True):
         try:
             _create_or_replace_report(api, resource, namespace, body)
@@ -187,14 +189,6 @@ def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report:
             return False
         return True
     return False
-
-
-def _report_object(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str, Any]:
-    head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
-    if resource.group == _OLD_GROUP:
-        now = datetime.now(UTC).isoformat()
-        return {**head, "report": report, "last_updated": now}
-    return {**head, "spec": {"report": report}}
 
 
 def _create_or_replace_report(
@@ -238,16 +232,9 @@ def create_report_crd(api: ApiClient, kind: ReportKind, features: ApiFeatures) -
         return False
     end = time.monotonic() + _SERVED_S
     while time.monotonic() < end:
-        if _is_kind_served(api, resource):
-            return True
+        with suppress(NodewiseError):
+            served = api.get(escape_path("apis", resource.group, resource.version)).get("resources") or ()
+            if any(item.get("name") == resource.plural for item in served):
+                return True
         time.sleep(0.2)
     return False
-
-
-def _is_kind_served(api: ApiClient, resource: Resource) -> bool:
-    """Whether the API server serves the kind. A refused list shows it as well: some users may only write objects."""
-    try:
-        resources: Object = api.get(escape_path("apis", resource.group, resource.version))
-    except NodewiseError:
-        return False
-    return any(item.get("name") == resource.plural for item in resources.get("resources") or ())
