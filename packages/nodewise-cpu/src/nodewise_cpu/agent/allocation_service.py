@@ -117,7 +117,9 @@ def _pods_by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
     return {**mirrors, **own}
 
 
-def _requested_units(pod: Object | None, resource: str, container: str, wanted: int) -> int | None:
+def _requested_units(  # complexity: parts that a pod may lack
+    pod: Object | None, resource: str, container: str, wanted: int
+) -> int | None:
     """How many units the container requests.
 
     While it is unknown which of the pod's containers it is: `wanted` if all of them request that many, the largest

@@ -56,7 +56,7 @@ def removal_step(name: str, *, was_there: bool) -> RemovalStep:
     return RemovalStep(name, "removed" if was_there else "not there")
 
 
-def remove_from_node(
+def remove_from_node(  # complexity: one step after the other
     api: ApiClient, node: RemovedNode, features: ApiFeatures, deadline: Deadline
 ) -> Iterator[RemovalStep]:
     """Remove everything but the program from a node. Unavailable if tasks are running: then nothing has changed."""

@@ -114,7 +114,9 @@ def _patch_node(api: ApiClient, node: str, steps: Mapping[str, Callable[[Object]
     return changed
 
 
-def _capacity_patch(node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None) -> Object:
+def _capacity_patch(  # complexity: parts that a node may lack
+    node: Object, features: ApiFeatures, wanted: Mapping[str, int] | None
+) -> Object:
     """The patch of the node's status. With None all resources are removed."""
     status = node.get("status") or {}
     capacity, allocatable = (status.get(name) or {} for name in ("capacity", "allocatable"))

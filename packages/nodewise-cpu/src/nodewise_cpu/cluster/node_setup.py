@@ -165,7 +165,7 @@ def _check_service_account_exists(api: ApiClient, plan: SetupPlan) -> None:
         raise Refused.of("nothing was changed", where, "not there", "the node agent's", remedy=remedy)
 
 
-def _wait_for_pods(
+def _wait_for_pods(  # complexity: done, failed, late or without an answer
     waiting: dict[str, Object], look: PodLookup, deadline: Deadline, report_progress: ProgressReporter
 ) -> dict[str, str]:
     """Wait until the pods of all objects, by node, are done or failed, or until the deadline.

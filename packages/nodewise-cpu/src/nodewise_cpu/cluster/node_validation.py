@@ -144,21 +144,7 @@ def check_tasks_and_collector(
     except Refused as error:
         yield ValidationCheck("agent", _WRONG, str(error), "the right to list pods")
         return
-    collectors = [pod for pod in pods if _COLLECTORS.search(_container_commands(pod))]
-    ready = [
-        pod["metadata"]["name"]
-        for pod in collectors
-        for condition in (pod.get("status") or {}).get("conditions") or ()
-        if condition.get("type") == "Ready" and condition.get("status") == "True"
-    ]
-    if ready:
-        yield ValidationCheck("agent", _OK, f"ready: {', '.join(ready)}")
-    elif collectors:
-        names = ", ".join(pod["metadata"]["name"] for pod in collectors)
-        yield ValidationCheck("agent", _WRONG, f"not ready: {names}", "`kubectl describe` the pod")
-    else:
-        remedy = "kubectl apply -f deploy/cpu-agent.yaml"
-        yield ValidationCheck("agent", _WRONG, "no node agent, no reconcile", remedy)
+    yield _check_collector(pods)
     if stored is None:
         return
     tasks, known = stored.allocations.tasks, {pod["metadata"]["uid"] for pod in pods}
@@ -170,6 +156,24 @@ def check_tasks_and_collector(
         yield ValidationCheck("tasks", _OK, f"{len(tasks)} running")
 
 
+def _check_collector(pods: Sequence[Object]) -> ValidationCheck:
+    """Check that one of the pods that release the CPUs of ended tasks is ready."""
+    collectors = [pod for pod in pods if _COLLECTORS.search(_container_commands(pod))]
+    if not collectors:
+        remedy = "kubectl apply -f deploy/cpu-agent.yaml"
+        return ValidationCheck("agent", _WRONG, "no node agent, no reconcile", remedy)
+    ready = [
+        pod["metadata"]["name"]
+        for pod in collectors
+        for condition in (pod.get("status") or {}).get("conditions") or ()
+        if condition.get("type") == "Ready" and condition.get("status") == "True"
+    ]
+    if ready:
+        return ValidationCheck("agent", _OK, f"ready: {', '.join(ready)}")
+    names = ", ".join(pod["metadata"]["name"] for pod in collectors)
+    return ValidationCheck("agent", _WRONG, f"not ready: {names}", "`kubectl describe` the pod")
+
+
 def _container_commands(pod: Object) -> str:
     parts = [
         [*(container.get("command") or ()), *(container.get("args") or ())]
@@ -178,7 +182,7 @@ def _container_commands(pod: Object) -> str:
     return "\n".join(" ".join(map(str, words)) for words in parts)
 
 
-def _check_node_report(
+def _check_node_report(  # complexity: parts that an older report lacks
     api: ApiClient, stored: StoredAllocations | None, wanted: ValidationTarget, features: ApiFeatures
 ) -> ValidationCheck:
     kind = report_custom_resources.NODE_REPORT
