@@ -60,9 +60,9 @@ class NodewiseError(Exception):
         super().__init__(what)
 
     @classmethod
-    def of(cls, what: str, field: str, found: str, expected: str = "", **options: Any) -> Self:
-        """An error with one problem."""
-        return cls(what, [Problem(field, found, expected)], **options)
+    def of(cls, what: str, field: str, value: str, expected: str = "", **options: Any) -> Self:
+        """An error with one problem: the field with its value, and what was expected."""
+        return cls(what, [Problem(field, value, expected)], **options)
 
     def __str__(self) -> str:
         text = self.what
