@@ -9,7 +9,7 @@ from nodewise_cpu import cpu_set_formats, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.cpusets import container_cpusets
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups, ContainerCpuset, Cpuset
+from nodewise_cpu.cpusets.container_cpusets import ContainerCpuset, Cpuset
 from nodewise_cpu.cpusets.enforcer import (
     CpusetEnforcer,
     affinity_after_cpuset_change,
@@ -244,7 +244,7 @@ def test_cpuset_that_systemd_undid_is_restored_by_the_next_check(
 ) -> None:
     """systemd replaces the cpuset of the cgroup at the next change of a property; the runtime does not notice it."""
     runtime = FakeCgroupRuntime(tmp_path / "cgroup", a=Cpuset())
-    cgroups = ContainerCgroups(tmp_path / "none", tmp_path / "cgroup")
+    cgroups = (tmp_path / "none", tmp_path / "cgroup")
     checking = CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory, cgroups)
     held = stored(("exclusive", "2,5", [ONE]))
     checking.check(lambda: held, {})
@@ -271,9 +271,7 @@ def test_partition_follows_the_tasks_of_its_container(memory: Path, tmp_path: Pa
     runtime = FakeCgroupRuntime(tmp_path / "cgroup", a=Cpuset())
     memory.parent.mkdir(mode=0o755)
     partitions = CgroupPartitions(tmp_path / "cgroup", memory.with_name("partitions.json"))
-    checking = CpusetEnforcer(
-        runtime, MACHINE, Path("/proc"), memory, ContainerCgroups(tmp_path / "cgroup"), partitions
-    )
+    checking = CpusetEnforcer(runtime, MACHINE, Path("/proc"), memory, [tmp_path / "cgroup"], partitions)
 
     def state() -> tuple[str, str]:
         names = ("cpuset.cpus.partition", "cpuset.cpus.exclusive")

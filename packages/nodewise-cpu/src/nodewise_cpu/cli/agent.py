@@ -23,7 +23,6 @@ from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cpusets import container_runtime_client
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups
 from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise_cpu.node import machine_features, other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs
@@ -215,7 +214,7 @@ def _create_cpu_enforcer(
         runtime,
         topology,
         proc,
-        cgroups=ContainerCgroups(root, root / "cpuset"),
+        cgroup_roots=(root, root / "cpuset"),
         partitions=partitions if options.isolate != "none" else None,
     )
 

@@ -11,19 +11,16 @@ above, which take nothing from anybody as long as no partition uses them. The fi
 written before the cgroups, so that the next agent, or `uninstall`, can undo what an ended one began.
 """
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.base import trusted_files
-from nodewise.base.errors import BadInput, Refused, Unavailable, shown
+from nodewise.base.errors import Refused, Unavailable, shown
 from nodewise_cpu import cpu_set_formats
-from nodewise_cpu.cpusets.container_cpusets import find_cgroups
+from nodewise_cpu.cpusets import container_cpusets
+from nodewise_cpu.cpusets.container_cpusets import Cpus
 from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
 from nodewise_cpu.topology import OWN_PARTITIONS, PARTITION_CPUS
-
-Cpus = frozenset[int]
 
 RECORD: Final = Path("/") / OWN_PARTITIONS
 """The file of the partitions: the CPUs and the cgroup by container id. Like them it does not survive a reboot."""
@@ -76,7 +73,7 @@ class CgroupPartitions:
         """
         self.release_ended()
         partitions = self._load()
-        cgroup = find_cgroups(self._root).get(container)
+        cgroup = container_cpusets.find_cgroups(self._root).get(container)
         if cgroup is None:
             raise Refused.of(
                 _FAILED, f"container {container}", f"no cgroup below {self._root}", "one below kubepods"
@@ -90,17 +87,13 @@ class CgroupPartitions:
             self._apply_exclusive_cpus(partitions, wanted)
             self._write(cgroup, EXCLUSIVE_CPUS, cpu_set_formats.format_cpu_ranges(cpus))
             self._write(cgroup, PARTITION, _ISOLATED)
-            self._check_isolated(cgroup)
+            # the kernel tells the reason of an invalid partition in its state
+            if (state := self._read(cgroup, PARTITION)) != _ISOLATED:
+                raise Refused.of(_FAILED, f"{cgroup}/{PARTITION}", shown(state), _ISOLATED)
         except (Refused, Unavailable):
             self.release([container])
             raise
         return True
-
-    def _check_isolated(self, cgroup: str) -> None:
-        """Refused if the partition is invalid; the kernel tells the reason in its state."""
-        state = self._read(cgroup, PARTITION)
-        if state != _ISOLATED:
-            raise Refused.of(_FAILED, f"{cgroup}/{PARTITION}", shown(state), _ISOLATED)
 
     def release(self, containers: Collection[str] | None = None) -> bool:
         """Undo the partitions of these containers, or of all. Returns whether there were any."""
@@ -184,44 +177,25 @@ class CgroupPartitions:
 
     def _load(self) -> dict[str, Partition]:
         """The recorded partitions by container."""
-        try:
-            trusted_files.check_folder(self._record.parent)
-            text = trusted_files.read_bytes(self._record)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise Unavailable.of("cannot read the partitions", str(self._record), str(error)) from error
-        try:
-            return {
-                container: Partition(
-                    frozenset(cpu_set_formats.parse_cpu_numbers(entry["cpus"], container)), entry["cgroup"]
-                )
-                for container, entry in json.loads(text).items()
-            }
-        except (AttributeError, BadInput, KeyError, TypeError, ValueError) as error:
-            raise BadInput.of(
-                "cannot read the partitions",
-                str(self._record),
-                shown(str(error)),
-                "a file that the agent wrote",
-                remedy="remove it",
-            ) from error
+        return container_cpusets.load_container_file(
+            self._record,
+            lambda container, value: Partition(
+                frozenset(cpu_set_formats.parse_cpu_numbers(value["cpus"], container)), value["cgroup"]
+            ),
+            "the partitions",
+            "remove it",
+        )
 
     def _save(self, partitions: Mapping[str, Partition]) -> None:
         """Replaces the file, or removes it if there are no partitions."""
-        document = {
+        if not partitions:
+            try:
+                self._record.unlink(missing_ok=True)
+            except OSError as error:
+                raise Unavailable.of("cannot write the partitions", str(self._record), str(error)) from error
+            return
+        values = {
             container: {"cpus": cpu_set_formats.format_cpu_ranges(partition.cpus), "cgroup": partition.cgroup}
             for container, partition in sorted(partitions.items())
         }
-        part = self._record.with_suffix(".part")
-        try:
-            trusted_files.check_folder(self._record.parent)
-            if not document:
-                self._record.unlink(missing_ok=True)
-                return
-            self._record.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            part.write_text(json.dumps(document))
-            part.chmod(0o644)
-            part.replace(self._record)
-        except OSError as error:
-            raise Unavailable.of("cannot write the partitions", str(self._record), str(error)) from error
+        container_cpusets.save_container_file(self._record, values, "the partitions")

@@ -1,4 +1,4 @@
-"""Cgroups and cpusets of containers and processes, and the file with their cpusets before enforcement.
+"""Cgroups and cpusets of containers and processes, and files with the state of enforcement.
 
 Standard library only.
 
@@ -9,10 +9,10 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Unavailable, shown
@@ -21,6 +21,7 @@ from nodewise_cpu.kernel_file_reader import read_text
 from nodewise_cpu.procfs import parse_cgroup
 
 Cpus = frozenset[int]
+T = TypeVar("T")
 
 
 class Cpuset(NamedTuple):
@@ -88,44 +89,65 @@ def list_container_processes(proc: Path, containers: Collection[str]) -> Mapping
     return processes
 
 
-def load_original_cpusets(file: Path) -> dict[str, Cpuset]:
-    """The original cpusets by container; empty without a file. Unavailable or BadInput if it cannot be read."""
+def load_container_file(
+    file: Path, parse: Callable[[str, Any], T], content: str, remedy: str
+) -> dict[str, T]:
+    """The values of a file by container, read by `parse`; empty without a file.
+
+    Unavailable or BadInput if it cannot be read; `content` names the content in errors.
+    """
     try:
         trusted_files.check_folder(file.parent)
-        originals = json.loads(trusted_files.read_bytes(file))
-        return {
-            container: parse_cpuset(cpuset["cpus"], cpuset["mems"], f"{file}: {container}")
-            for container, cpuset in originals.items()
-        }
+        document = json.loads(trusted_files.read_bytes(file))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise Unavailable.of("cannot read the original cpusets", str(file), str(error)) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        remedy = "remove the file: containers that are confined now stay so until they end"
+        raise Unavailable.of(f"cannot read {content}", str(file), str(error)) from error
+    except ValueError as error:
+        document = error
+    try:
+        return {container: parse(container, value) for container, value in document.items()}
+    except (AttributeError, BadInput, KeyError, TypeError) as error:
+        expected = "what nodewise wrote"
         raise BadInput.of(
-            "cannot read the original cpusets", str(file), shown(error), "what nodewise wrote", remedy=remedy
+            f"cannot read {content}", str(file), shown(str(error)), expected, remedy=remedy
         ) from error
+
+
+def save_container_file(file: Path, values: Mapping[str, Mapping[str, str]], content: str) -> None:
+    """Replace the file atomically. Unavailable if it cannot be written."""
+    new = file.with_suffix(".new")
+    try:
+        trusted_files.check_folder(file.parent)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new.write_text(json.dumps(values), encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(file)
+    except OSError as error:
+        raise Unavailable.of(f"cannot write {content}", str(file), str(error)) from error
+
+
+def load_original_cpusets(file: Path) -> dict[str, Cpuset]:
+    """The original cpusets by container; empty without a file. Unavailable or BadInput if it cannot be read."""
+    remedy = "remove the file: containers that are confined now stay so until they end"
+    return load_container_file(
+        file,
+        lambda container, value: parse_cpuset(value["cpus"], value["mems"], f"{file}: {container}"),
+        "the original cpusets",
+        remedy,
+    )
 
 
 def save_original_cpusets(file: Path, originals: Mapping[str, Cpuset]) -> None:
     """Replace the file atomically. Unavailable if it cannot be written."""
-    value = {
+    values = {
         container: {
             "cpus": cpu_set_formats.format_cpu_ranges(cpuset.cpus),
             "mems": cpu_set_formats.format_cpu_ranges(cpuset.mems),
         }
         for container, cpuset in originals.items()
     }
-    new = file.with_suffix(".new")
-    try:
-        trusted_files.check_folder(file.parent)
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        new.write_text(json.dumps(value), encoding="utf-8")
-        new.chmod(0o644)
-        new.replace(file)
-    except OSError as error:
-        raise Unavailable.of("cannot save the original cpusets", str(file), str(error)) from error
+    save_container_file(file, values, "the original cpusets")
 
 
 _PODS: Final = ("kubepods", "kubepods.slice")
@@ -151,29 +173,23 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     except OSError:
         return
-    for name in names:
-        path = folder / name
+    for path in (folder / name for name in names):
         yield path
         if depth < _MAX_DEPTH and not parse_cgroup(f"0::{path}").container:
             yield from _walk(path, depth + 1)
 
 
-class ContainerCgroups:
-    """Reads the cpusets of containers below the first of these root cgroups that has the container.
+def read_cgroup_cpus(roots: Sequence[Path], containers: Collection[str]) -> Mapping[str, Cpus]:
+    """`cpuset.cpus` of the cgroups of these containers, empty without a limit, as far as they can be read.
 
-    The roots are those of version 2 and of the controller `cpuset` of version 1.
+    `roots` are the root cgroups of version 2 and of the controller `cpuset` of version 1: the first one that has a
+    container counts.
     """
-
-    def __init__(self, *roots: Path) -> None:
-        self._roots = roots
-
-    def read_cpus(self, containers: Collection[str]) -> Mapping[str, Cpus]:
-        """`cpuset.cpus` of the cgroups of these containers, empty without a limit, as far as they can be read."""
-        cpus: dict[str, Cpus] = {}
-        for root in self._roots:
-            for container, cgroup in find_cgroups(root).items():
-                if container in containers and container not in cpus:
-                    with contextlib.suppress(BadInput, OSError):
-                        text = read_text(root / cgroup / "cpuset.cpus")
-                        cpus[container] = frozenset(cpu_set_formats.parse_cpu_numbers(text))
-        return cpus
+    cpus: dict[str, Cpus] = {}
+    for root in roots:
+        for container, cgroup in find_cgroups(root).items():
+            if container in containers and container not in cpus:
+                with contextlib.suppress(BadInput, OSError):
+                    text = read_text(root / cgroup / "cpuset.cpus")
+                    cpus[container] = frozenset(cpu_set_formats.parse_cpu_numbers(text))
+    return cpus

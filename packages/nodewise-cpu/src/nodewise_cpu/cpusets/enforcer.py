@@ -22,7 +22,7 @@ from nodewise_cpu import ended_tasks, procfs
 from nodewise_cpu.allocation_store import StoredAllocations
 from nodewise_cpu.cpusets import container_cpusets
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cpusets import ContainerCgroups, Cpus, Cpuset, CpusetRuntime
+from nodewise_cpu.cpusets.container_cpusets import Cpus, Cpuset, CpusetRuntime
 from nodewise_cpu.ended_tasks import KnownProcesses
 from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.procfs import Thread
@@ -133,14 +133,14 @@ class CpusetEnforcer:
         topology: Topology,
         proc: Path,
         originals: Path = DEFAULT_ORIGINALS,
-        cgroups: ContainerCgroups | None = None,
+        cgroup_roots: Sequence[Path] = (),
         partitions: CgroupPartitions | None = None,
     ) -> None:
         self._containers = containers
         self._topology = topology
         self._proc = proc
         self._originals = originals
-        self._cgroups = cgroups
+        self._cgroup_roots = cgroup_roots
         self._partitions = partitions
         self._lock = threading.Lock()
 
@@ -152,17 +152,15 @@ class CpusetEnforcer:
         """
         with self._lock:
             stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
-            node = self._read_node_cpuset_state(
-                stored, originals, self._find_processes(stored, known), [container]
-            )
+            node = self._read_node_state(stored, originals, self._find_processes(stored, known), [container])
             return any(self._enforce_container(target, node, originals) for target in node.targets)
 
     def widen(self, read: StoreReader, tasks: Collection[Task]) -> None:
         """Allow these tasks all CPUs that the reconfiguration in progress needs. Raises the error that prevents it."""
         with self._lock:
             stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
-            known = self._find_processes(stored, None)
-            node = self._read_node_cpuset_state(stored, originals, known, [task.container for task in tasks])
+            known, containers = self._find_processes(stored, None), [task.container for task in tasks]
+            node = self._read_node_state(stored, originals, known, containers)
             for container in node.targets:
                 self._enforce_container(container, node, originals)
 
@@ -179,7 +177,7 @@ class CpusetEnforcer:
             stored, originals = read(), container_cpusets.load_original_cpusets(self._originals)
             if known is None:
                 known = self._find_processes(stored, None)
-            node = self._read_node_cpuset_state(stored, originals, known)
+            node = self._read_node_state(stored, originals, known)
             for container, target in node.targets.items():
                 try:
                     if cpuset := self._enforce_container(container, node, originals):
@@ -188,7 +186,7 @@ class CpusetEnforcer:
                     problems.append(Problem(f"container {container}", str(error), str(target)))
         return EnforcementResult(changed, problems)
 
-    def _read_node_cpuset_state(
+    def _read_node_state(
         self,
         stored: StoredAllocations,
         originals: Mapping[str, Cpuset],
@@ -212,7 +210,7 @@ class CpusetEnforcer:
             own_cpus,
             container_cpusets.list_container_processes(self._proc, targets),
             containers_to_isolate(stored, self._topology) if self._partitions else {},
-            self._cgroups.read_cpus(with_tasks & targets.keys()) if self._cgroups else {},
+            container_cpusets.read_cgroup_cpus(self._cgroup_roots, with_tasks & targets.keys()),
         )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
@@ -241,8 +239,12 @@ class CpusetEnforcer:
     def _confine(
         self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
     ) -> Cpuset | None:
-        target, pids = self._cpuset_to_set(container, current, node, originals), node.processes[container]
-        masks = {thread.name: thread.cpus for thread in self._read_threads_of_processes(pids)}
+        target, pids = node.targets[container], node.processes[container]
+        if target.mems and container in node.with_tasks:
+            # NUMA nodes without CPUs belong to no task: the container keeps those that it had
+            original = originals.get(container, current)
+            target = target._replace(mems=target.mems | (self._topology.memory_only_nodes & original.mems))
+        masks = {thread.name: thread.cpus for thread in self._read_threads(pids)}
         has_strays = any(mask - target.cpus for mask in masks.values())
         differs = current.cpus != target.cpus or (bool(target.mems) and current.mems != target.mems)
         # threads that chose their affinities keep them when another program widens the cpuset: they do not show it
@@ -254,7 +256,7 @@ class CpusetEnforcer:
                 originals[container] = current
                 container_cpusets.save_original_cpusets(self._originals, originals)
             self._containers.confine(container, target)
-        for thread in self._read_threads_of_processes(pids):
+        for thread in self._read_threads(pids):
             mask = masks.get(thread.name, thread.cpus)
             cpus = affinity_after_cpuset_change(
                 mask, current.cpus, target.cpus, node.own_cpus.get(thread.pid)
@@ -264,15 +266,5 @@ class CpusetEnforcer:
                 changes = True
         return target if changes else None
 
-    def _cpuset_to_set(
-        self, container: str, current: Cpuset, node: _NodeState, originals: Mapping[str, Cpuset]
-    ) -> Cpuset:
-        """The target with those NUMA nodes without CPUs that the container had: they belong to no task."""
-        target = node.targets[container]
-        if not target.mems or container not in node.with_tasks:
-            return target
-        original = originals.get(container, current)
-        return target._replace(mems=target.mems | (self._topology.memory_only_nodes & original.mems))
-
-    def _read_threads_of_processes(self, pids: Iterable[int]) -> Iterator[Thread]:
+    def _read_threads(self, pids: Iterable[int]) -> Iterator[Thread]:
         return chain.from_iterable(procfs.read_threads(self._proc, pid) for pid in pids)
