@@ -138,7 +138,6 @@ def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
 def _free_lists(
     allocations: Allocations, pool: Pool, sockets: Sequence[int], request: AllocationRequest
 ) -> Sequence[CpuListAllocation]:
-    """As many free lists of an exclusive pool as requested."""
     if request.lists < 1:
         raise BadInput.of(CANNOT_CHOOSE_CPUS, COUNT_VARIABLE, str(request.lists), "a positive whole number")
     busy = _busy_cpus(allocations)
@@ -188,13 +187,11 @@ def _busy_cpus(allocations: Allocations) -> set[int]:
 
 
 def _is_free(cpu_list: CpuListAllocation, busy: set[int], numa_cpus: Collection[int] | None) -> bool:
-    """Whether a list has no tasks and no busy CPUs, and lies within the NUMA node, if one is requested."""
     in_node = numa_cpus is None or set(cpu_list.cpus) <= set(numa_cpus)
     return in_node and not cpu_list.tasks and busy.isdisjoint(cpu_list.cpus)
 
 
 def _without_overlaps(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:
-    """The lists that overlap none before them."""
     disjoint: list[CpuListAllocation] = []
     used: set[int] = set()
     for cpu_list in cpu_lists:
@@ -231,7 +228,6 @@ def _lists_meeting_request(
 def _too_few_lists_error(
     pool: Pool, sockets: Sequence[int], request: AllocationRequest, available: int, wanted: int
 ) -> Unavailable:
-    """The error if too few lists are available, with the reasons."""
     cpu_lists = [cpu_list for socket in sockets for cpu_list in pool.sockets[socket]]
     offline = sorted({cpu for cpu_list in cpu_lists for cpu in cpu_list.cpus} & set(request.avoid))
     held = sum(bool(cpu_list.tasks) for cpu_list in cpu_lists)

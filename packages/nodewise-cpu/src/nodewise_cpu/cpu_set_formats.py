@@ -44,7 +44,6 @@ def parse_cpu_numbers(text: str, field: str = "CPU list", last: int | None = Non
 
 
 def _parse_cpu_range(piece: str, last: int | None) -> Iterable[int]:
-    """The CPUs of one number or range; ValueError has the expected form."""
     if piece == "all" and last is not None:
         return range(last + 1)
     match = _REGION.fullmatch(piece)

@@ -73,7 +73,6 @@ def _parse_cores_part(piece: str, topology: Topology, missing: dict[str, None]) 
 
 
 def _parse_number_range(match: re.Match[str]) -> range:
-    """The numbers of a part that is a number or a range. ValueError has the expected form."""
     first = int(match["first"])
     last = int(match["last"] or first)
     if first > last:
@@ -269,7 +268,6 @@ def _plan_usable_cores(
 
 
 def _check_counts(options: PoolOptions) -> None:
-    """BadInput if the number of cores of a pool is negative."""
     problems = [
         Problem(f"number of {pool} cores", str(count), "0 or more")
         for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared))
@@ -280,7 +278,6 @@ def _check_counts(options: PoolOptions) -> None:
 
 
 def _check_kind(topology: Topology, kind: str) -> None:
-    """BadInput if the machine has no cores of the kind; an empty one is no demand."""
     if kind and kind not in topology.kinds:
         wanted = (
             "one of " + ", ".join(topology.kinds) if topology.kinds else "no kind: all cores are of one kind"
@@ -291,7 +288,6 @@ def _check_kind(topology: Topology, kind: str) -> None:
 def _half_isolated_warnings(
     topology: Topology, isolated: Collection[Core], taken: Mapping[Core, str]
 ) -> Sequence[Problem]:
-    """What follows from cores of which only some CPUs are isolated."""
     halves = [core for core in topology.cores if core not in isolated and topology.isolated & set(core.cpus)]
     if not halves:
         return ()
@@ -371,7 +367,6 @@ def _order_cores_socket_by_socket(cores: Iterable[Core]) -> Sequence[Core]:
 
 
 def _order_cores_across_sockets(cores: Iterable[Core]) -> Sequence[Core]:
-    """One core of each socket in turn, until the socket has no more."""
     sockets: dict[int, list[Core]] = {}
     for core in _order_cores_socket_by_socket(cores):
         sockets.setdefault(core.socket, []).append(core)
@@ -421,7 +416,6 @@ def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int
 
 
 def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
-    """BadInput if the pool needs more cores than are free; the pool infra needs at least one."""
     if free >= (1 if count is None else count):
         return
     of_kind = f" of the kind {kind}" if kind else ""
@@ -457,7 +451,6 @@ def _exclusive_non_isolated_cores(
 def _create_pool_cpu_lists(
     topology: Topology, pool: str, taken: Mapping[Core, str]
 ) -> Mapping[int, tuple[str, ...]]:
-    """The CPU lists of each socket: one for each core of an exclusive pool, else one of all cores."""
     lists: dict[int, tuple[str, ...]] = {}
     for socket in topology.sockets:
         texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]

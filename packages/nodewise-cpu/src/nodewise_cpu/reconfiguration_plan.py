@@ -202,7 +202,6 @@ class _MovePlanner:
 
 
 def _cpus_by_task(allocations: Allocations) -> dict[Task, Cpus]:
-    """The CPUs of all lists of each task."""
     cpus: dict[Task, Cpus] = {}
     for _, cpu_list in allocations.cpu_lists:
         for task in cpu_list.tasks:

@@ -319,7 +319,6 @@ def _numa_node_by_cpu(files: _MachineFiles) -> tuple[Mapping[int, int], Sequence
 
 
 def _l3_by_cpu(files: _MachineFiles) -> Mapping[int, int]:
-    """The lowest CPU of the cache of level 3 of each CPU that has one."""
     caches: dict[int, int] = {}
     for path, text in files.texts.items():
         match = _CACHE.fullmatch(path)
@@ -403,7 +402,6 @@ def _model_of_each_cpu(files: _MachineFiles, online: frozenset[int]) -> Mapping[
 
 
 def _highest_of_each_model(models: Mapping[int, int], values: Mapping[int, int]) -> Mapping[int, int]:
-    """For each CPU the highest value of a CPU of its model."""
     highest: dict[int, int] = {}
     for cpu, model in models.items():
         highest[model] = max(highest.get(model, 0), values[cpu])
@@ -426,7 +424,6 @@ def _group_close_values(values: Mapping[int, int]) -> Mapping[int, int]:
 
 
 def _ranges_are_disjoint(nominal: Mapping[int, int], highest: Mapping[int, int]) -> bool:
-    """Whether the ranges of highest performance of the CPUs of each nominal performance do not overlap."""
     ranges: dict[int, list[int]] = {}
     for cpu, level in nominal.items():
         ranges.setdefault(level, []).append(highest[cpu])
@@ -434,7 +431,6 @@ def _ranges_are_disjoint(nominal: Mapping[int, int], highest: Mapping[int, int])
 
 
 def _values_of_all_cpus(files: _MachineFiles, online: frozenset[int], name: str) -> Mapping[int, int]:
-    """The value of each CPU, if all CPUs have one."""
     figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
     known = {cpu: figure for cpu, figure in figures.items() if figure is not None}
     return known if len(known) == len(figures) else {}

@@ -158,7 +158,6 @@ class NodeAgent:
                     self._run_and_log_error_changes(publisher.name, partial(publisher.publish, collection))
 
     def _run_and_log_error_changes(self, name: str, operation: Callable[[], None]) -> None:
-        """Run an operation. Log its error if it is a new one, and its recovery."""
         try:
             operation()
         except NodewiseError as error:
@@ -269,8 +268,6 @@ class NodeAdvertiser(PeriodicPublisher):
 
 
 class _ReportWriter:
-    """Writes a report if it differs from the last one that was written."""
-
     def __init__(self, cluster: ClusterNode, kind: ReportKind) -> None:
         self._cluster = cluster
         self._kind = kind

@@ -213,7 +213,6 @@ class AllocationService:
         raise BadInput.of("cannot read a message", "do", shown(fields.get("do")), wanted)
 
     def _answer_allocate(self, task: Task, request: AllocateRequest) -> SocketResponse:
-        """Allocate, and count the outcome."""
         try:
             response = self._allocate(task, request)
         except Unavailable:
@@ -289,7 +288,6 @@ class AllocationService:
     def _check_limits(
         self, allocations: Allocations, request: AllocationRequest, task: Task, allowed: int | None
     ) -> None:
-        """Refused if the pod has too many tasks, or the container more lists than `allowed`."""
         count = sum(other.pod == task.pod for other in allocations.tasks)
         if count >= self.node.most_tasks:
             where = f"pod {task.pod}" if task.pod else "processes outside of pods"
@@ -331,7 +329,6 @@ class AllocationService:
         return SocketResponse(agent_messages.encode({"released": True}))
 
     def _reconfigure(self, fields: Mapping[str, Any]) -> bytes:
-        """The moves that were made, or with `only_check` would be made."""
         request = agent_messages.parse_reconfigure_request(fields)
         lists = self._read_machine().plan(request.pools).pools
 

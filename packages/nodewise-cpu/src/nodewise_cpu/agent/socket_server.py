@@ -362,7 +362,6 @@ class SocketServer:
         self._dispatch_line(connection)
 
     def _dispatch_line(self, connection: _Connection) -> None:
-        """Hand the next line to a worker, if it is complete."""
         line, newline, rest = connection.received.partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
             seen, expected = f"{len(line)} bytes", f"at most {MAX_LINE_BYTES}"

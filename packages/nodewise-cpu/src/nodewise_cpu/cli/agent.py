@@ -129,7 +129,6 @@ def run(options: AgentOptions) -> None:
 
 
 def _raise_open_file_limit(wanted: int) -> None:
-    """Raise the limit of open files as needed; BadSettings if the hard limit is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted <= hard or hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

@@ -217,7 +217,6 @@ def run_validate(options: ValidateOptions) -> None:
 
 
 def _check_installed_program(api: ApiClient, name: str, options: ValidateOptions) -> ValidationCheck:
-    """Whether the program is installed, if this is the node."""
     file = Path(options.install_dir) / "cmk"
     try:
         is_here = cpu_manager_removal.read_node_boot_id(api, name) == procfs.read_boot_id(

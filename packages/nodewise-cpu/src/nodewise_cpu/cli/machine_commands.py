@@ -103,7 +103,6 @@ def _svg_style_sheet() -> str:
 
 
 def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
-    """The pool of each core, by number."""
     pool_of_cpu = {
         cpu: pool
         for pool, sockets in plan.pools.items()
@@ -346,7 +345,6 @@ def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
 
 
 def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:
-    """The CPUs of a list; BadSettings if it is invalid, or names CPUs that are not online."""
     try:
         cpus = frozenset(cpu_set_formats.parse_cpu_numbers(text, option, max(machine.online)))
     except BadInput as error:
@@ -360,7 +358,6 @@ def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozens
 
 
 def _energy_preferences_by_cpu(text: str, machine: Topology) -> Mapping[int, str]:
-    """The energy performance preference of each CPU according to the option."""
     if not re.search("[=:]", text):
         cpus = _parse_online_cpu_list("--sst-cp", text, machine)
         return {cpu: pool_planning.POWER_CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}

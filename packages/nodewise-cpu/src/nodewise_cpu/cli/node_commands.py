@@ -228,7 +228,6 @@ def run_reconcile(options: ReconcileOptions) -> None:
 def _roll_back_ended_reconfiguration(
     store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses
 ) -> None:
-    """Roll back a reconfiguration whose process has ended. Without permission this is logged."""
     try:
         if execution.recover(store, proc, known=known):
             logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
@@ -381,7 +380,6 @@ def _no_agent_response_error(path: Path, why: str) -> Unavailable:
 
 
 def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
-    """Reconfigure without an agent. A terminating signal rolls back."""
     proc = common_options.host_proc_path(options)
     store = common_options.open_allocation_store(options)
     if options.is_in_cluster:

@@ -283,7 +283,6 @@ class _NodeSetup:
         return (SetupStep(title, outcome),)
 
     def _nodes_awaiting_agent(self, made: Object) -> dict[str, Object]:
-        """The ready nodes that get an agent pod: those with the label, which `discover` sets."""
         labelled = {node["metadata"]["name"] for node in list_node_objects(self._api, f"{LABEL}=true")}
         waiting = {}
         for node in self.ready():
@@ -299,7 +298,6 @@ class _NodeSetup:
     def _create_on_ready_nodes(
         self, commands: Sequence[str], wanted: Callable[[str], Object]
     ) -> dict[str, Object]:
-        """Create one object for each node that is still ready; returns them by node."""
         made: dict[str, Object] = {}
         for node in self.ready() if commands else ():
             pod = wanted(node)

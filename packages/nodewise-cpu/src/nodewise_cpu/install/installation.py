@@ -135,7 +135,6 @@ def remove(into: Path) -> bool:
 
 
 def _find_loader_name(folder: Path) -> str:
-    """The file name of the loader in a bundle."""
     libraries = folder / LIBRARIES
     names = sorted(path.name for path in libraries.glob("ld-linux*.so.*")) + sorted(
         path.name for path in libraries.glob("ld64.so.*")
@@ -285,7 +284,6 @@ def _find_running_program_inodes(proc: Path) -> frozenset[tuple[int, int]] | Non
 
 
 def _process_name(process: Path) -> str:
-    """The kernel's name of the process, which every user may read."""
     try:
         return read_text(process / "comm").strip(WHITE_SPACE)
     except OSError:
@@ -293,7 +291,6 @@ def _process_name(process: Path) -> str:
 
 
 def _device_and_inode(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None if the file does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:

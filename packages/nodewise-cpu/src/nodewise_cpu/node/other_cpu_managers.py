@@ -93,7 +93,6 @@ def _read_unit_files(root: Path) -> Mapping[str, Cpus]:
 
 
 def _read_parts(parts: Mapping[str, Path]) -> Iterator[str]:
-    """The texts of a unit file and of its drop-ins, in systemd's order."""
     for name, file in sorted(parts.items()):
         if not name or name.endswith(".conf"):
             yield _read_file(file)

@@ -79,7 +79,6 @@ class ProcessTrees:
             time.sleep(_PAUSE_S)
 
     def _is_starting(self, task: Task, cpus: Cpus) -> bool:
-        """Whether the task is a wrapper without children that has not set its affinity yet."""
         threads = list(self.threads(task))
         if {thread.pid for thread in threads} != {task.pid} or all(thread.cpus == cpus for thread in threads):
             return False
@@ -174,7 +173,6 @@ class TaskMover:
 
 
 def _paths(moves: Iterable[Move]) -> dict[Task, list[Cpus]]:
-    """The successive CPUs of each task, beginning with those before its first move."""
     paths: dict[Task, list[Cpus]] = {}
     for move in moves:
         paths.setdefault(move.task, [move.before]).append(move.after)
@@ -194,7 +192,7 @@ _LOCK: Final = threading.Lock()
 
 
 def _skip_cpuset_widening(cpus: Mapping[Task, Cpus]) -> None:
-    """The `Widen` without enforcement."""
+    pass
 
 
 def reconfigure(
@@ -229,7 +227,6 @@ def _try_reconfigure(
     *,
     only_check: bool = False,
 ) -> Reconfiguration:
-    """Plan and execute, again if the store changed meanwhile."""
     for attempt in range(allocation_store.MAX_ATTEMPTS):
         _pause_before_attempt(attempt)
         stored = store.read()
@@ -248,7 +245,7 @@ def _try_reconfigure(
 
 
 class _StoreChanged(Exception):
-    """The store changed before the intent was stored."""
+    pass
 
 
 def _execute(
@@ -258,7 +255,6 @@ def _execute(
     plan: Reconfiguration,
     widen: Widen,
 ) -> None:
-    """Store the intent, move all tasks, and store the new allocations."""
     by = _read_own_process(trees.proc)
     trees.await_wrappers(plan.moves, _WRAPPER_PATIENCE_S)
     deviating = trees.deviating_threads(plan.moves)
@@ -397,5 +393,4 @@ def _cpu_lists_by_pool(allocations: Allocations) -> frozenset[tuple[str, str]]:
 
 
 def _pause_before_attempt(attempt: int) -> None:
-    """Wait before an attempt; not before the first one, which is 0."""
     time.sleep(min(0.05 * attempt, 1.0))

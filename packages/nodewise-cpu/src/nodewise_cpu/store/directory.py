@@ -223,7 +223,6 @@ def _fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def _file_errors(root: Path) -> Iterator[None]:
-    """Raise Refused or Unavailable for errors of the file system."""
     try:
         yield
     except OSError as error:
@@ -279,7 +278,6 @@ def parse_files(files: Files) -> Allocations:
 
 
 def _parse_pools(files: Files) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
-    """The pools in the form of the ConfigMap."""
     config: dict[str, dict[str, dict[str, list[str]]]] = {}
     for path, text in files.items():
         if match := _LIST.fullmatch(path):
@@ -355,7 +353,6 @@ class DirectoryStore:
             self._directory.remove(self._read_version(version))
 
     def _read_version(self, version: str) -> Files:
-        """The files. Conflict if they are not of this version."""
         files = self._directory.read()
         if _content_digest(files) != version:
             raise Conflict.of("cannot write the pools", self.location, "changed since it was read")

@@ -157,8 +157,6 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class _Pod(msgspec.Struct, frozen=True):
-    """The fields of a pod that are read to decide whether it is mutated."""
-
     metadata: _Metadata | None = None
     spec: _Spec | None = None
 

@@ -73,12 +73,10 @@ class DirectAllocator:
         """Nothing to do: nothing is open."""
 
     def _pause_before_attempt(self, attempt: int) -> None:
-        """Wait before an attempt: longer each time, with jitter."""
         self._sleep(min(_PAUSE_S * 2.0**attempt, _MAX_PAUSE_S) * self._random.random())
 
 
 def _offline_cpus(allocations: Allocations) -> frozenset[int]:
-    """The CPUs of the pools that are offline; none if the kernel's file cannot be read."""
     try:
         online = cpu_set_formats.parse_cpu_numbers(read_text(_ONLINE), str(_ONLINE))
     except OSError:

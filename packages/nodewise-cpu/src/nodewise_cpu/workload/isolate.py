@@ -112,7 +112,6 @@ class CommandRunner:
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    """prctl(2), for which Python has no function."""
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -345,7 +344,6 @@ def set_own_affinity(cpus: Collection[int]) -> None:
 
 
 def _cpus_this_process_can_use() -> set[int]:
-    """All CPUs that this process could use."""
     try:
         os.sched_setaffinity(0, _ALL_CPUS)
     except OSError:

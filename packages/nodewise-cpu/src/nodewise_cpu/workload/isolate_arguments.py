@@ -131,7 +131,6 @@ def parse_isolate_arguments(words: Sequence[str]) -> IsolateArguments:
 
 
 def _split_command_line(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The options with their values, and the command with its arguments."""
     options: dict[str, str] = {}
     command: list[str] = []
     left = list(words)

@@ -136,7 +136,6 @@ _INTERNAL: Final = 500
 
 
 def _response_error(what: str, status: int, value: Any, data: bytes) -> NodewiseError:
-    """The error of a response, with the server's message."""
     message = value.get("message") if isinstance(value, dict) else None
     problem = Problem(str(status), message if isinstance(message, str) else shown(data), "")
     kind: Callable[..., NodewiseError] = _ERRORS.get(status, Unavailable if status >= _INTERNAL else Refused)
