@@ -235,7 +235,7 @@ class CpusetEnforcer:
             container_cpusets.save_original_cpusets(self._originals, originals)
         return changes
 
-    def _confine(
+    def _confine(  # complexity: the cpuset first, then the threads that it changes
         self, container: str, current: Cpuset, node: _NodeState, originals: dict[str, Cpuset]
     ) -> Cpuset | None:
         target, pids = node.targets[container], node.processes[container]
