@@ -13,6 +13,7 @@ import msgspec
 
 from nodewise.base.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.base.errors import NotFound as NotFound  # noqa: PLC0414 - part of this interface
+from nodewise.kube.resource_kinds import Resource, escape_path
 
 Params = Mapping[str, str]
 NONE: Final[Params] = {}
@@ -264,3 +265,49 @@ class Backoff(NamedTuple):
         whole_s = min(self.most_s, self.first_s * 2.0 ** min(max(failures - 1, 0), 60))
         jittered_s = whole_s * (self.share + (1.0 - self.share) * random())
         return min(max(jittered_s, at_least_s + jittered_s * self.share), 2.0 * self.most_s)
+
+
+class _GroupVersion(msgspec.Struct, frozen=True):
+    group_version: str = msgspec.field(name="groupVersion")
+
+
+class _Group(msgspec.Struct, frozen=True):
+    versions: tuple[_GroupVersion, ...]
+
+
+class _GroupList(msgspec.Struct, frozen=True, tag_field="kind", tag="APIGroupList"):
+    groups: tuple[_Group, ...]
+
+
+class _ResourceName(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _ResourceList(msgspec.Struct, frozen=True, tag_field="kind", tag="APIResourceList"):
+    resources: tuple[_ResourceName, ...]
+
+
+_GROUPS: Final = msgspec.json.Decoder(_GroupList)
+_RESOURCES: Final = msgspec.json.Decoder(_ResourceList)
+
+
+async def is_served(api: Api, resource: Resource) -> bool:
+    """Whether the API server serves a kind of a named API group; kinds of the core group always are.
+
+    Only a complete discovery document without the kind says that it is not. A status such as 404 raises, because a
+    proxy before the API server can respond with it. An API server that starts responds 503 until all kinds of its
+    definitions are known. Errors are those of `Api.get`, and `Unavailable` for a response of another form.
+    """
+    if not resource.group:
+        return True
+    root = escape_path("apis")
+    version_root = escape_path("apis", resource.group, resource.version)
+    try:
+        groups = _GROUPS.decode(await api.get(root)).groups
+        versions = {version.group_version for group in groups for version in group.versions}
+        if resource.api_version not in versions:
+            return False
+        names = {entry.name for entry in _RESOURCES.decode(await api.get(version_root)).resources}
+    except UNREADABLE as error:
+        raise Unavailable("discovery", [Problem("", str(error), "a list of API groups or kinds")]) from error
+    return resource.plural in names

@@ -15,7 +15,7 @@ import msgspec
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import UNREADABLE, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube import list_watch, resource_kinds
+from nodewise.kube import api_server_interface, list_watch
 from nodewise.kube.api_server_interface import Api, Backoff, Expired, NotFound
 from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
 from nodewise.kube.resource_kinds import Resource
@@ -360,7 +360,7 @@ class Reflector(Generic[T]):
         Objects of a kind that is served later take effect at most `NOT_SERVED_S` after that.
         """
         try:
-            is_served = await resource_kinds.is_served(self._api, self._target.resource)
+            is_served = await api_server_interface.is_served(self._api, self._target.resource)
         except NodewiseError:
             is_served = True  # unknown: keep the objects
         if is_served:

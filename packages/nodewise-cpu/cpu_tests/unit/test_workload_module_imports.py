@@ -52,6 +52,13 @@ def test_workload_modules_import_only_the_standard_library(module: str) -> None:
     assert "asyncio" not in loaded
 
 
+def test_isolate_with_a_config_map_imports_pyyaml_and_no_larger_library() -> None:
+    program = PROGRAM.format(module="workload.service_account_client")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(ran.stdout)}
+    assert not loaded & {"asyncio", "click", "cryptography", "httpx2", "msgspec"}
+
+
 def test_commands_of_the_installed_program_need_no_numpy() -> None:
     """The program that `nodewise cpu install` installs contains no numpy."""
     modules = ", ".join(sorted({path.partition(":")[0] for path, _ in cli.COMMANDS.values()}))

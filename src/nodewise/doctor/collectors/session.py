@@ -21,7 +21,7 @@ from nodewise.doctor.facts import UnavailableFact
 from nodewise.doctor.parsing import certificates, objects
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.objects import Container, Workload, get_text
-from nodewise.kube import resource_kinds
+from nodewise.kube import api_server_interface
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.resource_kinds import CONFIG_MAPS, SECRETS, Resource
 
@@ -144,7 +144,7 @@ class ClusterReader:
         """Whether the API server has a kind."""
         try:
             async with self._requests:
-                return await resource_kinds.is_served(self.api, resource)
+                return await api_server_interface.is_served(self.api, resource)
         except NodewiseError as error:
             what = "the kinds of the API server"
             raise missing_after_error(what, "get the path /apis", error) from error

@@ -7,11 +7,13 @@ Sources: CMK's branches by version, and the releases in which Kubernetes added a
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from nodewise.base.errors import BadInput, Refused, shown
-from nodewise.kube.api_server_interface import Patch
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES, OPAQUE
+
+if TYPE_CHECKING:  # `isolate` imports this module, and starts faster without the other
+    from nodewise.kube.api_server_interface import Patch
 
 NO_PARAMS: Final[Mapping[str, str]] = {}
 Object = Mapping[str, Any]
@@ -20,7 +22,7 @@ Object = Mapping[str, Any]
 class ApiClient(Protocol):
     """One API server, as one user. A path is escaped (`kube.resource_kinds.Resource.path`).
 
-    Every method raises kinds of `NodewiseError` and nothing else: `kube.api_server_interface.NotFound` (404),
+    Every method raises kinds of `NodewiseError` and nothing else: `NotFound` (404),
     `Conflict` (409), `Refused` (another 4xx), `Unavailable` (429, 5xx, no answer).
     """
 
@@ -30,7 +32,7 @@ class ApiClient(Protocol):
 
     def replace(self, path: str, body: Object) -> Any: ...
 
-    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any: ...
+    def patch(self, path: str, body: Any, kind: "Patch", params: Mapping[str, str] = NO_PARAMS) -> Any: ...
 
     def delete(self, path: str, body: Object | None = None) -> Any: ...
 

@@ -15,13 +15,12 @@ import yaml
 
 from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, Conflict, shown, visible
-from nodewise.kube.resource_kinds import Resource
+from nodewise.kube.resource_kinds import CONFIG_MAPS
 from nodewise_cpu import allocation_store, cmk_names, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.cluster.api_server import ApiClient
 from nodewise_cpu.pool_allocations import IDENTITIES, Allocations
 
-CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 KEY: Final = "config"
 """The ConfigMap's key."""
 LEASE_S: Final = 30.0

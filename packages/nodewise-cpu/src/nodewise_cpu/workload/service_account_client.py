@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from nodewise.base.errors import (
@@ -22,7 +22,6 @@ from nodewise.base.errors import (
     Unavailable,
     shown,
 )
-from nodewise.kube.api_server_interface import DEADLINE_S, Patch
 from nodewise.kube.resource_kinds import PODS
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
@@ -30,16 +29,20 @@ from nodewise_cpu.cluster.api_server import NO_PARAMS, ApiClient, Object
 from nodewise_cpu.store.configmap import ConfigMapStore
 from nodewise_cpu.workload.isolate_arguments import IsolateArguments
 
+if TYPE_CHECKING:
+    from nodewise.kube.api_server_interface import Patch
+
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST: Final = "KUBERNETES_SERVICE_HOST"
 PORT: Final = "KUBERNETES_SERVICE_PORT"
 
-_PATCHES: Final[Mapping[Patch, str]] = {
+_PATCHES: Final[Mapping["Patch", str]] = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
     "strategic": "application/strategic-merge-patch+json",
     "apply": "application/apply-patch+yaml",
 }
+_DEADLINE_S: Final = 10.0
 _MAX_BYTES: Final = 16 * 2**20
 
 
@@ -80,7 +83,7 @@ class ServiceAccountClient:
     def replace(self, path: str, body: Object) -> Any:
         return self._call("PUT", path, body)
 
-    def patch(self, path: str, body: Any, kind: Patch, params: Mapping[str, str] = NO_PARAMS) -> Any:
+    def patch(self, path: str, body: Any, kind: "Patch", params: Mapping[str, str] = NO_PARAMS) -> Any:
         return self._call("PATCH", path, body, params, _PATCHES[kind])
 
     def delete(self, path: str, body: Object | None = None) -> Any:
@@ -118,7 +121,7 @@ class ServiceAccountClient:
             "Content-Type": kind,
         }
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=DEADLINE_S, context=context)
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=_DEADLINE_S, context=context)
         try:
             target = f"{path}?{urlencode(params)}" if params else path
             connection.request(verb, target, None if body is None else json.dumps(body), headers)
