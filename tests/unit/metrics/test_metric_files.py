@@ -87,7 +87,7 @@ def test_error_names_unreadable_part(tmp_path: Path) -> None:
         metric_files.read_snapshot(object_files.read([path]))
 
 
-def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:
+def test_metrics_of_a_file_answer_the_query_of_their_name(tmp_path: Path) -> None:
     source = FileSource([write_objects(tmp_path, USED, NODE)])
     request = MetricRequest("cpu_usage", "sum by (node) (rate(x[5m]))")
     assert source.supports(request)

@@ -70,7 +70,7 @@ def shell(tmp_path: Path) -> Iterator[AnnotateShell]:
         yield AnnotateShell(server, tmp_path)
 
 
-def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: AnnotateShell) -> None:
+def test_a_dry_run_prints_the_plan_and_writes_nothing(shell: AnnotateShell) -> None:
     done = shell.run("--dry-run")
     assert done.returncode == 0
     assert [line.split() for line in done.stdout.splitlines()[1:]] == [
@@ -82,7 +82,7 @@ def test_a_dry_run_shows_what_would_be_written_and_writes_nothing(shell: Annotat
     assert set(map(len, shell.annotations().values())) == {0}
 
 
-def test_once_writes_and_says_what_came_of_it(shell: AnnotateShell) -> None:
+def test_once_writes_and_prints_a_summary(shell: AnnotateShell) -> None:
     done = shell.run("--once")
     assert (done.returncode, done.stdout) == (0, "nodes: 2 annotated, 1 not ready\n")
     annotations = shell.annotations()
@@ -102,7 +102,7 @@ def test_json_has_the_annotations_themselves(shell: AnnotateShell) -> None:
     assert "requested-cpu" not in shell.annotations()["rack1-a"]
 
 
-def test_what_an_older_annotator_left_is_put_right(shell: AnnotateShell) -> None:
+def test_annotations_of_an_older_annotator_are_corrected(shell: AnnotateShell) -> None:
     left = {
         "mean-free-cpu": "NaN",
         "forcasted-free-memory": "N/A",
@@ -126,7 +126,7 @@ def test_what_an_older_annotator_left_is_put_right(shell: AnnotateShell) -> None
         {"stranger": ("1", "1Gi")},
     ],
 )
-def test_where_nobody_is_measured_allocation_is_written_all_the_same(
+def test_allocation_is_written_without_measurements(
     shell: AnnotateShell, uses: dict[str, tuple[Any, Any]]
 ) -> None:
     shell.use(uses)

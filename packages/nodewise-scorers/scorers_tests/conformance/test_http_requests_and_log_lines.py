@@ -55,7 +55,7 @@ def test_requests(extender: RunningExtender, row: SafeHttpRow) -> None:
         assert answer.json() == row.answer
 
 
-def test_203_a_level_of_the_log_that_there_is_not_is_told_and_means_info(tmp_path: Path) -> None:
+def test_203_an_unknown_log_level_is_reported_and_means_info(tmp_path: Path) -> None:
     with extender_processes.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as extender:
         [event] = extender.events("variable_ignored")
         assert (event["variable"], event["seen"], event["level"]) == ("LOG_LEVEL", "bogus", "warning")

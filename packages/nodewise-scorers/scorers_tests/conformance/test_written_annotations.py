@@ -52,7 +52,7 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written(annotated: Mapping[str, Object], name: str) -> None:
+def test_annotations_of_a_case_are_written(annotated: Mapping[str, Object], name: str) -> None:
     row, written = CASES[name], annotated[name]
     if row.part == "memory":
         assert written["requested-memory"] == row.gives[0]

@@ -37,7 +37,7 @@ PODS = st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "gpu", "x/y"])
 
 
 @given(USAGE, WHOLE)
-def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, whole: Capacity) -> None:
+def test_free_amounts_are_between_zero_and_allocatable(measured: NodeUsage, whole: Capacity) -> None:
     for key, text in node_usage.usage_annotations(measured, whole).items():
         if text is not None:
             most = whole.cpu_milli if key.endswith("cpu") else whole.memory_bytes
@@ -57,7 +57,7 @@ def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -
 
 
 @given(STANDING, USAGE, WHOLE)
-def test_what_was_written_is_not_written_again(
+def test_written_annotations_are_not_written_again(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
@@ -67,7 +67,7 @@ def test_what_was_written_is_not_written_again(
 
 
 @given(STANDING, USAGE, WHOLE)
-def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
+def test_fresh_annotations_are_right_within_two_percent(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
@@ -85,12 +85,12 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
 
 
 @given(STANDING)
-def test_nobody_measured_nothing_is_said_anew(stands: dict[str, str]) -> None:
+def test_unmeasured_nodes_get_no_new_annotations(stands: dict[str, str]) -> None:
     assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
 
 
 @given(PODS, WHOLE)
-def test_what_is_requested_and_free_are_whole_numbers(
+def test_requested_and_free_amounts_are_whole_numbers(
     pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
@@ -112,7 +112,7 @@ def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
 
 
 @given(arrays.arrays(np.float64, st.integers(0, 150), elements=st.floats(0, 1e15) | st.just(nan)))
-def test_a_forecast_is_a_number_near_what_was_seen_or_none(samples: np.ndarray) -> None:
+def test_a_forecast_is_near_the_samples_or_missing(samples: np.ndarray) -> None:
     ahead = node_usage.predict_next(samples)
     if len(samples) < node_usage.MIN_VALUES or np.isnan(samples).any():
         assert isnan(ahead)

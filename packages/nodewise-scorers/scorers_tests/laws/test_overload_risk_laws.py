@@ -60,7 +60,7 @@ def test_at_one_spread_the_risk_rises_with_the_mean(first, other, spread, thresh
 
 
 @given(MEAN, DEVIATION, st.floats(0.01, 0.99))
-def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold) -> None:
+def test_risk_is_within_the_bounds_of_its_moments(mean, deviation, threshold) -> None:
     """Markov's inequality, for the utilisation and for the free share."""
     risk = float(risk_scores.risk(mean, deviation, threshold))
     assert 0 <= risk <= min(1, mean / threshold) + 1e-9
@@ -68,7 +68,7 @@ def test_the_risk_stays_within_what_its_moments_allow(mean, deviation, threshold
 
 
 @given(THRESHOLD, PERCENTILE, NODES)
-def test_scores_and_verdicts_are_what_the_risk_says(threshold, percentile, nodes) -> None:
+def test_scores_and_verdicts_follow_from_the_risk(threshold, percentile, nodes) -> None:
     scorer = tail(threshold, percentile)
     mean, deviation = (np.array([node[at] for node in nodes], float) for at in (0, 1))
     risk = risk_scores.risk(mean, deviation, threshold)

@@ -81,7 +81,7 @@ def test_incremental_moments_are_the_direct_ones(
 
 
 @given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
-def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
+def test_the_best_fitting_node_scores_10_the_worst_1_and_others_0(values: list[float]) -> None:
     points = placement_objectives.stretch(np.array(values)).tolist()
     fitting = sorted(
         (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
@@ -110,7 +110,7 @@ def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]
 
 
 @given(SAMPLES, st.data())
-def test_what_two_replicas_keep_is_what_one_would(
+def test_two_replicas_store_the_same_statistics_as_one(
     samples: list[tuple[int, ...]], data: st.DataObject
 ) -> None:
     """The result does not depend on which replica gets a request, nor on failed writes."""
@@ -142,7 +142,7 @@ HELD = st.builds(
 
 
 @given(st.lists(st.lists(HELD, max_size=8), min_size=1, max_size=5))
-def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HoldingPod]]) -> None:
+def test_node_requests_are_the_sum_of_the_current_pods(worlds: list[list[HoldingPod]]) -> None:
     holdings = NodeRequests("gpu")
     before: dict[tuple[str, str], HoldingPod] = {}
     for pods in worlds:

@@ -32,7 +32,7 @@ QUANTITIES = st.one_of(
 
 
 @given(SHARES, DEVIATIONS, SHARES, DEVIATIONS, PERCENTS, PERCENTS)
-def test_who_has_more_risk_never_scores_higher_and_is_never_the_one_accepted(
+def test_a_node_with_more_risk_never_scores_higher_and_is_not_the_only_one_accepted(
     mean, deviation, other_mean, other_deviation, utilization, percentile
 ):
     agent = AgentCall(
@@ -71,7 +71,7 @@ def test_balance_never_rises_with_the_load(mean, other_mean, deviation, other_de
 
 
 @given(SHARES, DEVIATIONS, st.integers(0, 8000), st.integers(0, 8000))
-def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, first, other):
+def test_balance_score_never_rises_with_the_request(mean, deviation, first, other):
     small, large = (pod(cpu=f"{milli}m") for milli in sorted((first, other)))
     agent = AgentCall(loaded(mean, deviation))
     assert agent.balance(small) >= agent.balance(large)
@@ -86,7 +86,7 @@ def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, first, 
     st.sampled_from(["accept", "reject"]),
     st.none() | st.integers(0, 10),
 )
-def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_named(
+def test_scores_are_0_to_10_and_missing_statistics_are_named_for_any_annotations(
     given_nodes, room, requests, utilization, percentile, when_missing, score_missing
 ):
     nodes = [node(f"n{number}", room, **statistics) for number, statistics in enumerate(given_nodes)]

@@ -87,7 +87,7 @@ def test_the_same_seed_draws_the_same() -> None:
     assert [pod.at_s for pod in bursts_simulation.pods(SMALL, 6)] != [pod.at_s for pod in first]
 
 
-def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
+def test_nodes_have_the_annotations_of_the_annotator() -> None:
     annotated = AnnotatedNodes(bursts_simulation.build_node_objects(Scenario(nodes=2)))
     for minute, milli in enumerate((1000.0, 3000.0)):
         use = np.array([[milli, 0.0], [2.0**30, 0.0]])
@@ -102,7 +102,7 @@ def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
     assert annotated.objects["node-001"]["metadata"]["annotations"]["congestion-factor"] == "0"
 
 
-def test_what_hardly_moves_is_not_written_again() -> None:
+def test_small_changes_are_not_written_again() -> None:
     annotated = AnnotatedNodes(bursts_simulation.build_node_objects(Scenario(nodes=1)))
     first = annotated.write(np.array([[1000.0], [2.0**30]]), START_S)
     annotated.write(np.array([[1000.0], [2.0**30]]), START_S + 60)  # a deviation needs two samples
@@ -209,7 +209,7 @@ def test_the_table_and_the_lines_have_the_runs() -> None:
         (["--agents", "safe", "--weights", "congestion=2"], "congestion=2"),
     ],
 )
-def test_what_cannot_be_simulated_is_told(arguments, words) -> None:
+def test_agents_that_cannot_be_simulated_are_named(arguments, words) -> None:
     with pytest.raises(BadSettings, match=words):
         CliRunner().invoke(
             command.command, ["--nodes", "2", "--hours", "0.1", *arguments], catch_exceptions=False

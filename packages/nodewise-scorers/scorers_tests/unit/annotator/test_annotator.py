@@ -116,7 +116,7 @@ class AnnotatedCluster:
         return await self.annotator.burst(self.api, self.nodes(), read_pods(*self.pods))
 
 
-async def test_what_is_written_is_what_is_free_and_what_is_requested() -> None:
+async def test_free_and_requested_amounts_are_written() -> None:
     cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
     cluster.pods = [pod("p", "a", {"cpu": "500m", "memory": "1.5Gi"}, phase="Pending")]
@@ -179,7 +179,7 @@ async def test_only_the_node_that_moved_is_written() -> None:
     assert set(body["metadata"]["annotations"]) == {"mean-free-cpu", "std-free-cpu", ANNOTATED_AT}
 
 
-async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
+async def test_a_node_that_is_not_ready_keeps_its_annotations() -> None:
     stood = {"mean-free-cpu": "1", ANNOTATED_AT: "2026-01-01T00:00:00Z"}
     cluster = AnnotatedCluster(
         EVERYTHING, node("a", stood, ready="False"), node("b", ready="Unknown"), node("c")
@@ -191,7 +191,7 @@ async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
     assert b'lacking{why="not_ready"} 2' in cluster.metrics_registry.exposition()
 
 
-async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time() -> None:
+async def test_an_unmeasured_node_keeps_its_statistics_until_they_expire() -> None:
     cluster = AnnotatedCluster()
     cluster.meter.uses = {"a": (1.0, GIB), "b": (1.0, GIB)}
     await cluster.minute(16)
@@ -210,7 +210,7 @@ async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time(
     assert parse_rfc3339(annotations[ANNOTATED_AT]) > parse_rfc3339(stood[ANNOTATED_AT])
 
 
-async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
+async def test_few_samples_after_a_restart_do_not_replace_complete_statistics() -> None:
     whole = {
         "mean-free-cpu": "3000",
         "std-free-cpu": "500",
@@ -256,7 +256,7 @@ async def test_statistics_are_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), Conflict("newer"), Unavailable("busy")])
-async def test_what_goes_wrong_with_one_node_stops_no_other(error: NodewiseError) -> None:
+async def test_an_error_of_one_node_does_not_stop_others(error: NodewiseError) -> None:
     nodes = [node(f"n-{number}") for number in range(30)]
     cluster = AnnotatedCluster(EVERYTHING, *nodes)
     cluster.meter.uses = {f"n-{number}": (1.0, GIB) for number in range(30)}
@@ -269,7 +269,7 @@ async def test_what_goes_wrong_with_one_node_stops_no_other(error: NodewiseError
     assert (await cluster.minute()).done == 1, "the next burst tries again"
 
 
-async def test_a_server_that_answers_nobody_is_left_alone() -> None:
+async def test_an_unavailable_api_server_gets_no_further_requests() -> None:
     nodes = [node(f"n-{number}") for number in range(100)]
     cluster = AnnotatedCluster(EVERYTHING, *nodes)
     cluster.api.errors = {f"n-{number}": Unavailable("down") for number in range(100)}
@@ -304,7 +304,7 @@ async def test_cards_may_have_another_name() -> None:
     assert (annotations["requested-gpu"], annotations["free-gpu"]) == ("3", "5")
 
 
-async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
+async def test_a_failing_source_is_reported_and_allocation_is_written() -> None:
     cluster = AnnotatedCluster()
     cluster.meter.error = Unavailable("metrics-server is away")
     assert (await cluster.minute()).done == 2
@@ -313,7 +313,7 @@ async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
     assert [text.partition(":")[0] for text in plan.failures] == ["cpu_usage", "memory_usage"]
 
 
-async def test_nodes_that_nobody_measures_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unmeasured_nodes_are_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[dict[str, object]] = []
     monkeypatch.setattr(
         annotator.logs,
@@ -343,7 +343,7 @@ async def test_a_burst_is_due_once_a_period() -> None:
     assert cluster.annotator.is_due()
 
 
-async def test_what_comes_next_is_written_where_it_is_asked_for() -> None:
+async def test_forecasts_are_written_on_request() -> None:
     cluster = AnnotatedCluster(AnnotatorConfig("usage", options=ForecastOptions(annotate_forecast=True)))
     for step in range(30):
         cluster.meter.uses = {"a": (step / 10, GIB)}

@@ -71,7 +71,7 @@ async def test_it_waits_for_the_pods_where_these_count() -> None:
     assert leader.annotations()["requested-cpu"] == "1000"
 
 
-async def test_a_step_does_not_wait_for_what_takes_long() -> None:
+async def test_a_step_does_not_wait_for_a_burst() -> None:
     leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     done = asyncio.Event()
     fetch = leader.meter.fetch
@@ -87,7 +87,7 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
     assert await leader.step() == 1
 
 
-async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_is_raised_once_and_the_burst_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = AnnotatorLeader(AnnotatorOptions(annotate="usage"))
     with monkeypatch.context() as patched:
         patched.setattr(node_usage.SampledUsageSource, "take_sample", lambda _: 1 // 0)
@@ -108,6 +108,6 @@ def test_pods_are_watched_only_where_they_count() -> None:
     assert annotator.watched(AnnotatorOptions(annotate="usage", annotate_use_requests=True))
 
 
-def test_it_is_off_unless_told() -> None:
+def test_the_annotator_is_off_by_default() -> None:
     with pytest.raises(TypeError):
         AnnotatorLeader(AnnotatorOptions())

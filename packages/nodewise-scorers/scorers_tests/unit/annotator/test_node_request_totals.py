@@ -28,7 +28,7 @@ def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     )
 
 
-def test_what_the_older_annotator_counted_is_counted_so() -> None:
+def test_requests_count_as_in_the_older_annotator() -> None:
     manifest = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
     running = [
         pod("p", "a", {"cpu": "250m", "memory": "100Mi"}, {"cpu": "0.1005", "memory": "1e8"}, {}),
@@ -50,7 +50,7 @@ def test_what_the_older_annotator_counted_is_counted_so() -> None:
     }
 
 
-def test_what_is_over_committed_leaves_nothing() -> None:
+def test_an_overcommitted_resource_has_nothing_free() -> None:
     texts = written(
         node("a", cpu="3920m", memory="7Gi", gpu="2"),
         pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
@@ -71,7 +71,7 @@ def test_a_pod_that_has_ended_counts_no_more(phase: str) -> None:
     assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-pods"] == "0"
 
 
-def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
+def test_a_sidecar_holds_its_requests_as_long_as_its_pod() -> None:
     assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR,)))["requested-cpu"] == "4000"
 
 

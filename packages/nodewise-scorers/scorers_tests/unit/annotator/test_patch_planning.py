@@ -48,7 +48,7 @@ def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
     assert node_patches.has_annotation_changed(stands, wanted) is is_moved
 
 
-def test_only_what_moved_is_written_with_the_time() -> None:
+def test_only_changed_values_are_written_with_the_time() -> None:
     stands = {"free-cpu": "100", "free-memory": "100", **at(60)}
     wanted = {"free-cpu": "101", "free-memory": "110"}
     assert node_patches.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
@@ -70,19 +70,19 @@ def test_the_time_is_written_before_it_is_too_old(time: dict[str, str]) -> None:
     )
 
 
-def test_what_is_there_for_people_goes_along() -> None:
+def test_informational_annotations_are_written_with_others() -> None:
     stands = {"free-cpu": "100", "same": "1", "other": "1", **at(60)}
     patch = node_patches.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
     assert patch == {"free-cpu": "200", "other": "2", **at(0)}
 
 
-def test_a_node_that_nobody_measured_keeps_its_statistics_with_their_time() -> None:
+def test_an_unmeasured_node_keeps_its_statistics_with_their_time() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(600)}
     assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
     assert node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
 
 
-def test_statistics_too_old_to_count_make_room_for_what_is_known() -> None:
+def test_expired_statistics_are_replaced_by_known_values() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(3600)}
     patch = node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
     assert patch == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
@@ -110,7 +110,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     assert "mean-free-cpu" not in plan.patch
 
 
-def test_free_is_what_pods_can_have_less_what_is_used() -> None:
+def test_free_is_allocatable_less_usage() -> None:
     patch = node_usage.usage_annotations(
         NodeUsage(ResourceUsage(1234.5678, 10.0004, 2000), ResourceUsage(6 * 2**30, 1234.5, 5e9)), WHOLE
     )
@@ -129,7 +129,7 @@ def test_free_is_between_nothing_and_all(used: float, free: str) -> None:
     assert node_usage.usage_annotations(NodeUsage(ResourceUsage(used, 1)), WHOLE)["mean-free-cpu"] == free
 
 
-def test_what_is_not_known_must_not_stand() -> None:
+def test_annotations_of_unknown_values_are_deleted() -> None:
     patch = node_usage.usage_annotations(NodeUsage(ResourceUsage(100.0, nan), ResourceUsage()), WHOLE)
     assert patch["mean-free-cpu"] == "3900"
     assert {key for key, text in patch.items() if text is None} == {*node_usage.USAGE_KEYS} - {

@@ -12,13 +12,13 @@ def test_mean_deviation_and_least() -> None:
     assert node_usage.summarize(FREE) == pytest.approx((100, 15.811388, 80))
 
 
-def test_use_beyond_what_was_requested_can_be_left_out() -> None:
+def test_usage_beyond_requests_can_be_left_out() -> None:
     curated = node_usage.limit_usage_to_requests(FREE, allocatable=1000, requested=905)
     assert list(curated) == [100, 110, 95, 120, 95]
     assert node_usage.summarize(curated) == pytest.approx((104, 10.839742, 95))
 
 
-def test_of_one_sample_nobody_knows_the_deviation_and_of_none_nothing() -> None:
+def test_one_sample_has_no_deviation_and_no_sample_no_statistics() -> None:
     assert node_usage.summarize(np.array([7.0])) == pytest.approx((7, np.nan, 7), nan_ok=True)
     assert np.isnan(node_usage.summarize(np.array([]))).all()
 
@@ -54,7 +54,7 @@ def test_of_too_little_there_is_no_forecast(values: list[float]) -> None:
     assert np.isnan(node_usage.predict_next(np.array(values)))
 
 
-def test_what_never_changed_stays() -> None:
+def test_the_forecast_of_a_constant_is_the_constant() -> None:
     assert node_usage.predict_next(np.full(50, 3e9)) == 3e9
 
 

@@ -54,7 +54,7 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
         ("NODE_EXP_PORT", '9100"} or up{a="'),
     ],
 )
-def test_a_value_that_cannot_be_used_is_told_and_the_default_holds(
+def test_an_invalid_value_is_logged_and_ignored(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, dict[str, str]]] = []

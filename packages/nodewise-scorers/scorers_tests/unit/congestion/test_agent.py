@@ -65,7 +65,7 @@ def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:
     assert scores(factors, CongestionOptions(score_missing=3)) == {"n1": 3, "n2": 3, "n3": 10, "n4": 7}
 
 
-def test_a_node_that_nobody_knows_has_no_factor() -> None:
+def test_an_unknown_node_has_no_factor() -> None:
     cluster_snapshot = snapshot({"n1": "100"}, CongestionOptions(score_missing=4))
     scores = CongestionAgent(CongestionOptions()).score(
         POD, cluster_snapshot.nodes.named(["n9", "n1"]), cluster_snapshot
@@ -136,7 +136,7 @@ class TestRejecting:
 
     OPTIONS = CongestionOptions(when_missing="reject")
 
-    def test_nobody_is_rejected_otherwise(self) -> None:
+    def test_no_node_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
         assert agent.predicates == {}
         assert agent_chain.filter_functions(agent) == []

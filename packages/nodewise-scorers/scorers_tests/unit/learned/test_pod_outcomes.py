@@ -90,13 +90,13 @@ class TestWhatCountsOnce:
         steps = [then([a], [b]) for a, b in pairwise(history)]
         assert steps == [(0.5, 1), None, None, (0.0, 1), None, None]
 
-    def test_an_end_that_nobody_saw(self) -> None:
+    def test_an_unobserved_termination_counts(self) -> None:
         assert then([running()], [running(1, end(0, 10))]) == (0.5, 1)
         assert then([running()], [waiting(0, end(0, 10))]) == (0.5, 1)
         assert then([running(1, end(0, 10))], [running(2, end(20, 30))]) == (0.0, 1)
         assert then([running(1, end(0, 10))], [running(2, end(20, HOUR))]) == (0.5, 1)
 
-    def test_several_ends_that_nobody_saw(self) -> None:
+    def test_several_unobserved_terminations_count(self) -> None:
         assert then([running()], [running(3, end(20, 30))]) == (0.0, 3)
         assert then([running()], [running(3, end(20, HOUR))]) == (0.5, 3)
         assert then([running()], [running(10**6, end(20, 30))]) == (0.0, 10)

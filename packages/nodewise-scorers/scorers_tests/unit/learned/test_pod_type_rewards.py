@@ -50,7 +50,7 @@ def test_the_state_is_one_that_remembers() -> None:
     assert history.state.memory_scope == "leader"
 
 
-def test_scores_of_what_was_kept() -> None:
+def test_stored_rewards_determine_scores() -> None:
     """Cases 178 and 179; a node that was never tried is no longer the worst."""
     history = PodHistory()
     history.state.recall(stored_rewards({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
@@ -81,7 +81,7 @@ class TestRestart:
             history.update(after_s=10)
         assert estimates(history) == [(0.9, 1), (1.0, 1), (1.0, 0)]
 
-    def test_what_happened_meanwhile_is_caught_up_on(self) -> None:
+    def test_outcomes_since_the_stored_time_are_learned(self) -> None:
         history = self.history()
         text = store(history)
         other = restart(history, text)
@@ -100,7 +100,7 @@ class TestRestart:
         other.update()
         assert estimates(other) == [(1.0, 0)] * 3
 
-    def test_a_memory_that_comes_late_is_put_before_what_was_learned_since(self) -> None:
+    def test_late_stored_rewards_precede_rewards_learned_since(self) -> None:
         history = self.history()
         text = store(history)
         late = restart(history, None)
@@ -143,14 +143,14 @@ class TestWhatIsKept:
         text = history.state.keep(None)
         assert history.state.keep(None) == text
 
-    def test_what_was_deleted_is_written_again(self) -> None:
+    def test_deleted_stored_rewards_are_written_again(self) -> None:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", phase="Failed"))
         text = store(history)
         assert history.state.keep(None) == text
 
-    def test_what_somebody_else_kept_is_not_lost(self) -> None:
+    def test_rewards_of_another_replica_are_not_lost(self) -> None:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", phase="Failed"))
@@ -162,7 +162,7 @@ class TestWhatIsKept:
         }
         assert history.state.keep(text) is None
 
-    def test_what_cannot_be_read_is_written_over_once_there_is_news(self) -> None:
+    def test_unreadable_rewards_are_overwritten_after_a_change(self) -> None:
         history = PodHistory()
         history.update()
         assert history.state.keep(b"{}") is None
@@ -222,7 +222,7 @@ class TestBounds:
         assert len(partly) < 5000
         assert {pair.reward for pair in list(partly.values())[:50]} == {0.9}
 
-    def test_what_is_laid_out_is_by_node_number(self) -> None:
+    def test_rewards_are_in_the_order_of_node_numbers(self) -> None:
         memory = RewardMemory(self.RULE)
         for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
             memory.learn("d/D", node, 0.0, times, START)
@@ -240,7 +240,7 @@ class TestBounds:
             pair = rule.update(pair, 0.0, 1, START)
         assert rule.update(None, 0.0, 4, START) == pytest.approx(pair, abs=2e-6)
 
-    def test_what_was_known_before_is_the_same_as_if_it_had_been_learned_before(self) -> None:
+    def test_merged_earlier_rewards_equal_rewards_learned_in_order(self) -> None:
         rule = LearningRule(0.6, 3600.0)
         first = rule.update(rule.update(None, 0.0, 2, START), 1.0, 1, START + 50)
         whole = rule.update(rule.update(first, 0.0, 1, START + 900), 0.5, 3, START + 2000)
@@ -269,7 +269,7 @@ class TestBounds:
         (b'{"version":1,"until":0,"types":{' + b" " * 2**20 + b"}}", "expected at most 1048576"),
     ],
 )
-def test_what_cannot_be_read_is_refused_and_changes_nothing(text: bytes, words: str) -> None:
+def test_unreadable_rewards_are_refused_and_change_nothing(text: bytes, words: str) -> None:
     history = PodHistory(NEVER_FADES)
     with pytest.raises(BadInput, match=words):
         history.state.recall(text)

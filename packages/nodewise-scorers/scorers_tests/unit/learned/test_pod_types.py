@@ -57,11 +57,11 @@ def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, An
         (pod("p", "n1", *[running()] * 65), False),
     ],
 )
-def test_what_is_held(observed_pod: ObservedPod, held: bool) -> None:
+def test_a_reduced_pod_has_only_the_fields_that_are_read(observed_pod: ObservedPod, held: bool) -> None:
     assert (make_pod_reducer(["d"])(observed_pod) is not None) is held
 
 
-def test_what_is_held_is_read_again_as_it_was() -> None:
+def test_a_reduced_pod_has_the_same_type_and_outcome() -> None:
     keep = make_pod_reducer(())
     held = keep(pod("p", "n1", running(), ownerReferences=[OWNED, REPLICA_SET]))
     assert held is not None

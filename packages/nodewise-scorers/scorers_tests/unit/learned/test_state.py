@@ -53,7 +53,7 @@ def test_a_new_node_begins_with_the_prior() -> None:
     assert [history.reward(node) for node in range(3)] == [0.9, 1.0, 0.9]
 
 
-def test_what_was_never_tried_scores_as_the_prior_does() -> None:
+def test_an_untried_type_scores_as_the_prior() -> None:
     options = LearnedOptions(learned_prior=0.5)
     history = new_history(options)
     assert history.points() == [5, 5, 5]
@@ -80,7 +80,7 @@ def test_the_pods_of_the_first_world_are_where_one_begins() -> None:
     assert history.reward(1) == 0.9
 
 
-def test_the_same_told_again_teaches_nothing() -> None:
+def test_a_repeated_update_teaches_nothing() -> None:
     history = new_history()
     for _ in range(5):
         history.update(pod("a", "n1", terminated(0, 10)), pod("b", "n2", running()))
@@ -103,7 +103,7 @@ def test_a_pod_that_is_to_go_teaches_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Node"])
-def test_pods_that_nobody_chooses_a_node_for_teach_nothing(kind: str) -> None:
+def test_pods_bound_to_their_node_by_a_controller_teach_nothing(kind: str) -> None:
     history = new_history()
     owners = [{"kind": kind, "name": "exporter", "controller": True}]
     history.update(pod("a", "n1", phase="Failed", ownerReferences=owners))
@@ -136,7 +136,7 @@ class TestFading:
     HOUR_S = 3600.0
     OPTIONS = LearnedOptions(learned_half_life_s=3600.0)
 
-    def test_half_of_what_is_known_after_a_half_life(self) -> None:
+    def test_half_of_an_estimate_is_forgotten_after_a_half_life(self) -> None:
         history = new_history(self.OPTIONS)
         history.update(*(pod(f"p{number}", "n1", phase="Failed") for number in range(10)))
         assert (history.reward(), history.points()[0]) == (0.348678, 3)
@@ -163,7 +163,7 @@ class TestFading:
 class TestExploration:
     OPTIONS = LearnedOptions(learned_prior=0.5, learned_exploration=0.2, learned_half_life_s=0.0)
 
-    def test_what_is_little_known_gains(self) -> None:
+    def test_rarely_tried_nodes_get_a_bonus(self) -> None:
         history = new_history(self.OPTIONS, 2)
         assert history.points() == [5, 5]
         history.update(*(pod(f"p{number}", "n1", running()) for number in range(5)))

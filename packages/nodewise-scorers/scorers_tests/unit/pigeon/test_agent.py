@@ -131,7 +131,7 @@ def test_absolute_scores_where_asked_for() -> None:
     assert cluster.score().scores == [8, 8, 7]
 
 
-def test_what_the_agent_goes_by_is_shown() -> None:
+def test_the_exported_state_has_the_statistics_of_requests_and_nodes() -> None:
     cluster = PigeonCluster(N3)
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
         cluster.prioritize(pod(requests, uid=f"u{uid}"))

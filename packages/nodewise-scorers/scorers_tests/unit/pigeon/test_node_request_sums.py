@@ -50,7 +50,7 @@ def apply_pod_changes(
 ONE = {"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "2Gi", "gpu": 2, "hugepages-2Mi": "4Mi"}
 
 
-def test_what_pods_of_a_node_take_together() -> None:
+def test_requests_of_the_pods_of_a_node_are_summed() -> None:
     pods = reduced_pods(
         [holding_pod("a", "n1", ONE), holding_pod("b", "n1", {"cpu": "0.5"}), holding_pod("c", "n2", ONE)]
     )
@@ -66,7 +66,7 @@ def test_pods_that_ended_take_nothing(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
-def test_pods_take_what_they_ask_for_from_the_bind_on(phase: str) -> None:
+def test_pods_hold_their_requests_from_the_bind_on(phase: str) -> None:
     assert len(reduced_pods([holding_pod("a", "n1", ONE, phase)])) == 1
 
 
@@ -74,7 +74,7 @@ def test_pods_on_no_node_take_nothing() -> None:
     assert reduced_pods([holding_pod("a", "", ONE)]) == {}
 
 
-def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
+def test_reduced_pods_have_the_same_requests() -> None:
     sidecar_pod = holding_pod("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
     (rest,) = reduced_pods([sidecar_pod]).values()
     assert msgspec.json.decode(msgspec.json.encode(rest), type=HoldingPod) == rest
@@ -95,7 +95,7 @@ def test_pods_take_overhead_and_requests_of_their_own() -> None:
     )
 
 
-def test_a_pod_takes_what_is_allocated_until_its_resize_ends() -> None:
+def test_a_pod_holds_allocated_resources_until_its_resize_ends() -> None:
     holdings = NodeRequests("gpu")
     name = {"containers": [{"name": "web", "resources": {"requests": {"cpu": "1"}}}]}
     before: Mapping[tuple[str, str], HoldingPod] = MappingProxyType({})
@@ -108,7 +108,7 @@ def test_a_pod_takes_what_is_allocated_until_its_resize_ends() -> None:
         before = after
 
 
-def test_what_goes_is_taken_away_again() -> None:
+def test_requests_of_deleted_pods_are_subtracted() -> None:
     before = reduced_pods([holding_pod("a", "n1", ONE), holding_pod("b", "n1", {"cpu": "0.5"})])
     holdings = apply_pod_changes(NodeRequests("gpu"), before)
     after = reduced_pods([holding_pod("b", "n2", {"cpu": "0.5"})])

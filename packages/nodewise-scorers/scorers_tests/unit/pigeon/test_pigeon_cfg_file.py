@@ -50,7 +50,9 @@ def aim(folder: Path, text: str | bytes | None, **options: Any) -> PigeonConfig:
         ),
     ],
 )
-def test_what_a_file_means(folder: Path, text: str | bytes | None, objective: str, prime: int) -> None:
+def test_files_set_objective_and_resource(
+    folder: Path, text: str | bytes | None, objective: str, prime: int
+) -> None:
     assert aim(folder, text) == PigeonConfig(objective, prime, 2)
 
 
@@ -104,13 +106,15 @@ def test_what_a_file_means(folder: Path, text: str | bytes | None, objective: st
         pytest.param("#" * 70000, {}, "more than 65536 bytes", id="a file without end"),
     ],
 )
-def test_what_is_wrong(folder: Path, text: str | bytes | None, options: dict[str, Any], problem: str) -> None:
+def test_invalid_files_are_refused(
+    folder: Path, text: str | bytes | None, options: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(BadSettings) as caught:
         aim(folder, text, **options)
     assert problem in str(caught.value)
 
 
-def test_all_problems_are_told_together(folder: Path) -> None:
+def test_all_problems_are_reported_together(folder: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         aim(folder, "policyObjective=x\npolicyResourceIndex=y")
     assert len(caught.value.problems) == 2
@@ -127,7 +131,7 @@ def test_a_file_by_another_name(folder: Path) -> None:
     assert aim(folder, None, pigeon_config="mine").objective == "CONSOLIDATE"
 
 
-def test_keys_that_mean_nothing_are_told_and_do_no_harm(folder: Path) -> None:
+def test_unknown_keys_are_reported_and_ignored(folder: Path) -> None:
     config = aim(folder, "policyObjective=CONSOLIDATE\nalpha=3\nbeta\n")
     assert config.objective == "CONSOLIDATE"
     state = pigeon.KIND.state(PigeonOptions(), 5.0)

@@ -105,7 +105,7 @@ def test_equal_pods_have_no_variability_at_all() -> None:
 
 @pytest.mark.parametrize("known", [0, 1, 60, 500])
 @pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 1024])
-def test_many_pods_at_once_come_to_what_they_do_one_by_one(known: int, count: int) -> None:
+def test_adding_many_pods_at_once_equals_adding_them_one_by_one(known: int, count: int) -> None:
     samples = list(np.random.default_rng(count).integers(0, 10_000, (known + count, 5)).astype(float))
     one_by_one = demands.NO_DEMAND
     for sample in samples:

@@ -53,7 +53,7 @@ def test_statistics_outlive_the_process() -> None:
     assert after.score(pod(P1, uid="a")).demand_variability == 0
 
 
-def test_what_is_kept_already_is_no_news() -> None:
+def test_stored_pods_are_not_stored_again() -> None:
     memory = DemandMemory()
     memory.count("a", SMALL)
     kept = memory.keep(None)
@@ -72,7 +72,7 @@ def test_a_write_that_did_not_come_through_is_made_again() -> None:
     assert len(json.loads(kept)["pods"]) == 2
 
 
-def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
+def test_statistics_change_only_with_recalled_forms() -> None:
     """A replay uses only recalled statistics."""
     memory, other = DemandMemory(), DemandMemory()
     memory.count("a", SMALL)
@@ -85,14 +85,14 @@ def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
     assert memory.statistics.samples == 2
 
 
-def test_what_cannot_be_read_is_written_over() -> None:
+def test_unreadable_statistics_are_overwritten() -> None:
     memory = DemandMemory()
     memory.count("a", SMALL)
     kept = memory.keep(b"{")
     assert kept == memory.keep(None)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_stored_form_is_bounded() -> None:
     memory = DemandMemory()
     for number in range(3 * memories.MAX_PODS):
         memory.count(f"{number:08}-0000-0000-0000-000000000000", SMALL + number)
@@ -127,7 +127,7 @@ GOOD: dict[str, Any] = {"samples": 1, "mean": [1.0] * 5, "covariance": [[0.0] * 
         pytest.param(GOOD | {"pods": ["0"] * 5000}, id="too many pods"),
     ],
 )
-def test_what_nobody_kept_is_refused_and_changes_nothing(kept: bytes | dict[str, Any]) -> None:
+def test_invalid_stored_statistics_are_refused_and_change_nothing(kept: bytes | dict[str, Any]) -> None:
     memory = DemandMemory()
     memory.count("a", SMALL)
     before = memory.keep(None)

@@ -59,7 +59,7 @@ def test_memory_in_the_older_annotators_decimal_form() -> None:
     assert cluster.score(",6657Mi").scores == [0]
 
 
-def test_what_is_missing_is_named_and_counts_as_empty() -> None:
+def test_missing_amounts_are_named_and_count_as_0() -> None:
     result = cluster_with(memory="abc").score()
     assert result.scores == [10, 1]
     assert result.texts[0].endswith("; cpu, memory: no statistics")
@@ -107,7 +107,7 @@ def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
 
 
-def test_nobody_is_rejected_unless_asked_for() -> None:
+def test_no_node_is_rejected_by_default() -> None:
     cluster = PigeonCluster({"none": node(CAPACITY, None)})
     assert agent_chain.filter_functions(cluster.agent) == []
 
@@ -131,14 +131,14 @@ def test_before_the_first_view_nothing_is_known() -> None:
     assert cluster.agent.score(pod(P1), empty.nodes.named(["n1"]), empty) is None
 
 
-def test_a_node_that_nobody_knows_takes_no_pod() -> None:
+def test_an_unknown_node_fits_no_pod() -> None:
     result = PigeonCluster(N3).score(names="n1 nX")
     assert result.scores == [10, 0]
     assert result.texts[1] == "does not fit: cpu, memory; cpu, memory: no statistics"
     assert result.objectives[1] != result.objectives[1]
 
 
-def test_a_node_that_nobody_knows_has_no_statistics() -> None:
+def test_an_unknown_node_has_no_statistics() -> None:
     cluster = PigeonCluster(N3, when_missing="reject")
     assert rejected(cluster.agent, cluster.snapshot, "n1 nX") == ["", "pigeon: no fresh statistics"]
 
@@ -200,7 +200,7 @@ def test_cards_by_another_name() -> None:
     assert result.scores == [10, 0]
 
 
-def test_storage_is_counted_in_the_units_of_what_nodes_have() -> None:
+def test_storage_has_the_same_unit_in_requests_and_capacity() -> None:
     """Rows 169 and 170 of the older system's cases: 1Gi fitted nowhere and 4Gi everywhere."""
     node_texts = "a(4,8Gi,110,0,100Gi;0,0,0,0,0) b(4,8Gi,110,0,100Gi;0,0,0,0,98Gi)"
     assert PigeonCluster(node_texts, num_resources=5).score("1,1Gi,,,1Gi").scores == [10, 1]

@@ -77,7 +77,7 @@ def test_the_worse_resource_decides():
     assert call.overload(pod(cpu="500m")) == [0]
 
 
-def test_of_two_reasons_the_first_is_told():
+def test_the_first_of_two_reasons_is_given():
     assert AgentCall(node(cpu=0, memory=0)).filter(NOTHING).codes.tolist() == [1]
 
 
@@ -94,7 +94,7 @@ def test_a_forecast_that_is_no_number_does_not_count(text):
 
 
 @pytest.mark.parametrize(("std", "share"), [("abc", 0), ("nan", 0), ("-400", 0), ("1e308", 1), ("400", 0.1)])
-def test_a_deviation_that_is_none_is_0(std, share):
+def test_an_invalid_deviation_is_0(std, share):
     assert AgentCall(node(cpu=2000, cpu_std=std)).numbers(NOTHING)["cpu"]["std_share"] == share
 
 
@@ -139,7 +139,7 @@ class TestWithoutStatistics:
         call = AgentCall(node(memory=3 * GIB, memory_std=GIB // 2), when_missing="reject")
         assert call.all(pod(cpu="500m", memory="1Gi")) == (True, 9, 5)
 
-    def test_the_decision_names_what_is_missing(self):
+    def test_the_decision_names_missing_statistics(self):
         details = AgentCall(node(memory=3 * GIB, memory_std=0)).filter(NOTHING).details
         assert details.text(0) == "cpu: no statistics; memory 62.5 % ± 0 %, risk 0 %"
         assert details.numbers(0)["cpu"]["missing"] == "no statistics"
@@ -168,7 +168,7 @@ class TestWithoutStatistics:
         assert call.all(pod(cpu="1")) == (True, 0, 0)
         assert call.numbers(NOTHING)["cpu"]["missing"] == "nothing is allocatable"
 
-    def test_a_node_that_nobody_knows_has_none(self):
+    def test_an_unknown_node_has_no_score(self):
         call = AgentCall(loaded(0.2, 0.05))
         assert call.filter(NOTHING, ["strange", "n1"]).codes.tolist() == [0, 0]
         assert call.overload(NOTHING, ["strange", "n1"]) == [0, 10]
@@ -195,7 +195,7 @@ class TestOfManyNodes:
 
 
 class TestPreempting:
-    def test_what_a_victim_frees_nobody_knows(self):
+    def test_the_load_of_a_victim_is_not_subtracted(self):
         call = AgentCall(loaded(0.95, 0.0))
         verdict = call.agent.preempt(NOTHING, call.names, call.snapshot, {"n1": frozenset({"other"})})
         assert verdict.codes.tolist() == [1]
@@ -210,7 +210,7 @@ class TestPreempting:
             1,
         ]
 
-    def test_a_pod_without_an_identity_is_nobodys_victim(self):
+    def test_a_pod_without_a_uid_is_no_victim(self):
         call = AgentCall(loaded(0.8, 0.0))
         verdict = call.agent.preempt(pod(cpu="1"), call.names, call.snapshot, {"n1": frozenset()})
         assert verdict.codes.tolist() == [1]
@@ -268,7 +268,7 @@ def test_its_judgements_have_names():
     assert list(agent.priorities) == ["safe-overload", "safe-balance"]
 
 
-def test_only_what_a_pod_asks_for_is_the_question():
+def test_the_equivalence_key_is_the_request_of_the_pod():
     agent = KIND.agent(SafeOptions())
     nothing = Snapshot(NodeIndex(), {}, 0.0)
 

@@ -64,7 +64,7 @@ class TestTheIncompleteBetaFunction:
         assert risk_scores.cdf([0, 1, -1, 2], 3, 4).tolist() == [0, 1, 0, 1]
         assert risk_scores.survival([0, 1], [1e-8, 1e13], [1e13, 1e-8]).tolist() == [1, 0]
 
-    def test_there_is_none_without_two_shapes_above_0(self) -> None:
+    def test_functions_are_nan_for_shapes_not_above_0(self) -> None:
         shapes = ([0, -1, math.nan, 1, math.inf], [1, 1, 1, 0, 1])
         assert risk_scores.is_valid(*shapes).tolist() == [False, False, False, False, True]
         for answer in (
@@ -100,7 +100,7 @@ class TestTheDensity:
 class TestTheMeanResidualLife:
     @pytest.mark.parametrize(("alpha", "beta_"), [(2, 3), (0.5, 0.5), (0.02, 0.7), (40, 4), (9000, 1000)])
     @pytest.mark.parametrize("x", [0.01, 0.3, 0.88, 0.9, 0.91])
-    def test_it_is_the_mean_of_what_is_above(self, alpha, beta_, x) -> None:
+    def test_mean_residual_life_is_the_mean_distance_of_values_above(self, alpha, beta_, x) -> None:
         above = risk_scores.survival(x, alpha, beta_)
         wanted = alpha / (alpha + beta_) * risk_scores.survival(x, alpha + 1, beta_) / above - x
         assert risk_scores.mean_residual_life(x, alpha, beta_) == pytest.approx(wanted, abs=1e-9)
@@ -120,7 +120,7 @@ class TestFitting:
         assert risk_scores.variance(*risk_scores.fit(0.1, 0.31)) == pytest.approx(0.99 * 0.09)
         assert risk_scores.fit(0.1, 0.31) == risk_scores.fit(0.1, 7)
 
-    def test_there_is_none_without_a_spread(self) -> None:
+    def test_no_distribution_fits_without_a_spread(self) -> None:
         assert np.isnan(
             risk_scores.fit([0, 1, 0.5, 0.5, math.nan, 0.5], [0.1, 0.1, 0, -1, 0.1, math.nan])
         ).all()
@@ -154,12 +154,12 @@ class TestRisk:
         assert below == pytest.approx(above, abs=1e-3)
         assert above == pytest.approx(0.1, abs=0.01)
 
-    def test_what_cannot_be_seen_beside_1_is_none(self) -> None:
+    def test_a_risk_that_rounds_to_0_beside_1_is_0(self) -> None:
         assert risk_scores.survival(0.9, *risk_scores.fit(0.2, 0.05)) > 0
         assert risk_scores.risk(0.2, 0.05, 0.9) == 0
         assert risk_scores.risk(0.2, 0.1, 0.9) > 0
 
-    def test_what_is_missing_stays_missing(self) -> None:
+    def test_the_risk_of_nan_is_nan(self) -> None:
         assert np.isnan(risk_scores.risk([math.nan, 0.5, math.nan], [0.1, math.nan, 0], 0.9)).all()
 
     def test_a_threshold_at_an_end(self) -> None:

@@ -107,7 +107,7 @@ class TestScores:
     def test_where_all_risk_is_accepted_none_is_rejected(self) -> None:
         assert not RiskScorer(0.9, 1).rejects([0.95, 1, 0.2], [0.15, 0, 0]).any()
 
-    def test_what_is_missing_has_none_and_is_not_rejected(self) -> None:
+    def test_missing_statistics_have_no_score_and_are_not_rejected(self) -> None:
         tail = RiskScorer(0.9, 0.3)
         assert tail.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == [
             -1,

@@ -25,7 +25,7 @@ def test_words(word, rejects):
 @pytest.mark.parametrize(
     "settings", [{"score_missing": 11}, {"score_missing": -1}, {"when_missing": "ignore"}]
 )
-def test_what_is_out_of_bounds_is_refused(settings):
+def test_settings_out_of_bounds_are_refused(settings):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(settings, MissingOptions)
 
@@ -35,7 +35,7 @@ def test_every_state_has_words_but_the_one_where_nothing_is_missing():
     assert len({reason.words for reason in StatisticStatus}) == len(StatisticStatus)
 
 
-def test_the_reason_names_the_agent_and_what_to_do():
+def test_the_reason_names_the_agent_and_the_remedy():
     reason = NoStatistics("safe")
     assert reason.text() == "safe: no fresh statistics"
     assert "--when-missing accept" in reason.remedy()

@@ -15,7 +15,7 @@ def test_each_resource_in_its_unit():
 
 
 @pytest.mark.parametrize("stated", [b"null", b"{}", b"[]", b'"4"', b'{"cpu": {}, "memory": true}', b"", b"{"])
-def test_what_a_node_does_not_say_is_0(stated):
+def test_absent_amounts_are_0(stated):
     assert load_annotations.parse_capacity(msgspec.Raw(stated)) == Capacity()
 
 

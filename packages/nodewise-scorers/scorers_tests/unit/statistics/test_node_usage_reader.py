@@ -51,7 +51,7 @@ def read_loads(cluster, reader=None, **options):
     )
 
 
-def test_used_is_what_is_allocatable_and_not_free():
+def test_used_is_allocatable_less_free():
     load = read_loads(
         cluster_state(node("a", mean_free_cpu="2500", std_free_cpu="4e2", forcasted_free_cpu="1000"))
     )
@@ -65,7 +65,7 @@ def test_used_is_what_is_allocatable_and_not_free():
 
 
 @pytest.mark.parametrize("text", ["", " 2000 ", "2000m", "nan", "abc", "N/A"])
-def test_what_is_no_number_is_no_statistic(text):
+def test_a_text_that_is_not_a_number_is_no_statistic(text):
     load = read_loads(cluster_state(node("a", mean_free_cpu=text)))
     assert load.missing[0, 0] == StatisticStatus.ABSENT
     assert np.isnan(load.used[0, 0])
