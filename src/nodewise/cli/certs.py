@@ -4,7 +4,6 @@ import asyncio
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -35,12 +34,11 @@ from nodewise.install.certificate_renewal import (
     PeerCertificates,
     RenewalPlan,
 )
-from nodewise.install.certificate_secrets import SecretLocation, SigningRequest, StoredSecrets
-from nodewise.kube.api_client_creation import connect
+from nodewise.install.certificate_secrets import SecretLocation, SigningRequest
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.tls import x509_certificates
 from nodewise.tls.x509_certificates import format_rfc3339_time
 
@@ -148,120 +146,106 @@ class CertsOptions(CommandOptions, frozen=True, kw_only=True):
         return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
 
-def check_options(options: CertsOptions) -> None:
+_MAX_ATTEMPTS: Final = 5
+_LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+_ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
+
+
+def check_options(options: CertsOptions) -> None:  # complexity: a table of conditions
     """`BadSettings` for options that contradict each other, and for options without effect."""
-    problems = [*_exclusive_option_problems(options), *_no_target_option_problems(options)]
-    if options.signer_name and (options.host_dir or options.cert_manager or options.check):
-        expected = "alone, or with --apply"
-        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", expected))
-    if options.client_secret == options.secret:
-        problems.append(Problem("--client-secret", "the same as --secret", "another name"))
-    if problems:
+    targets = (
+        ("--apply", options.apply),
+        ("--host", options.host_dir),
+        ("--cert-manager", options.cert_manager),
+    )
+    flags = [flag for flag, is_set in targets if is_set]
+    writes = bool(options.apply or options.host_dir)
+    other_output = options.host_dir or options.cert_manager or options.check
+    alone, together = "alone, or with --apply", "together with --apply or --host"
+    checks = (
+        (len(flags) > 1, (" ".join(flags), "given together", "one of them")),
+        (
+            options.systemd and not options.host_dir,
+            ("--systemd", "without --host", "the folder that is to be renewed"),
+        ),
+        (
+            options.replace and not options.signer_name and not writes,
+            ("--replace", "given", together),
+        ),
+        (options.restarted and not writes, ("--restarted", "given", together)),
+        (options.renew and not writes, ("--renew", "given", together)),
+        (
+            options.signer_name and other_output,
+            ("--signer-name", "with --host, --cert-manager or --check", alone),
+        ),
+        (
+            options.client_secret == options.secret,
+            ("--client-secret", "the same as --secret", "another name"),
+        ),
+    )
+    if problems := [Problem(*problem) for is_wrong, problem in checks if is_wrong]:
         raise BadSettings("settings", problems)
 
 
-def _exclusive_option_problems(options: CertsOptions) -> list[Problem]:
-    targets = {
-        "--apply": options.apply,
-        "--host": bool(options.host_dir),
-        "--cert-manager": options.cert_manager,
-    }
-    flags = [flag for flag, is_set in targets.items() if is_set]
-    return [Problem(" ".join(flags), "given together", "one of them")] if len(flags) > 1 else []
-
-
-def _no_target_option_problems(options: CertsOptions) -> list[Problem]:
-    """Problems of options that have an effect only if something is written."""
-    problems = []
-    if options.systemd and not options.host_dir:
-        problems.append(Problem("--systemd", "without --host", "the folder that is to be renewed"))
-    if options.apply or options.host_dir:
-        return problems
-    flags = {
-        "--replace": options.replace and not options.signer_name,
-        "--restarted": options.restarted,
-        "--renew": options.renew,
-    }
-    expected = "together with --apply or --host"
-    return problems + [Problem(flag, "given", expected) for flag, is_set in flags.items() if is_set]
-
-
-def print_kubernetes_objects(made: list[dict[str, Any]], output: str | None) -> None:
+def _print_objects(objects: list[dict[str, Any]], output: str | None) -> None:
     if output == "json":
-        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}))
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
-        click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
 
-def print_approval_command(request: SigningRequest, timeout_s: float) -> None:
-    terminal_output.print_message(
-        f"waiting up to {timeout_s:g} s for the approval of CertificateSigningRequest {request.name}: "
-        f"kubectl certificate approve {request.name}"
-    )
-
-
-def print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
+def _print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:
     """Print the next step with its time and exit with the code of --check."""
+    at = format_rfc3339_time(plan.at)
+    texts = {
+        "make": "due: the first certificates",
+        "announce": f"due since {at}: a renewal",
+        "wait": f"due before {at}: a restart of kube-scheduler, then --restarted",
+        "switch": f"due since {at}: the switch to the new certificates",
+        "clock": "due now: the clock of this machine",
+        "sign": f"due since {at}: kube-scheduler's certificate, by --signer-name",
+        "nothing": f"nothing is due before {at}",
+    }
     if options.output == "json":
         click.echo(msgspec.json.encode(_renewal_plan_document(plan)))
     else:
-        for line in _renewal_plan_lines(plan):
-            click.echo(line)
+        click.echo("\n  ".join([texts[plan.step], *plan.reasons]))
     raise click.exceptions.Exit(terminal_output.NO if plan.is_due else terminal_output.DONE)
 
 
 def _renewal_plan_document(plan: RenewalPlan) -> dict[str, Any]:
-    def summary_document(certificate: CertificateSummary | None) -> dict[str, Any] | None:
-        signer = {"signer": certificate.signer} if certificate and certificate.signer else {}
-        return (
-            {"names": list(certificate.names), "ends": format_rfc3339_time(certificate.not_after), **signer}
-            if certificate
-            else None
-        )
+    def summary(certificate: CertificateSummary | None) -> dict[str, Any] | None:
+        if certificate is None:
+            return None
+        signer = {"signer": certificate.signer} if certificate.signer else {}
+        return {"names": certificate.names, "ends": format_rfc3339_time(certificate.not_after), **signer}
 
     return {
         "due": plan.is_due,
         "next": plan.step if plan.is_due else "announce",
         "at": format_rfc3339_time(plan.at),
-        "reasons": list(plan.reasons),
-        "server": summary_document(plan.server),
-        "client": summary_document(plan.client),
+        "reasons": plan.reasons,
+        "server": summary(plan.server),
+        "client": summary(plan.client),
     }
 
 
-def _renewal_plan_lines(plan: RenewalPlan) -> list[str]:
-    texts: dict[str, Callable[[], str]] = {
-        "make": lambda: "due: the first certificates",
-        "announce": lambda: f"due since {format_rfc3339_time(plan.at)}: a renewal",
-        "wait": lambda: (
-            f"due before {format_rfc3339_time(plan.at)}: a restart of kube-scheduler, then --restarted"
-        ),
-        "switch": lambda: f"due since {format_rfc3339_time(plan.at)}: the switch to the new certificates",
-        "clock": lambda: "due now: the clock of this machine",
-        "sign": lambda: (
-            f"due since {format_rfc3339_time(plan.at)}: kube-scheduler's certificate, by --signer-name"
-        ),
-        "nothing": lambda: f"nothing is due before {format_rfc3339_time(plan.at)}",
-    }
-    return [texts[plan.step](), *(f"  {reason}" for reason in plan.reasons)]
-
-
-def print_renewal_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, where: str) -> None:
+def _print_renewal_result(options: CertsOptions, done: RenewalPlan, after: RenewalPlan, where: str) -> None:
     """Print the step that was applied, and the required actions."""
     if options.output == "json":
         click.echo(msgspec.json.encode({"done": done.step, "where": where, **_renewal_plan_document(after)}))
         return
+    at = format_rfc3339_time(after.at)
     messages = {
         "make": f"made: {where}",
         "announce": f"announced a new authority beside the old one: {where}",
-        "wait": f"waiting until {format_rfc3339_time(after.at)}, or for --restarted: {where}",
+        "wait": f"waiting until {at}, or for --restarted: {where}",
         "switch": f"switched to the certificates of the new authority: {where}",
         "sign": f"nothing to do here, but kube-scheduler's certificate is due, by --signer-name: {where}",
-        "nothing": f"nothing is due before {format_rfc3339_time(after.at)}: {where}",
+        "nothing": f"nothing is due before {at}: {where}",
     }
-    click.echo(messages[done.step])
-    for reason in done.reasons if done.step in {"announce", "make"} else ():
-        click.echo(f"  {reason}")
+    reasons = done.reasons if done.step in {"announce", "make"} else ()
+    click.echo("\n  ".join([messages[done.step], *reasons]))
     if done.step == "make":
         terminal_output.print_message(
             "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
@@ -269,13 +253,9 @@ def print_renewal_result(options: CertsOptions, done: RenewalPlan, after: Renewa
         )
     if after.step == "wait":
         terminal_output.print_message(
-            f"restart all replicas of kube-scheduler before {format_rfc3339_time(after.at)}: it reads its caFile once, "
-            "and would refuse the new certificate. Then run this command with --restarted. nodewise needs no restart"
+            f"restart all replicas of kube-scheduler before {at}: it reads its caFile once, and would refuse the new "
+            "certificate. Then run this command with --restarted. nodewise needs no restart"
         )
-
-
-_MAX_ATTEMPTS: Final = 5
-_LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
 @settings_command("certs", CertsOptions, short_help="Make and renew certificates.")
@@ -307,58 +287,46 @@ def command(command_line: CommandLine) -> None:
     options = command_line.settings(CertsOptions)
     spec = _certificate_spec(options)
     check_options(options)
+    location = SecretLocation(options.namespace, (options.secret, options.client_secret))
     if options.cert_manager:
-        print_kubernetes_objects(
-            certificate_manifests.build_cert_manager_objects(
-                spec, options.namespace, _secret_location(options).names
-            ),
-            options.output,
-        )
+        objects = certificate_manifests.build_cert_manager_objects(spec, options.namespace, location.names)
+        _print_objects(objects, options.output)
     elif options.systemd:
-        folder = str(Path(options.host_dir).absolute())
-        certificate_folder.check_folder(Path(folder))
-        click.echo(
-            certificate_manifests.render_systemd_units(_daily_renewal_command(folder), folder), nl=False
-        )
+        folder = Path(options.host_dir).absolute()
+        certificate_folder.check_folder(folder)
+        units = certificate_manifests.render_systemd_units(_daily_renewal_command(str(folder)), str(folder))
+        click.echo(units, nl=False)
     elif options.signer_name:
-        asyncio.run(_sign_client_certificate(options, spec))
+        asyncio.run(_sign_client_certificate(options, location, spec))
     elif options.host_dir:
         _renew_files(options, spec)
     elif options.apply or options.check:
-        asyncio.run(_renew_secrets(options, spec))
+        asyncio.run(_renew_secrets(options, location, spec))
     else:
-        made = certificate_renewal.apply_renewal_step(
+        certificates = certificate_renewal.apply_renewal_step(
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
-        print_kubernetes_objects(
-            certificate_manifests.build_secrets(made, options.namespace, _secret_location(options).names),
-            options.output,
-        )
+        objects = certificate_manifests.build_secrets(certificates, options.namespace, location.names)
+        _print_objects(objects, options.output)
 
 
 def _certificate_spec(options: CertsOptions) -> CertificateSpec:
+    def optional(seconds: float | None) -> timedelta | None:
+        return None if seconds is None else timedelta(seconds=seconds)
+
     own = _LOCAL_NAMES if options.host_dir else ()
     names = (*certificate_renewal.service_dns_names(options.namespace, options.service), *own, *options.names)
-
     spec = CertificateSpec(
         tuple(dict.fromkeys(names)),
         options.client_name,
         timedelta(seconds=options.lifetime_s),
-        _timedelta(options.renew_before_s),
-        _timedelta(options.switch_after_s),
+        optional(options.renew_before_s),
+        optional(options.switch_after_s),
         timedelta(seconds=options.settle_s),
         options.renew,
     )
     certificate_renewal.check_certificate_spec(spec)
     return spec
-
-
-def _timedelta(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _secret_location(options: CertsOptions) -> SecretLocation:
-    return SecretLocation(options.namespace, (options.secret, options.client_secret))
 
 
 def _plan_next_renewal_step(
@@ -372,17 +340,12 @@ def _plan_next_renewal_step(
 
 
 def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
-    folder = Path(options.host_dir).absolute()
-    now = datetime.now(UTC)
+    folder, now = Path(options.host_dir).absolute(), datetime.now(UTC)
     try:
         certificate_folder.check_folder(folder)
         if options.check:
-            print_next_step_and_exit(
-                options,
-                certificate_renewal.plan_renewal(
-                    certificate_folder.read_certificates(folder).certificates, spec, now
-                ),
-            )
+            before = certificate_folder.read_certificates(folder).certificates
+            _print_next_step_and_exit(options, certificate_renewal.plan_renewal(before, spec, now))
         with certificate_folder.lock_folder(folder):
             existing = certificate_folder.read_certificates(folder)
             if not options.replace:
@@ -390,131 +353,106 @@ def _renew_files(options: CertsOptions, spec: CertificateSpec) -> None:
             elif existing.foreign:
                 spec = spec._replace(is_forced=True)
             plan = _plan_next_renewal_step(options, existing.certificates, spec, now)
-            after = certificate_renewal.apply_renewal_step(existing.certificates, plan.step, spec, now)
-            if after != existing.certificates:
-                certificate_folder.write_certificates(folder, after)
+            certificates = certificate_renewal.apply_renewal_step(existing.certificates, plan.step, spec, now)
+            if certificates != existing.certificates:
+                certificate_folder.write_certificates(folder, certificates)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    print_renewal_result(
-        options,
-        plan,
-        certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now),
-        str(folder),
-    )
+    after = certificate_renewal.plan_renewal(certificates, spec._replace(is_forced=False), now)
+    _print_renewal_result(options, plan, after, str(folder))
 
 
-async def _renew_secrets(options: CertsOptions, spec: CertificateSpec) -> None:
-    api = connect(options.kube, MetricsRegistry())
-    location, now = _secret_location(options), datetime.now(UTC)
-    try:
+async def _renew_secrets(options: CertsOptions, location: SecretLocation, spec: CertificateSpec) -> None:
+    now = datetime.now(UTC)
+    async with open_api(options.kube) as api:
         if options.check:
-            existing = await certificate_secrets.read_secrets(api, location)
-            print_next_step_and_exit(
-                options, certificate_renewal.plan_renewal(existing.certificates, spec, now)
-            )
-        plan, after = await _apply_renewal_step_to_secrets(api, options, spec, now)
-    finally:
-        await api.close()
+            before = (await certificate_secrets.read_secrets(api, location)).certificates
+            _print_next_step_and_exit(options, certificate_renewal.plan_renewal(before, spec, now))
+        plan, certificates = await _apply_renewal_step_to_secrets(api, options, location, spec, now)
     where = ", ".join(f"Secret {location.namespace}/{name}" for name in location.names)
-    print_renewal_result(
-        options, plan, certificate_renewal.plan_renewal(after, spec._replace(is_forced=False), now), where
-    )
+    after = certificate_renewal.plan_renewal(certificates, spec._replace(is_forced=False), now)
+    _print_renewal_result(options, plan, after, where)
 
 
 async def _apply_renewal_step_to_secrets(
-    api: Api, options: CertsOptions, spec: CertificateSpec, now: datetime
+    api: Api, options: CertsOptions, location: SecretLocation, spec: CertificateSpec, now: datetime
 ) -> tuple[RenewalPlan, ConnectionCertificates]:
     """Apply the next step to the Secrets. Returns the step and the new certificates. Conflict after 5 tries."""
-    location = _secret_location(options)
     for left in reversed(range(_MAX_ATTEMPTS)):
         existing = await certificate_secrets.read_secrets(api, location)
+        before = existing.certificates
         if not options.replace:
             certificate_secrets.check_ownership(location, existing)
-        elif existing.foreign or existing.certificates.client.signer:
-            spec = spec._replace(is_forced=True)
-        before = existing.certificates
-        if options.replace:
+        else:
+            if existing.foreign or before.client.signer:
+                spec = spec._replace(is_forced=True)
             before = before._replace(client=before.client._replace(signer=""))
         plan = _plan_next_renewal_step(options, before, spec, now)
         after = certificate_renewal.apply_renewal_step(before, plan.step, spec, now)
         try:
             await certificate_secrets.write_secrets(api, location, existing, after)
+            break
         except Conflict:
             if not left:
                 raise
-        else:
-            break
     return plan, after
 
 
-async def _sign_client_certificate(options: CertsOptions, spec: CertificateSpec) -> None:
+async def _sign_client_certificate(
+    options: CertsOptions, location: SecretLocation, spec: CertificateSpec
+) -> None:
     """Have a signer of the cluster issue kube-scheduler's certificate; print it, or write it and trust the signer."""
-    api = connect(options.kube, MetricsRegistry())
-    location, signer = _secret_location(options), options.signer_name
-    try:
+    signer = options.signer_name
+    async with open_api(options.kube) as api:
         authorities = _read_signer_ca(options.signer_ca) or await certificate_secrets.read_signer_authorities(
             api, signer
         )
         if options.apply:
-            _check_signing_preconditions(options, await certificate_secrets.read_secrets(api, location))
+            existing = await certificate_secrets.read_secrets(api, location)
+            if not options.replace:
+                certificate_secrets.check_ownership(location, existing)
+            if not existing.certificates.server.cert:
+                where = f"Secret {location.namespace}/{location.names[0]}"
+                problem = Problem(where, "is not there", "`--apply` without a signer")
+                raise BadInput("nodewise's own certificate comes first", [problem])
         leaf = await _request_certificate(api, options, spec)
         if options.apply:
-            await _write_signed_certificate(api, options, spec, leaf, authorities)
+            await _write_signed_certificate(api, location, spec, leaf, authorities)
             click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
-            client = PeerCertificates(leaf.cert, leaf.key, signer=signer)
-            print_kubernetes_objects(
-                [certificate_manifests.build_secret(location.names[1], location.namespace, client)],
-                options.output,
-            )
-    finally:
-        await api.close()
+            secret = certificate_manifests.build_secret(location.names[1], location.namespace, leaf)
+            _print_objects([secret], options.output)
     terminal_output.print_message(
         f"{signer} also issues certificates to others: start nodewise with --client-name {spec.client_name}"
     )
 
 
-def _check_signing_preconditions(options: CertsOptions, existing: StoredSecrets) -> None:
-    """BadInput if a Secret of others exists, or if nodewise has no certificate of its own yet."""
-    if not options.replace:
-        certificate_secrets.check_ownership(_secret_location(options), existing)
-    if not existing.certificates.server.cert:
-        location = _secret_location(options)
-        problem = Problem(
-            f"Secret {location.namespace}/{location.names[0]}", "is not there", "`--apply` without a signer"
-        )
-        raise BadInput("nodewise's own certificate comes first", [problem])
-
-
-async def _request_certificate(
-    api: Api, options: CertsOptions, spec: CertificateSpec
-) -> x509_certificates.SignedCertificate:
+async def _request_certificate(api: Api, options: CertsOptions, spec: CertificateSpec) -> PeerCertificates:
     """Request a certificate; the result includes its key. BadInput if it is not a client certificate."""
-    made = x509_certificates.certificate_request(spec.client_name)
-    name = _make_object_name(f"{spec.client_name[:40]}-{secrets.token_hex(4)}")
-    request = SigningRequest(name, options.signer_name, made.cert, spec.lifetime)
+    leaf = x509_certificates.certificate_request(spec.client_name)
+    text = f"{spec.client_name[:40]}-{secrets.token_hex(4)}".lower()
+    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text).strip("-")
+    request = SigningRequest(name, options.signer_name, leaf.cert, spec.lifetime)
+
+    def print_approval_command() -> None:
+        terminal_output.print_message(
+            f"waiting up to {options.timeout_s:g} s for the approval of CertificateSigningRequest {name}: "
+            f"kubectl certificate approve {name}"
+        )
+
     cert = await certificate_secrets.request_certificate(
-        api,
-        request,
-        options.timeout_s,
-        SystemClock(),
-        lambda: print_approval_command(request, options.timeout_s),
+        api, request, options.timeout_s, SystemClock(), print_approval_command
     )
-    if reason := x509_certificates.issued_certificate_problem(cert, made.key):
+    if reason := x509_certificates.issued_certificate_problem(cert, leaf.key):
         problem = Problem("certificate", reason, "a client's certificate")
         raise BadInput(f"signer {options.signer_name}", [problem])
-    return made._replace(cert=cert)
+    return PeerCertificates(cert, leaf.key, signer=options.signer_name)
 
 
 async def _write_signed_certificate(
-    api: Api,
-    options: CertsOptions,
-    spec: CertificateSpec,
-    leaf: x509_certificates.SignedCertificate,
-    authorities: bytes,
+    api: Api, location: SecretLocation, spec: CertificateSpec, leaf: PeerCertificates, authorities: bytes
 ) -> None:
     """Write the trusted authorities first, and the certificate when a running nodewise has read them."""
-    location = _secret_location(options)
     existing = await certificate_secrets.read_secrets(api, location)
     server, client = existing.certificates
     trusted = x509_certificates.merge_authorities(server.trusted, authorities)
@@ -522,13 +460,11 @@ async def _write_signed_certificate(
         api, location, existing, ConnectionCertificates(server._replace(trusted=trusted), client)
     )
     if client.cert and trusted != server.trusted:
-        terminal_output.print_message(
-            f"waiting {spec.settle} until nodewise trusts {options.signer_name} (--settle)"
-        )
+        terminal_output.print_message(f"waiting {spec.settle} until nodewise trusts {leaf.signer} (--settle)")
         await asyncio.sleep(spec.settle.total_seconds())
     existing = await certificate_secrets.read_secrets(api, location)
     server, client = existing.certificates
-    signed = PeerCertificates(leaf.cert, leaf.key, client.trusted, signer=options.signer_name)
+    signed = leaf._replace(trusted=client.trusted)
     await certificate_secrets.write_secrets(api, location, existing, ConnectionCertificates(server, signed))
 
 
@@ -546,12 +482,6 @@ def _read_signer_ca(path: str) -> bytes:
     return pem
 
 
-def _make_object_name(text: str) -> str:
-    """A valid object name made from a text."""
-    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
-    return plain.strip("-")
-
-
 def _daily_renewal_command(folder: str) -> list[str]:
     """The current command line with the absolute folder and without flags for a single run."""
     program = shutil.which("nodewise") or sys.argv[0]
@@ -563,6 +493,3 @@ def _daily_renewal_command(folder: str) -> list[str]:
         elif word not in _ONE_TIME_FLAGS and not word.startswith("--host="):
             words.append(word)
     return [str(Path(program).absolute()), "certs", "--host", folder, *words]
-
-
-_ONE_TIME_FLAGS: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
