@@ -17,9 +17,9 @@ from nodewise.kube.reflector import ObjectDecoder, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_pods
-from nodewise.policies import policy_guard as guarded_pods
+from nodewise.policies.controller import policy_guard as guarded_pods
+from nodewise.policies.controller.policy_guard import WaitingPod
 from nodewise.policies.native_mode_pods import UnscheduledPod
-from nodewise.policies.policy_guard import WaitingPod
 from nodewise.policies.selected_pods import ListedPod, PodLabelGroups
 from nodewise.policies.verdict_labels import label_key
 from nodewise_scorers.annotator import AnnotatorOptions

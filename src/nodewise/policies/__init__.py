@@ -10,7 +10,6 @@
 | `placement_policy_fields.py` | their fields, limits and the parsers of values |
 | `policy_selection.py` | which policies select a pod, and for which of them a policy has an effect |
 | `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
-| `policy_guard.py` | when a policy steps back, and which pods wait because of it |
 | `policy_budgets.py` | limits the policies, rules, metrics and queries of a namespace, and the labels on a node |
 | `rule_evaluation.py` | evaluates rules and preferences over all nodes, once for equal rules |
 | `rule_states.py` | the verdicts of rules of `avoid`, also by the states of nodes |

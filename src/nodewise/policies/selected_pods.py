@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from nodewise.kube.store import Changes, Store
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import (
     PodFields,
@@ -96,24 +97,23 @@ class PodLabelGroups:
         # all pods of a group share the string of their namespace
         return ListedPod(ListedPodMetadata(pod.metadata.name, group.namespace), group)
 
-    def recount(self, pods: Iterable[ListedPod]) -> None:
-        """Count stored pods from nothing."""
-        self.has_changed = True
-        self.counts = Counter(pod.group for pod in pods if pod.group is not None)
+    def follow(self, store: Store[ListedPod]) -> None:
+        """Count the pods of a store from now on."""
 
-    def apply(self, changes: Iterable[tuple[ListedPod | None, ListedPod | None]]) -> None:
-        """Count changes of stored pods, each before and after; None for a pod that was added or deleted."""
-        self.has_changed = True
-        for old, new in changes:
-            self._add(new, 1)
-            self._add(old, -1)
+        def update(changes: Changes[ListedPod] | None) -> None:
+            self.has_changed = True
+            if changes is None:
+                self.counts = Counter(pod.group for pod in store.values() if pod.group is not None)
+                return
+            for pods_of_change in changes.values():
+                for pod, count in zip(pods_of_change, (-1, 1), strict=True):
+                    if pod is None or pod.group is None:
+                        continue
+                    self.counts[pod.group] += count
+                    if not self.counts[pod.group]:
+                        del self.counts[pod.group]
 
-    def _add(self, pod: ListedPod | None, count: int) -> None:
-        if pod is None or pod.group is None:
-            return
-        self.counts[pod.group] += count
-        if not self.counts[pod.group]:
-            del self.counts[pod.group]
+        store.subscribe(update)
 
 
 class SelectedPods(NamedTuple):

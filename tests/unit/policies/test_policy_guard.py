@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import policy_guard, policy_objects
+from nodewise.policies import policy_objects
 from nodewise.policies.agent import TelemetryAgent
+from nodewise.policies.controller import policy_guard
+from nodewise.policies.controller.policy_guard import GuardFacts, PolicyGuards, WaitingPod
 from nodewise.policies.placement_policy import Comparison, Guard, Mode, Policy, PolicyKey
-from nodewise.policies.policy_guard import GuardFacts, PolicyGuards, WaitingPod
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject, StepBack
 from nodewise.policies.policy_rejection_reasons import (
     NeverFetched,

@@ -13,7 +13,6 @@ from nodewise.kube.reflector import ObjectDecoder
 from nodewise.kube.store import StoreWriter
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import selected_pods
-from nodewise.policies.controller.pod_watches import follow_store
 from nodewise.policies.placement_policy import (
     Canary,
     Enforcement,
@@ -56,7 +55,7 @@ class CountedPods:
     def __init__(self) -> None:
         self.groups = PodLabelGroups()
         self.writer: StoreWriter[ListedPod] = StoreWriter()
-        follow_store(self.groups, self.writer.store)
+        self.groups.follow(self.writer.store)
         self.counter = SelectedPodCounter(self.groups)
 
     def list(self, *pods: ListedPod) -> None:

@@ -16,8 +16,8 @@ from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
 from nodewise.policies.controller.native_mode import NativeFindings, NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
-from nodewise.policies.controller.pod_watches import GuardWatch, SelectedPodWatch
-from nodewise.policies.controller.policy_status_writer import StatusWriter
+from nodewise.policies.controller.policy_guard import GuardWatch
+from nodewise.policies.controller.policy_status_writer import SelectedPodWatch, StatusWriter
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_status import StatusFacts

@@ -1,13 +1,18 @@
-"""Writes the status of policies, and records changes of conditions as events."""
+"""Writes the status of policies with the number of their pods, and records changes of conditions as events."""
 
+import asyncio
+import random
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from nodewise.agent.controller_interface import Handle
+from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise.base.errors import Conflict, Refused
 from nodewise.kube.event_recorder import ObjectReference
+from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.resource_kinds import PODS
 from nodewise.observe import logs
 from nodewise.policies import policy_status
 from nodewise.policies.controller.object_patcher import StatusPatcher
@@ -15,7 +20,60 @@ from nodewise.policies.node_labels import FIELD_MANAGER, interleave
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_status import Status, StatusFacts
-from nodewise.policies.state import PolicyState
+from nodewise.policies.selected_pods import ListedPod, PodLabelGroups, SelectedPodCounter, SelectedPods
+from nodewise.policies.state import PolicyState, TelemetryState
+
+_UNUSED_S: Final = 60.0
+"""The watch ends if no count is requested for this time: the replica no longer leads, or there is no policy."""
+_CHECK_S: Final = 10.0
+_NOT_FINISHED: Final = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+_LABEL: Final = "Pod (selected)"
+"""The kind in metrics, which the other watches of pods do not have."""
+
+
+class SelectedPodWatch:
+    """Counts the pods of policies. The watch runs only while counts are requested."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._requested = asyncio.Event()
+        self._requested_s = float("-inf")
+        self._watched: tuple[Reflector[ListedPod], SelectedPodCounter] | None = None
+
+    async def count(self, agent_state: TelemetryState) -> SelectedPods | None:
+        """The pods that policies select; None while pods are not listed yet, or if no policy has selectors."""
+        if not any(state.policy.selection for state in agent_state.policies.values()):
+            return None
+        self._requested_s = self._handle.clock.monotonic()
+        self._requested.set()
+        if self._watched is None or not self._watched[0].synced:
+            return None
+        return await cooperative_scheduling.run(self._watched[1].count(agent_state.selection))
+
+    async def run(self) -> None:
+        """Watch pods while counts are requested, until cancelled."""
+        handle, registry = self._handle, self._handle.metrics_registry
+        while True:
+            await self._requested.wait()
+            groups = PodLabelGroups()
+            target = ReflectorTarget(PODS, ListedPod, selectors=_NOT_FINISHED, keep=groups.keep, label=_LABEL)
+            reflector = Reflector(handle.metadata_api, target, handle.clock, registry, random.random)
+            groups.follow(reflector.store)
+            self._watched = reflector, SelectedPodCounter(groups)
+            watching = asyncio.ensure_future(reflector.run())
+            try:
+                while handle.clock.monotonic() - self._requested_s < _UNUSED_S and not watching.done():
+                    await handle.clock.sleep(_CHECK_S)
+                if watching.done():
+                    watching.result()
+            finally:
+                self._watched = None
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                for metric in ("kube_connected", "kube_contact_timestamp_seconds", "kube_objects"):
+                    registry.forget(metric, kind=_LABEL)
+            self._requested.clear()
+
 
 _COUNTS_S: Final = 30.0
 """The shortest time between writes of a status of which only counts changed."""

@@ -1,4 +1,4 @@
-"""Guards of policies: which pods wait because of a policy, when it steps back, and when it is enforced again. No I/O.
+"""Guards of policies: which pods wait because of a policy, when it steps back, and when it is enforced again.
 
 The leader decides, and writes the decision into the status of the policy, from which every replica takes it
 (`policy_objects.step_back_in_effect`). Without that status, the policy is enforced.
@@ -7,6 +7,8 @@ The message of an unschedulable pod contains the reasons of an extender, which b
 says that nodes did not match the node affinity or node selector, which names the policies by the keys of their labels.
 """
 
+import asyncio
+import random
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from fractions import Fraction
@@ -15,8 +17,12 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.base import clock
-from nodewise.policies import placement_policy, policy_selection, verdict_labels
+from nodewise.agent.controller_interface import Handle
+from nodewise.base import clock, cooperative_scheduling
+from nodewise.kube.reflector import Reflector, ReflectorTarget
+from nodewise.kube.resource_kinds import PODS
+from nodewise.policies import placement_policy, policy_objects, policy_selection, verdict_labels
+from nodewise.policies.controller.object_patcher import find_policy_object
 from nodewise.policies.placement_policy import Guard, PolicyKey
 from nodewise.policies.policy_objects import StepBack
 from nodewise.policies.policy_selection import PodFields, PodMetadata
@@ -161,3 +167,52 @@ def count_by_policy(
                 counts.setdefault(key, Counter())[pod.metadata.namespace] += 1
         yield
     return {key: own.total() - (0 if key.namespace else max(own.values())) for key, own in counts.items()}
+
+
+_UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
+
+
+class GuardWatch:
+    """Evaluates the guards of policies. Pods are watched from the first guard with `maxWaitingPods` on."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._requested = asyncio.Event()
+        target = ReflectorTarget(
+            PODS, WaitingPod, selectors=_UNSCHEDULED, keep=keep_pod, label="Pod (guards)"
+        )
+        self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
+        self._guards = PolicyGuards()
+
+    def begin(self) -> None:
+        """Start as the leader: step-backs are taken from the status of policies."""
+        self._guards = PolicyGuards()
+
+    async def run(self) -> None:
+        """Watch pods once a guard needs them, until cancelled."""
+        await self._requested.wait()
+        await self._pods.run()
+
+    async def step_backs(self, agent_state: TelemetryState) -> Mapping[PolicyKey, StepBack]:
+        """The step-backs of policies, by their guards."""
+        clock = self._handle.clock
+        guarded = [state.policy for state in agent_state.policies.values() if state.policy.guard is not None]
+        counts: Mapping[PolicyKey, int] | None = {}
+        if any(policy.guard and policy.guard.max_waiting_pods is not None for policy in guarded):
+            self._requested.set()
+            counts = None
+            if self._pods.synced:
+                pods = list(self._pods.store.values())
+                counts = await cooperative_scheduling.run(count_by_policy(pods, agent_state))
+        facts = {}
+        for policy in guarded:
+            policy_object = find_policy_object(self._handle, policy.key, policy.uid)
+            if policy_object is not None:
+                facts[policy.key] = GuardFacts(
+                    policy_object.metadata.generation,
+                    policy_objects.step_back_in_effect(policy_object),
+                    None if counts is None else counts.get(policy.key, 0),
+                )
+        step_backs = self._guards.update(agent_state.policies, facts, clock.monotonic(), clock.now())
+        self._handle.metrics_registry.set("policies_stepped_back", len(step_backs))
+        return step_backs
