@@ -1,7 +1,7 @@
 """Answers requests of the telemetry agent by look-up in the evaluated policies that select the pod."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -56,9 +56,7 @@ class RuleStateDetails(NamedTuple):
 
     def text(self, candidate: int) -> str:
         """`heat above 80: broken for 40s of 2m`, for each rule under which the candidate has a state."""
-        return "; ".join(self._texts(candidate))
-
-    def _texts(self, candidate: int) -> Iterator[str]:
+        texts = []
         for kind, rule, states in self.rules:
             phase = states.phases[candidate]
             if phase == hysteresis.PASSING:
@@ -66,11 +64,13 @@ class RuleStateDetails(NamedTuple):
             since = clock.format_duration(math.floor(max(self.now - states.since[candidate], 0.0)))
             text = " and ".join(policy_rejection_reasons.comparison_text(part, kind) for part in rule.parts)
             if phase == hysteresis.PENDING:
-                yield f"{text}: broken for {since} of {clock.format_duration(rule.times.for_s)}"
+                progress = f"broken for {since} of {clock.format_duration(rule.times.for_s)}"
             elif phase == hysteresis.KEPT:
-                yield f"{text}: no longer broken for {since} of {clock.format_duration(rule.times.keep_for_s)}"
+                progress = f"no longer broken for {since} of {clock.format_duration(rule.times.keep_for_s)}"
             else:
-                yield f"{text}: rejected for {since}"
+                progress = f"rejected for {since}"
+            texts.append(f"{text}: {progress}")
+        return "; ".join(texts)
 
     def distances(self) -> NDArray[np.float64]:
         """Zeros: values decide how far a candidate is from passing."""
@@ -85,14 +85,14 @@ def rule_state_details(
 ) -> RuleStateDetails | None:
     """The states of the candidates under all rules of a pod's policies; None if all of them pass."""
     listed = []
-    for policy, verdicts in ((state.policy, state.rule_verdicts) for state in policies):
-        for rule, verdict in zip(policy.avoid, verdicts, strict=False):
+    for state in policies:
+        for rule, verdict in zip(state.policy.avoid, state.rule_verdicts, strict=False):
             if verdict.states is None:
                 continue
             phases = verdict.states.phases[candidates.numbers]
             if phases.any():
                 since = verdict.states.since[candidates.numbers]
-                listed.append(_RuleStates(policy.key.kind, rule, NodeStates(phases, since)))
+                listed.append(_RuleStates(state.policy.key.kind, rule, NodeStates(phases, since)))
     return RuleStateDetails(tuple(listed), now, len(candidates)) if listed else None
 
 
@@ -112,28 +112,15 @@ def find_misspelt_policy_label(keys: Iterable[str]) -> str:
     listed = list(keys)
     if POLICY_LABEL in listed:
         return ""
-    return next(
-        (
-            key
-            for key in sorted(listed)
-            if _is_nearly_policy_label(_without_case_and_separators(key.rpartition("/")[2]))
-        ),
-        "",
-    )
-
-
-def _without_case_and_separators(name: str) -> str:
-    return "".join(character for character in name.lower() if character not in "-_.")
-
-
-def _is_nearly_policy_label(plain: str) -> bool:
-    label = _without_case_and_separators(POLICY_LABEL)
-    return plain.startswith("telemetrypolicies") or (
-        abs(len(plain) - len(label)) <= 1
-        and any(
+    label = POLICY_LABEL.replace("-", "")
+    for key in sorted(listed):
+        plain = key.rpartition("/")[2].lower().translate(dict.fromkeys(map(ord, "-_.")))
+        is_near = any(
             plain.startswith(label[:at]) and plain.endswith(label[at + 2 :]) for at in range(len(label) - 1)
         )
-    )
+        if plain.startswith("telemetrypolicies") or (is_near and abs(len(plain) - len(label)) <= 1):
+            return key
+    return ""
 
 
 class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFields, TelemetryState]):
@@ -192,7 +179,8 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return None
         states = _states_with_effect(agent_state, agent_state.selection.select(pod), pod)
         values = CandidateValues(candidates)
-        rejecting = list(_verdicts_of_preferred_policies(states, values))
+        preferring = (_policy_verdict(state, values) for state in states if state.policy.only_prefers)
+        rejecting = [verdict for verdict in preferring if verdict is not None]
         ranks, evidence = _combined_ranks(states, values)
         evidence += tuple(chain.from_iterable(verdict.evidence for verdict in rejecting))
         if rejecting:
@@ -207,14 +195,6 @@ def _states_with_effect(
     """The policies that have an effect on a pod, in the order of `keys`, which select it."""
     known = (agent_state.policies[key] for key in keys if key in agent_state.policies)
     return [state for state in known if policy_selection.is_enforced_for(state.policy, pod)]
-
-
-def _verdicts_of_preferred_policies(
-    states: Iterable[PolicyState], values: CandidateValues
-) -> Iterator[Verdict]:
-    for state in states:
-        if state.policy.only_prefers and (verdict := _policy_verdict(state, values)) is not None:
-            yield verdict
 
 
 def _combined_ranks(
@@ -238,25 +218,25 @@ def _combined_ranks(
 def _filter_verdict(
     key: PolicyKey, state: PolicyState | None, pod: PodFields, values: CandidateValues
 ) -> Verdict | None:
-    """What one policy rejects; None if it filters nothing."""
+    """What one policy rejects; None if it filters nothing. A policy without effect on the pod rejects nothing, and
+    decisions contain what it would reject.
+    """
     if state is None:
-        return _reject_all_candidates(values.candidates, _missing_policy_reason(key), key)
+        name = f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
+        reason: Reason = policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
+        if key.name:
+            reason = policy_rejection_reasons.PolicyMissing(name)
+        return _reject_all_candidates(values.candidates, reason, key)
+    nothing = np.zeros(len(values.candidates), bool)
     if state.policy.not_enforced:
-        nothing = np.zeros(len(values.candidates), bool)
-        not_enforced = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
-        return Verdict(nothing.astype(np.int16), (), policies=(not_enforced,))
-    if not policy_selection.is_enforced_for(state.policy, pod):
-        return _observing_verdict(state, values.candidates)
-    return None if state.policy.only_prefers else _policy_verdict(state, values)
-
-
-def _observing_verdict(state: PolicyState, candidates: Names) -> Verdict | None:
-    """A verdict that rejects nothing, with what a policy without effect on the pod would reject."""
-    if state.verdict is None:
+        observed = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
+    elif policy_selection.is_enforced_for(state.policy, pod):
+        return None if state.policy.only_prefers else _policy_verdict(state, values)
+    elif state.verdict is None:
         return None
-    nothing = np.zeros(len(candidates), bool)
-    would_reject = state.verdict.codes[candidates.numbers] != 0
-    observed = PolicyRejections(state.policy.key.text(), nothing, would_reject=would_reject)
+    else:
+        would_reject = state.verdict.codes[values.candidates.numbers] != 0
+        observed = PolicyRejections(key.text(), nothing, would_reject=would_reject)
     return Verdict(nothing.astype(np.int16), (), policies=(observed,))
 
 
@@ -273,15 +253,6 @@ def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | No
     )
     return Verdict(
         codes, reasons, evidence, joined, policies=(PolicyRejections(key.text(), codes != 0, joined),)
-    )
-
-
-def _missing_policy_reason(key: PolicyKey) -> Reason:
-    """Why the pod's label names no policy."""
-    if not key.name:
-        return policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
-    return policy_rejection_reasons.PolicyMissing(
-        f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
     )
 
 

@@ -6,13 +6,12 @@ Pods of a ReplicaSet have the same labels, so pods are counted in groups, and ea
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from nodewise.kube.store import Changes, Store
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import (
     PodFields,
@@ -97,23 +96,23 @@ class PodLabelGroups:
         # all pods of a group share the string of their namespace
         return ListedPod(ListedPodMetadata(pod.metadata.name, group.namespace), group)
 
-    def follow(self, store: Store[ListedPod]) -> None:
-        """Count the pods of a store from now on."""
-
-        def update(changes: Changes[ListedPod] | None) -> None:
-            self.has_changed = True
-            if changes is None:
-                self.counts = Counter(pod.group for pod in store.values() if pod.group is not None)
-                return
-            for pods_of_change in changes.values():
-                for pod, count in zip(pods_of_change, (-1, 1), strict=True):
-                    if pod is None or pod.group is None:
-                        continue
-                    self.counts[pod.group] += count
-                    if not self.counts[pod.group]:
-                        del self.counts[pod.group]
-
-        store.subscribe(update)
+    def update(
+        self,
+        stored: Callable[[], Iterable[ListedPod]],
+        changes: Mapping[Any, tuple[ListedPod | None, ListedPod | None]] | None,
+    ) -> None:
+        """Count changes of stored pods, each before and after; without `changes`, all of them."""
+        self.has_changed = True
+        if changes is None:
+            self.counts = Counter(pod.group for pod in stored() if pod.group is not None)
+            return
+        for pods in changes.values():
+            for pod, count in zip(pods, (-1, 1), strict=True):
+                if pod is None or pod.group is None:
+                    continue
+                self.counts[pod.group] += count
+                if not self.counts[pod.group]:
+                    del self.counts[pod.group]
 
 
 class SelectedPods(NamedTuple):

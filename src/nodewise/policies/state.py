@@ -1,6 +1,6 @@
 """Computes the telemetry agent's state from policies and metrics; the same code runs with and without a cluster."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
@@ -26,7 +26,7 @@ from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation, Rule
 from nodewise.policies.rule_states import RuleStates, RuleVerdict
 
 
-class MetricColumn(NamedTuple):
+class _MetricColumn(NamedTuple):
     """A metric by node number."""
 
     series: Series
@@ -39,57 +39,6 @@ class MetricColumn(NamedTuple):
     without_values: NodesWithoutValues
     without_values_text: str
     """Which nodes have no value while others have one; empty for none."""
-
-
-class MetricColumns:
-    """The columns of all metrics, by `MetricRequest.key`.
-
-    Each build of the state calls `update` for each metric, and `finish`.
-    """
-
-    def __init__(self) -> None:
-        self._columns: dict[str, MetricColumn] = {}
-
-    def update(
-        self, metric_request: MetricRequest, cluster_state: ClusterState
-    ) -> Generator[None, None, None]:
-        """Lay the metric out by node number, unless neither its values nor the nodes changed."""
-        metric, nodes = metric_request.key, cluster_state.nodes
-        series = cluster_state.metrics.series.get(metric)
-        known = self._columns.get(metric)
-        if series is None:
-            self._columns.pop(metric, None)
-        elif known is None or known.series is not series or known.nodes is not nodes:
-            column = yield from build_column(series, nodes)
-            is_empty = not (series.samples or series.invalid or series.incomplete)
-            is_healthy = metric_request.empty_is_healthy and is_empty
-            cause = None if is_healthy else missing_values.cause_of_series(series, nodes, column)
-            cause_on_some_nodes = missing_values.cause_on_some_nodes(series, nodes)
-            yield
-            without = missing_values.nodes_without_values(
-                series, nodes, column, empty_is_healthy=metric_request.empty_is_healthy
-            )
-            if known is not None and known.without_values == without:
-                text = known.without_values_text
-            else:
-                text = yield from missing_values.describe(metric_request.name, without)
-            self._columns[metric] = MetricColumn(
-                series, nodes, column, cause, cause_on_some_nodes, without, text
-            )
-
-    def finish(self, cluster_state: ClusterState) -> None:
-        """Drop the metrics that have no values."""
-        series = cluster_state.metrics.series
-        self._columns = {metric: column for metric, column in self._columns.items() if metric in series}
-
-    def get(self, metric: str) -> MetricColumn | None:
-        """The metric with this key; None if it has no values."""
-        return self._columns.get(metric)
-
-    def column(self, metric: str, cluster_state: ClusterState) -> Column:
-        """The values of the metric with this key; of none, an empty column."""
-        known = self._columns.get(metric)
-        return known.column if known else empty_column(cluster_state.nodes)
 
 
 POLICIES = "taspolicies"
@@ -171,7 +120,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._selecting: tuple[Any, ...] = ()
         """What `_selection` was computed from."""
         self._selection = SelectionIndex((), {})
-        self._columns = MetricColumns()
+        self._columns: dict[str, _MetricColumn] = {}
+        """The metrics that have values, by `MetricRequest.key`."""
         max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
         self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
         self._rule_states = RuleStates()
@@ -180,18 +130,24 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
         policies_by_key: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
         namespaces = self._trust.trusted_namespaces(objects)
-        for key, policy_object in _policy_objects(objects):
+        policy_objects = (
+            (PolicyKey(kind, *name), policy_object)
+            for plural, kind in POLICY_KINDS.items()
+            for name, policy_object in objects.get(plural, {}).items()
+        )
+        for key, policy_object in policy_objects:
             is_trusted = key.kind == "ClusterPlacementPolicy" or self._trust.is_trusted(
                 key.namespace, namespaces
             )
             known = self._parsed.get(key)
             if known is None or known[1] != is_trusted or not _has_same_spec(known[0], policy_object):
-                policy = _parse_policy(key.kind, policy_object)
-                known = (
-                    policy_object,
-                    is_trusted,
-                    policy if is_trusted else self._trust.restrict_untrusted_policy(policy),
-                )
+                if key.kind == "TASPolicy":
+                    policy = taspolicy_parser.parse_policy(policy_object)
+                else:
+                    policy = placement_policy_parser.parse_policy(policy_object, key.kind)
+                if not is_trusted:
+                    policy = self._trust.restrict_untrusted_policy(policy)
+                known = (policy_object, is_trusted, policy)
             policies_by_key[key] = known
         if policies_by_key != self._parsed:
             self._enforced = self._budgets.enforce(
@@ -223,22 +179,48 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         states: dict[PolicyKey, PolicyState] = {}
         self._rules.begin()
         self._rule_states.begin()
-        policies_ = self.policies(cluster_state.objects)
+        policies = self.policies(cluster_state.objects)
         metric_requests = (
-            rule.metric_request() for policy in policies_.values() for rule in policy.usable_comparisons()
+            rule.metric_request() for policy in policies.values() for rule in policy.usable_comparisons()
         )
         # equal requests of several rules are laid out once
         requests_by_key = {metric_request.key: metric_request for metric_request in metric_requests}
         for metric_request in requests_by_key.values():
-            yield from self._columns.update(metric_request, cluster_state)
+            yield from self._update_column(metric_request, cluster_state)
             yield
-        for key, policy in policies_.items():
+        series = cluster_state.metrics.series
+        self._columns = {metric: column for metric, column in self._columns.items() if metric in series}
+        for key, policy in policies.items():
             states[key] = yield from self._evaluate_policy(policy, cluster_state)
             yield
         self._rules.finish()
-        self._rule_states.finish(policies_)
-        self._columns.finish(cluster_state)
+        self._rule_states.finish(policies)
         return TelemetryState(states, self._update_selection(cluster_state.objects))
+
+    def _update_column(
+        self, metric_request: MetricRequest, cluster_state: ClusterState
+    ) -> Generator[None, None, None]:
+        """Lay the metric out by node number, unless neither its values nor the nodes changed."""
+        metric, nodes = metric_request.key, cluster_state.nodes
+        series, known = cluster_state.metrics.series.get(metric), self._columns.get(metric)
+        if series is None or (known and known.series is series and known.nodes is nodes):
+            return
+        column = yield from build_column(series, nodes)
+        is_empty = not (series.samples or series.invalid or series.incomplete)
+        is_healthy = metric_request.empty_is_healthy and is_empty
+        cause = None if is_healthy else missing_values.cause_of_series(series, nodes, column)
+        cause_on_some_nodes = missing_values.cause_on_some_nodes(series, nodes)
+        yield
+        without = missing_values.nodes_without_values(
+            series, nodes, column, empty_is_healthy=metric_request.empty_is_healthy
+        )
+        if known is not None and known.without_values == without:
+            text = known.without_values_text
+        else:
+            text = yield from missing_values.describe(metric_request.name, without)
+        self._columns[metric] = _MetricColumn(
+            series, nodes, column, cause, cause_on_some_nodes, without, text
+        )
 
     def _update_selection(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> SelectionIndex:
         """The selection by the policies of the last call of `policies`; the same object unless it changes."""
@@ -377,7 +359,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for rule in rules:
             if rule.unusable:
                 continue
-            column = self._columns.column(rule.metric_request().key, cluster_state)
+            known = self._columns.get(rule.metric_request().key)
+            column = known.column if known else empty_column(cluster_state.nodes)
             evaluations.append((yield from self._rules.evaluate(rule, column, cluster_state)))
         return evaluations
 
@@ -456,21 +439,6 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             cause = self._missing_cause(rule, cluster_state) or cluster_state.metrics.causes.get(key)
             causes[key] = cause or (column.cause_on_some_nodes if column else NEVER_FETCHED)
         return causes
-
-
-def _policy_objects(
-    objects: Mapping[str, Mapping[ObjectKey, Any]],
-) -> Iterator[tuple[PolicyKey, PolicyObject]]:
-    """The policies of all kinds."""
-    for name, kind in POLICY_KINDS.items():
-        for (namespace, policy), policy_object in objects.get(name, {}).items():
-            yield PolicyKey(kind, namespace, policy), policy_object
-
-
-def _parse_policy(kind: PolicyKind, policy_object: PolicyObject) -> Policy:
-    if kind == "TASPolicy":
-        return taspolicy_parser.parse_policy(policy_object)
-    return placement_policy_parser.parse_policy(policy_object, kind)
 
 
 def _has_same_spec(before: PolicyObject, policy_object: PolicyObject) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ class CountedPods:
     def __init__(self) -> None:
         self.groups = PodLabelGroups()
         self.writer: StoreWriter[ListedPod] = StoreWriter()
-        self.groups.follow(self.writer.store)
+        self.writer.store.subscribe(partial(self.groups.update, self.writer.store.values))
         self.counter = SelectedPodCounter(self.groups)
 
     def list(self, *pods: ListedPod) -> None:

@@ -58,7 +58,7 @@ class SelectedPodWatch:
             groups = PodLabelGroups()
             target = ReflectorTarget(PODS, ListedPod, selectors=_NOT_FINISHED, keep=groups.keep, label=_LABEL)
             reflector = Reflector(handle.metadata_api, target, handle.clock, registry, random.random)
-            groups.follow(reflector.store)
+            reflector.store.subscribe(partial(groups.update, reflector.store.values))
             self._watched = reflector, SelectedPodCounter(groups)
             watching = asyncio.ensure_future(reflector.run())
             try:
