@@ -16,12 +16,9 @@ A writer of a record keeps reservations that it cannot read byte for byte: a new
 and sub-devices are written as in the pod's annotations (`format_gpus`, `format_subdevices`), with the grammar of GPU
 Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 
-Limits of pods and allocation records. Filter, preempt, score and bind share them, so that bind accepts
-what filter accepts.
-
-An allocation record is the annotation of a Lease, and the API server accepts 256 KiB of annotations per object. A
-reservation lists only containers with GPUs, so that its size follows from what the pod gets. That of a pod whose
-sidecars have GPUs lists all containers, of which there are at most `MOST_CONTAINERS`.
+Filter, preempt, score and bind share the limits of pods and records, so that bind accepts what filter accepts. The API
+server accepts 256 KiB of annotations per object. The size of a reservation follows from what the pod gets; one with
+sidecars lists at most `MOST_CONTAINERS`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +33,7 @@ from nodewise.base.errors import UNREADABLE, shown
 MAX_SUBDEVICE_NUMBER: Final = 1024
 """The numbers of sub-devices are below this; no GPU has as many."""
 
+_DIGITS: Final = 4
 _LONGEST_VERSION: Final = 40
 """Digits; versions of an API server have up to 20."""
 
@@ -105,16 +103,14 @@ def pad_reservation_to_all_containers(entry: Reservation, with_gpus: Sequence[bo
     if len(parts) == len(with_gpus) or len(parts) != sum(with_gpus):
         return entry
     subdevices = entry.subdevices.split("|") if entry.subdevices else [""] * len(parts)
+
+    def pad(parts: Sequence[str]) -> str:
+        left = iter(parts)
+        return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
+
     return msgspec.structs.replace(
-        entry,
-        gpus=_parts_for_all_containers(parts, with_gpus),
-        subdevices=_parts_for_all_containers(subdevices, with_gpus) if len(subdevices) == len(parts) else "",
+        entry, gpus=pad(parts), subdevices=pad(subdevices) if len(subdevices) == len(parts) else ""
     )
-
-
-def _parts_for_all_containers(parts: Sequence[str], with_gpus: Sequence[bool]) -> str:
-    left = iter(parts)
-    return "|".join(next(left) if has_gpus else "" for has_gpus in with_gpus)
 
 
 def first_parts(text: str, count: int) -> str:
@@ -139,10 +135,7 @@ def parse_record(text: str) -> AllocationRecord:
     try:
         return AllocationRecord(_entries(text), {})
     except UNREADABLE:
-        return _parse_reservations_singly(text)
-
-
-def _parse_reservations_singly(text: str) -> AllocationRecord:
+        pass  # then each reservation by itself
     try:
         raws = _raws(text)
     except UNREADABLE as error:
@@ -191,12 +184,8 @@ def parse_gpus(text: str) -> GpuNames:
 
 def format_gpu_numbers(gpus: Sequence[str]) -> str:
     """Format the value of `cards.nodewise.io/<container>`: `0,1` for card0 and card1, other GPUs by name."""
-    return ",".join(_format_gpu_number(gpu) for gpu in gpus)
-
-
-def _format_gpu_number(gpu: str) -> str:
-    number = gpu.removeprefix(_NUMBERED)
-    return number if _is_number(number) else gpu
+    numbers = ((gpu, gpu.removeprefix(_NUMBERED)) for gpu in gpus)
+    return ",".join(number if _is_number(number) else gpu for gpu, number in numbers)
 
 
 def parse_gpu_numbers(text: str) -> tuple[str, ...]:
@@ -211,16 +200,14 @@ def _is_number(text: str) -> bool:
 
 def format_subdevices(gpus: Sequence[Sequence[str]], subdevices: Sequence[Sequence[Sequence[int]]]) -> str:
     """Format GPUs with their sub-devices: `card0:gt0+gt1,|`. Empty for a single container without sub-devices."""
+
+    def text(gpu: str, numbers: Sequence[int]) -> str:
+        return f"{gpu}:{'+'.join(f'gt{number}' for number in numbers)}" if numbers else ""
+
     return "|".join(
-        ",".join(
-            _format_gpu_subdevices(name, numbers) for name, numbers in zip(names, gpu_subdevices, strict=True)
-        )
+        ",".join(map(text, names, gpu_subdevices))
         for names, gpu_subdevices in zip(gpus, subdevices, strict=True)
     )
-
-
-def _format_gpu_subdevices(gpu: str, subdevices: Sequence[int]) -> str:
-    return f"{gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
 
 
 def parse_subdevices(text: str) -> Mapping[str, frozenset[int]]:
@@ -229,23 +216,13 @@ def parse_subdevices(text: str) -> Mapping[str, frozenset[int]]:
     for part in text.replace("|", ",").split(","):
         gpu, colon, subdevices = part.partition(":")
         if colon and ":" not in subdevices:
+            numbers = (name.removeprefix("gt") for name in subdevices.split("+") if name.startswith("gt"))
             by_gpu.setdefault(gpu, set()).update(
-                filter(_is_subdevice, map(_parse_subdevice_number, subdevices.split("+")))
+                int(number)
+                for number in numbers
+                if _is_number(number) and len(number) <= _DIGITS and int(number) < MAX_SUBDEVICE_NUMBER
             )
     return {gpu: frozenset(subdevices) for gpu, subdevices in by_gpu.items() if subdevices}
-
-
-def _parse_subdevice_number(text: str) -> int:
-    digits = text.removeprefix("gt")
-    is_number = text.startswith("gt") and digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
-    return int(digits) if is_number else -1
-
-
-_DIGITS: Final = 4
-
-
-def _is_subdevice(number: int) -> bool:
-    return 0 <= number < MAX_SUBDEVICE_NUMBER
 
 
 MOST_CONTAINERS: Final = 64
@@ -311,7 +288,10 @@ def max_annotation_bytes(
     of_containers = sum(
         2 + 2 * _container_reservation_bytes(container, subdevices) for container in containers
     )
-    of_init = sum(_GPU_NUMBERS_KEY_BYTES + _max_gpu_name_bytes(container) for container in init)
+    of_init = sum(
+        _GPU_NUMBERS_KEY_BYTES + min(container.count, node_gpus.MOST_GPUS) * (_LONGEST_GPU + 1)
+        for container in init
+    )
     return _ANNOTATIONS_BYTES + of_containers + of_init
 
 
@@ -323,8 +303,3 @@ def _container_reservation_bytes(container: ContainerRequest, subdevices: str) -
     named = min(container.per_gpu.get(subdevices, 0), node_gpus.MOST_SUBDEVICES)
     charged = sum(len(resource.encode()) + _AMOUNT_BYTES for resource in container.per_gpu)
     return count * (2 * (_LONGEST_GPU + 2) + named * _SUBDEVICE_BYTES) + charged + len("||{},")
-
-
-def _max_gpu_name_bytes(container: ContainerRequest) -> int:
-    """The bytes of the names of its GPUs, with commas."""
-    return min(container.count, node_gpus.MOST_GPUS) * (_LONGEST_GPU + 1)

@@ -230,7 +230,7 @@ def unconfirmed_reservations(
             node.allocations.stale
             or node.allocations.undecided
             or any(
-                allocation.source == "ledger" and not _is_on_a_node(allocation.pod, agent_state)
+                allocation.source == "ledger" and not _is_on_a_node(allocation.key, agent_state)
                 for allocation in node.allocations.by_uid.values()
             )
         ):
@@ -269,10 +269,9 @@ def _records_of_deleted_nodes(
             yield name, lease
 
 
-def _is_on_a_node(pod: str, agent_state: GpuState) -> bool:
-    namespace, _, name = pod.partition("/")
-    known = agent_state.pods.by_key.get((namespace, name))
-    return known is not None and bool(known.spec.nodeName)
+def _is_on_a_node(key: ObjectKey, agent_state: GpuState) -> bool:
+    pod = agent_state.pods.by_key.get(key)
+    return pod is not None and bool(pod.spec.nodeName)
 
 
 def _unconfirmed_in_record(

@@ -74,15 +74,9 @@ def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod],
     return sum(map(cpu_milli_on_node, bound)) + sum(
         cpu_milli(pod)
         for uid, allocation in allocations.by_uid.items()
-        if allocation.source == "ledger"
-        and (pod := pods.by_key.get(_split_pod_name(allocation.pod))) is not None
+        if allocation.source == "ledger" and (pod := pods.by_key.get(allocation.key)) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName
     )
-
-
-def _split_pod_name(name: str) -> tuple[str, str]:
-    namespace, _, rest = name.partition("/")
-    return namespace, rest
 
 
 class _Allocatable(msgspec.Struct, frozen=True):
@@ -131,15 +125,11 @@ class FreeCpu:
         for pod, sign in ((old, -1), (new, 1)):
             milli = cpu_milli_on_node(pod) if pod is not None else 0
             if pod is not None and milli:
-                self._add_cpu(pod.spec.nodeName, sign * milli)
-
-    def _add_cpu(self, node: str, milli: int) -> None:
-        total = self._plain.get(node, 0) + milli
-        if total:
-            self._plain[node] = total
-        else:
-            self._plain.pop(node, None)
-        self._moved.add(node)
+                node = pod.spec.nodeName
+                self._plain[node] = self._plain.get(node, 0) + sign * milli
+                if not self._plain[node]:
+                    del self._plain[node]
+                self._moved.add(node)
 
     def mark_node_changed(self, name: str) -> None:
         """Mark a node whose pods with GPUs may have changed."""

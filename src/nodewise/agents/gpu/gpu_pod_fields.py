@@ -1,18 +1,15 @@
 """The fields of a pod that the gpu agent reads, what is stored of them, and the amounts that containers request.
 
-What is stored of a pod that may hold GPUs: names, device resources, CPU and annotations for GPUs, at most 64 KiB.
-
-The CPU is stored as a request of the whole pod, which stands for all that it is computed from.
+Of a pod that may hold GPUs, names, device resources, CPU and annotations for GPUs are stored, at most 64 KiB. The CPU
+is stored as a request of the whole pod, which stands for all that it is computed from.
 
 Tenants write pods, up to 1.5 MiB each. A pod that is too large for the store is rejected by filter and bind. The number
 of pending pods has no limit, so that one above 8 KiB is stored without these fields, and a bind reads it.
 
-The amounts of GPU resources that the containers of a pod request, not yet divided among GPUs.
-
 A limit without a request counts as the request, as the API server defaults it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from sys import intern
 from typing import Annotated, Final
@@ -128,8 +125,19 @@ def is_device(resource: str) -> bool:
 
 def gpu_field_bytes(pod: GpuPod) -> int:
     """The memory of what is stored of a pod: annotations, names of containers, and device resources."""
-    read = (key + value for key, value in _read_annotations(pod).items())
-    return sum(map(_text_bytes, read)) + sum(map(_container_bytes, _containers(pod)))
+    size = sum(_text_bytes(key + value) for key, value in _read_annotations(pod).items())
+    for container in (*(pod.spec.containers or ()), *(pod.spec.initContainers or ())):
+        size += _CONTAINER_BYTES + _text_bytes(container.name)
+        resources = container.resources
+        if resources is not None:
+            # the API server requires equal requests and limits of devices, which are stored once
+            amounts = {**(resources.limits or {}), **(resources.requests or {})}
+            size += sum(
+                _RESOURCE_BYTES + _text_bytes(f"{resource}{amount}")
+                for resource, amount in amounts.items()
+                if is_device(resource)
+            )
+    return size
 
 
 def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
@@ -138,15 +146,17 @@ def reduce_gpu_pod(pod: AllocatedPod) -> AllocatedPod | None:
     None for one that is too large and not on a node: filter and bind refuse it. Of another large pod, the containers
     and annotations are left out: a bind reads the pod, and a reservation in the allocation record says what it holds.
     """
-    size = gpu_field_bytes(pod)
+    size, metadata = gpu_field_bytes(pod), pod.metadata
     if size > MOST_BYTES and not pod.spec.nodeName:
         return None
     spec = HoldingSpec(nodeName=pod.spec.nodeName, resources=_shared_cpu_request(cpu_milli(pod, pod.status)))
     status = HoldingStatus(phase=intern(pod.status.phase))
     if size > (MOST_BYTES if pod.spec.nodeName else MOST_PENDING_BYTES):
-        metadata = replace(pod.metadata, annotations=None, oversized_bytes=size)
+        metadata = replace(metadata, annotations=None, oversized_bytes=size)
     else:
-        metadata = _reduce_metadata(pod)
+        annotations = _read_annotations(pod)
+        if len(annotations) != len(metadata.annotations or ()):
+            metadata = replace(metadata, annotations=annotations, annotation_bytes=annotation_bytes(metadata))
         containers = _reduce_containers(pod.spec.containers)
         init_containers = _reduce_containers(pod.spec.initContainers)
         spec = replace(spec, containers=containers, initContainers=init_containers)
@@ -162,32 +172,6 @@ def _read_annotations(pod: GpuPod) -> dict[str, str]:
         if annotations and is_sidecar(container)
     )
     return {key: annotations[key] for key in (*ANNOTATIONS, *sidecars) if key in annotations}
-
-
-def _reduce_metadata(pod: AllocatedPod) -> AllocatedMetadata:
-    annotations = _read_annotations(pod)
-    if len(annotations) == len(pod.metadata.annotations or ()):
-        return pod.metadata
-    return replace(pod.metadata, annotations=annotations, annotation_bytes=annotation_bytes(pod.metadata))
-
-
-def _containers(pod: GpuPod) -> Iterator[RequestingContainer]:
-    yield from pod.spec.containers or ()
-    yield from pod.spec.initContainers or ()
-
-
-def _container_bytes(container: RequestingContainer) -> int:
-    size = _CONTAINER_BYTES + _text_bytes(container.name)
-    resources = container.resources
-    if resources is None:
-        return size
-    # the API server requires equal requests and limits of devices, which are stored once
-    amounts = {**(resources.limits or {}), **(resources.requests or {})}
-    return size + sum(
-        _RESOURCE_BYTES + _text_bytes(f"{resource}{amount}")
-        for resource, amount in amounts.items()
-        if is_device(resource)
-    )
 
 
 def _text_bytes(text: str) -> int:

@@ -49,6 +49,12 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     """Named sub-devices, by GPU."""
     source: Literal["ledger", "annotations"]
 
+    @property
+    def key(self) -> ObjectKey:
+        """Namespace and name of the pod."""
+        namespace, _, name = self.pod.partition("/")
+        return namespace, name
+
 
 class NodeAllocations(NamedTuple):
     """The allocations of all pods on one node."""
@@ -100,10 +106,8 @@ def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) 
     """Whether a reservation counts. A pod of the same name with another uid is another pod."""
     pod = pods.by_key.get(entry.key)
     if pod is None or pod.metadata.uid != uid:
-        known, seen = (
-            allocation_record.resource_version_number(pods.version),
-            allocation_record.resource_version_number(entry.seen),
-        )
+        known = allocation_record.resource_version_number(pods.version)
+        seen = allocation_record.resource_version_number(entry.seen)
         return "stale" if known is not None and seen is not None and known >= seen else "undecided"
     if has_ended(pod) or pod.spec.nodeName not in {"", node}:
         return "stale"
@@ -115,7 +119,7 @@ def has_ended(pod: AllocatedPod) -> bool:
     return pod.status.phase in _ENDED
 
 
-def allocations_of_node(
+def allocations_of_node(  # complexity: one part for each source
     node: str,
     record: AllocationRecord,
     bound: Iterable[AllocatedPod],
@@ -126,36 +130,29 @@ def allocations_of_node(
 
     The caller adds the size of the allocation record.
     """
-    problems: list[str] = _unreadable_record_problem(record)
+    problems = [f"the reservation of pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
+    if record.problem:
+        problems.append(f"the allocation record: {record.problem}")
     statuses = {uid: reservation_status(uid, entry, node, pods) for uid, entry in record.entries.items()}
-    stale = frozenset(uid for uid, status in statuses.items() if status == "stale")
     held = {
         uid: _allocation_by_reservation(uid, entry, pods, profile, problems)
         for uid, entry in record.entries.items()
-        if uid not in stale
+        if statuses[uid] != "stale"
     }
-    held |= _allocations_without_reservation(
-        (pod for pod in bound if pod.metadata.uid not in held), profile, problems
-    )
+    for pod in bound:
+        if pod.metadata.uid not in held and not has_ended(pod):
+            allocation = _allocation_by_annotations(pod, profile, problems)
+            if allocation is not None:
+                held[allocation.uid] = allocation
     ordered = {uid: held[uid] for uid in sorted(held)}
     return NodeAllocations(
         _clipped_sum(allocation.amounts for allocation in ordered.values()),
         _merge_subdevices(allocation.subdevices for allocation in ordered.values()),
         ordered,
-        stale,
+        frozenset(uid for uid, status in statuses.items() if status == "stale"),
         undecided="undecided" in statuses.values(),
         problems=tuple(sorted(problems)),
     )
-
-
-def _allocations_without_reservation(
-    pods: Iterable[AllocatedPod], profile: ResourceProfile, problems: list[str]
-) -> dict[str, PodAllocation]:
-    """By uid, the allocations of bound pods without a reservation, by their annotations."""
-    by_annotations = (
-        _allocation_by_annotations(pod, profile, problems) for pod in pods if not has_ended(pod)
-    )
-    return {held.uid: held for held in by_annotations if held is not None}
 
 
 def allocations_without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
@@ -168,11 +165,6 @@ def allocations_without_pods(allocations: NodeAllocations, uids: Collection[str]
         subdevices=_merge_subdevices(allocation.subdevices for allocation in held.values()),
         by_uid=held,
     )
-
-
-def _unreadable_record_problem(record: AllocationRecord) -> list[str]:
-    problems = [f"the reservation of pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
-    return [*problems, f"the allocation record: {record.problem}"] if record.problem else problems
 
 
 def _allocation_by_reservation(
@@ -205,18 +197,17 @@ def _allocation_by_annotations(
     pod: AllocatedPod, profile: ResourceProfile, problems: list[str]
 ) -> PodAllocation | None:
     """The allocation in the annotations of the older system; None if there is no GPU, or it is unknown."""
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    annotations = pod.metadata.annotations or {}
     if pod.metadata.oversized_bytes:
         problems.append(
-            f"pod {pod.metadata.namespace}/{pod.metadata.name}: its containers, resources and annotations for GPUs"
-            f" take {pod.metadata.oversized_bytes} bytes of memory, more than {gpu_pod_fields.MOST_BYTES};"
-            " its GPUs do not count"
+            f"pod {name}: its containers, resources and annotations for GPUs take {pod.metadata.oversized_bytes} bytes"
+            f" of memory, more than {gpu_pod_fields.MOST_BYTES}; its GPUs do not count"
         )
         return None
     requests = gpu_pod_fields.container_amounts(pod, profile)
     if not any(amount for request in requests for amount in request.values()):
         return None
-    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-    annotations = pod.metadata.annotations or {}
     if GPUS not in annotations:
         problems.append(f"pod {name} requests GPUs, but no annotation names them")
         return None
@@ -230,31 +221,24 @@ def _allocation_by_annotations(
     if sum(map(len, gpus)) > _MOST_GPUS:
         problems.append(f"pod {name}: {GPUS} names more than {_MOST_GPUS} GPUs; they do not count")
         return None
+    amounts = _sum_charges_by_gpu(_charged_amounts_per_gpu(requests, gpus), gpus)
     subdevices = allocation_record.parse_subdevices(annotations.get(SUBDEVICES, ""))
-    return PodAllocation(
-        pod.metadata.uid,
-        name,
-        gpus,
-        _sum_charges_by_gpu(_charged_amounts_per_gpu(requests, gpus), gpus),
-        subdevices,
-        "annotations",
-    )
+    return PodAllocation(pod.metadata.uid, name, gpus, amounts, subdevices, "annotations")
 
 
 def _annotated_gpus_of_sidecars(pod: AllocatedPod, profile: ResourceProfile, problems: list[str]) -> GpuNames:
     """The GPUs of each sidecar with GPUs; none where no annotation names them."""
     annotations = pod.metadata.annotations or {}
     names = [sidecar.name for sidecar in gpu_pod_fields.gpu_sidecars(pod, profile)]
-    by_name = {
-        name: allocation_record.parse_gpu_numbers(annotations.get(GPU_NUMBERS + name, ""))
-        for name in {*names}
-    }
     missing = [name for name in names if GPU_NUMBERS + name not in annotations]
     if missing:
         problems.append(
             f"pod {pod.metadata.namespace}/{pod.metadata.name}: sidecar {shown(missing[0])} requests GPUs,"
             " but no annotation names them"
         )
+    # parsed once for each name, because a pod may repeat one
+    texts = {name: annotations.get(GPU_NUMBERS + name, "") for name in names}
+    by_name = {name: allocation_record.parse_gpu_numbers(text) for name, text in texts.items()}
     return tuple(by_name[name] for name in names)
 
 
