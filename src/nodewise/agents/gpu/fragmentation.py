@@ -10,7 +10,7 @@ A class is a point in a grid of the amounts that GPUs and nodes may have left. T
 classes is therefore one lookup in a table that is built once per workload.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -111,12 +111,7 @@ def build_fragmentation_tables_stepwise(
     `counts` are resources that count GPUs: they limit the pods of a GPU, and count for its free share only if
     there are no other resources.
     """
-    known = {
-        pod_class: often
-        for pod_class, often in classes.items()
-        if often > 0 and pod_class.gpus > 0 and pod_class.per_gpu
-    }
-    kept = yield from _limit_classes(known)
+    kept = yield from _most_frequent_classes(classes)
     if not kept:
         return NO_WORKLOAD
     total = sum(kept.values())
@@ -129,9 +124,9 @@ def build_fragmentation_tables_stepwise(
         else:
             groups.setdefault((pod_class.per_gpu, pod_class.models), []).append(pod_class)
         yield
-    made = []
+    tables = []
     for members in groups.values():
-        made.append(_build_group_table(grid, members, kept, total))
+        tables.append(_build_group_table(grid, {member: kept[member] / total for member in members}))
         yield
     amounts = [name for name in grid.resources if name not in counts]
     return WorkloadTables(
@@ -139,16 +134,32 @@ def build_fragmentation_tables_stepwise(
         resources=grid.resources,
         models=grid.models,
         single=single.reshape(grid.shape[0], -1),
-        groups=tuple(made),
+        groups=tuple(tables),
         shared=tuple(amounts or grid.resources),
         scales=ShareScales(),
     )
 
 
+def _most_frequent_classes(
+    classes: Mapping[PodClass, float],
+) -> Generator[None, None, dict[PodClass, float]]:
+    """The most frequent classes that request GPUs, as many as fit into the table."""
+    known = {
+        pod_class: often
+        for pod_class, often in classes.items()
+        if often > 0 and pod_class.gpus > 0 and pod_class.per_gpu
+    }
+    ordered = sorted(known, key=lambda pod_class: -known[pod_class])[:_MOST_CLASSES]
+    while ordered and np.prod(np.array(_Grid(ordered).shape, np.float64)) > _MOST_CELLS:
+        ordered = ordered[: len(ordered) * 3 // 4]
+        yield
+    return {pod_class: known[pod_class] for pod_class in ordered}
+
+
 class _Grid:
     """The grid, in which each class has a corner: the class fits the cell and all cells beyond."""
 
-    def __init__(self, classes: Mapping[PodClass, float]) -> None:
+    def __init__(self, classes: Collection[PodClass]) -> None:
         names = sorted({name for pod_class in classes for name in pod_class.per_gpu})
         self.cpu_milli = _distinct_positive_amounts(pod_class.cpu_milli for pod_class in classes)
         self.resources = {
@@ -163,20 +174,24 @@ class _Grid:
         return (len(self.cpu_milli) + 1, len(self.models) + 1, *steps)
 
     def cells_that_fit_class(self, pod_class: PodClass) -> tuple[slice | list[int], ...]:
+        models: slice | list[int] = slice(None)
+        if pod_class.models is not None:
+            models = [number for number, model in enumerate(self.models, 1) if model in pod_class.models]
         wanted = [
             slice(_amount_cell(values, pod_class.per_gpu.get(name, 0)), None)
             for name, values in self.resources.items()
         ]
-        return (
-            slice(_amount_cell(self.cpu_milli, pod_class.cpu_milli), None),
-            self._model_cells_of_class(pod_class),
-            *wanted,
-        )
+        return (slice(_amount_cell(self.cpu_milli, pod_class.cpu_milli), None), models, *wanted)
 
-    def _model_cells_of_class(self, pod_class: PodClass) -> slice | list[int]:
-        if pod_class.models is None:
-            return slice(None)
-        return [number for number, model in enumerate(self.models, 1) if model in pod_class.models]
+
+def _build_group_table(grid: _Grid, shares: Mapping[PodClass, float]) -> GpuKindGroup:
+    """The table of classes that request several GPUs of one kind, from the share of each."""
+    fits = np.zeros(grid.shape[1:], np.bool_)
+    fits[grid.cells_that_fit_class(next(iter(shares)))[1:]] = True
+    hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
+    for pod_class, share in shares.items():
+        hosted[grid.cells_that_fit_class(pod_class)[0], pod_class.gpus :] += share
+    return GpuKindGroup(fits.reshape(-1), hosted)
 
 
 def _distinct_positive_amounts(amounts: Iterable[int]) -> NDArray[np.int64]:
@@ -186,28 +201,6 @@ def _distinct_positive_amounts(amounts: Iterable[int]) -> NDArray[np.int64]:
 def _amount_cell(steps: NDArray[np.int64], amount: int) -> int:
     """The first cell that has the amount; for 0 the first cell, in which the resource may be absent."""
     return int(np.searchsorted(steps, amount)) + 1 if amount > 0 else 0
-
-
-def _build_group_table(
-    grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
-) -> GpuKindGroup:
-    fits = np.zeros(grid.shape[1:], np.bool_)
-    fits[grid.cells_that_fit_class(members[0])[1:]] = True
-    hosted = np.zeros((grid.shape[0], MOST_GPUS + 1))
-    for pod_class in members:
-        hosted[grid.cells_that_fit_class(pod_class)[0], pod_class.gpus :] += classes[pod_class] / total
-    return GpuKindGroup(fits.reshape(-1), hosted)
-
-
-def _limit_classes(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
-    """The most frequent classes, as many as fit into the table."""
-    ordered = sorted(classes, key=lambda pod_class: -classes[pod_class])[:_MOST_CLASSES]
-    while ordered:
-        yield
-        if np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) <= _MOST_CELLS:
-            break
-        ordered = ordered[: len(ordered) * 3 // 4]
-    return {pod_class: classes[pod_class] for pod_class in ordered}
 
 
 class GpuCells(NamedTuple):
@@ -223,10 +216,9 @@ def gpu_cells(workload: WorkloadTables, candidate_gpus: CandidateGpus) -> GpuCel
     """Compute the cells of the candidates' GPUs."""
     cells: Numbers = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), np.intp)
     if workload.models:
-        numbers = np.array(
-            [_model_number(workload, model) for model in candidate_gpus.layout.models], np.intp
-        )
-        cells = numbers[candidate_gpus.model_codes()]
+        number_by_model = {model: number for number, model in enumerate(workload.models, 1)}
+        numbers = [number_by_model.get(model, 0) for model in candidate_gpus.layout.models]
+        cells = np.array(numbers, np.intp)[candidate_gpus.model_codes()]
     for name, steps in workload.resources.items():
         cells = cells * (len(steps) + 1) + _amount_cells(steps, candidate_gpus.free(name))
     return GpuCells(mean_free_gpu_shares(workload.scales, candidate_gpus, workload.shared), cells)
@@ -295,7 +287,3 @@ def _single_gpu_pod_share(workload: WorkloadTables, gpu_cells: GpuCells, hosts: 
     cells = hosts * workload.single.shape[1] + gpu_cells.cells
     usable: Floats = gpu_cells.shares * workload.single.reshape(-1)[cells]
     return usable
-
-
-def _model_number(workload: WorkloadTables, model: str) -> int:
-    return workload.models.index(model) + 1 if model in workload.models else 0

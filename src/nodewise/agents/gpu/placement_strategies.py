@@ -17,6 +17,8 @@ and all from the eleventh on have 0. A weight of 20 or more is needed for one po
 which prefer empty nodes.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -62,10 +64,6 @@ class PlacementInputs(NamedTuple):
         placement = self.placement_for(demand)
         return placement != "first-fit" and (demand.wants_gpus or placement in ("pack", "fragmentation"))
 
-    def left(self, candidate_gpus: CandidateGpus) -> Cpu | None:
-        """(M): the candidates' free CPU."""
-        return None if self.cpu_free is None else self.cpu_free[candidate_gpus.columns]
-
 
 class AnyGpu(NamedTuple):
     """GPUs by position, where the result does not depend on the order."""
@@ -106,7 +104,7 @@ class LeastFragmentation(NamedTuple):
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         workload = self.inputs.workload
-        hosts = _candidates_with_free_cpu(self.inputs, candidate_gpus, self.cpu_milli)
+        hosts = _node_cells(self.inputs, candidate_gpus, self.cpu_milli)
         before = fragmentation.gpu_cells(workload, candidate_gpus)
         after = candidate_gpus.fork()
         after.take(np.ones_like(candidate_gpus.usable()), container.per_gpu)
@@ -154,12 +152,19 @@ def node_points(
     """
     if not inputs.prefers_nodes(demand):
         return None
-    placement = inputs.placement_for(demand)
     before = CandidateGpus(layout, rows)
-    after = _candidates_after_placement(before, demand, fitted)
-    keys = _node_sort_keys(inputs, placement, before, after, demand, fitted)
+    after, taken = before.fork(), np.zeros((layout.most_gpus, len(rows)), bool)
+    for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
+        if container.count:
+            mask = choice.mask(layout.most_gpus)
+            after.take(mask, container.per_gpu)
+            taken |= mask
+    keys = _node_sort_keys(inputs, before, after, taken, demand)
+    # a fixed pseudo-random order of equal nodes separates neighbours, which are often of one kind
+    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys.append((mixed >> np.uint64(32)).astype(np.float64))
     fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
-    return scores_from_sort_keys([*keys, _pseudo_random_order(rows)], fits)
+    return scores_from_sort_keys(keys, fits)
 
 
 def scores_from_sort_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -173,81 +178,52 @@ def scores_from_sort_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool
 
 def _node_sort_keys(
     inputs: PlacementInputs,
-    placement: Placement,
     before: CandidateGpus,
     after: CandidateGpus,
+    taken: NDArray[np.bool_],
     demand: Demand,
-    fitted: FitResult | None,
 ) -> list[Floats]:
+    """The keys of nodes (M), smaller ones better. `taken` (C, M) are the GPUs that the pod gets."""
+    placement, workload = inputs.placement_for(demand), inputs.workload
     if placement == "balanced":
         return [_used_capacity_share(after, inputs.balanced_by)]
-    resources = _fullness_resources_of_pod(demand, inputs) or tuple(
-        name for name in before.layout.capacity if name not in inputs.counts
-    )
-    left = fragmentation.mean_free_gpu_shares(inputs.workload.scales, after, resources)
+    # what shows how full a GPU is for the pod
+    if placement == "fragmentation":
+        resources: Sequence[str] = workload.shared
+    else:
+        names = [_fullness_resources(container, inputs.counts) for container in demand.containers]
+        resources = tuple(dict.fromkeys(itertools.chain.from_iterable(names)))
+    if not resources:
+        resources = tuple(name for name in before.layout.capacity if name not in inputs.counts)
+    left = fragmentation.mean_free_gpu_shares(workload.scales, after, resources)
+    on_node = left.sum(axis=0)
     if placement == "spread":
-        return [-left.sum(axis=0)]
-    taken = (left * _chosen_gpus_mask(before, fitted)).sum(axis=0)
-    best_fit = [_round_keys(taken), _round_keys(left.sum(axis=0))]
+        return [-on_node]
+    best_fit = [np.round((left * taken).sum(axis=0), 6), np.round(on_node, 6)]
     if placement == "pack":
         return best_fit
-    growth = _fragmentation_growth_by_pod(inputs, before, after, demand)
-    stepped = np.ceil(growth / STEP - _NEARLY)
-    return [stepped, best_fit[0] if fitted is not None else best_fit[1]]
-
-
-def _fragmentation_growth_by_pod(
-    inputs: PlacementInputs, before: CandidateGpus, after: CandidateGpus, demand: Demand
-) -> Floats:
-    """(M): the growth of the fragmentation by the placement, in GPUs."""
-    workload = inputs.workload
-    then, now = (
-        _candidates_with_free_cpu(inputs, before, 0),
-        _candidates_with_free_cpu(inputs, before, demand.cpu_milli),
+    growth = fragmentation.fragmentation_of(
+        workload,
+        fragmentation.gpu_cells(workload, after),
+        _node_cells(inputs, after, demand.cpu_milli),
+    ) - fragmentation.fragmentation_of(
+        workload, fragmentation.gpu_cells(workload, before), _node_cells(inputs, before, 0)
     )
-    return fragmentation.fragmentation_of(
-        workload, fragmentation.gpu_cells(workload, after), now
-    ) - fragmentation.fragmentation_of(workload, fragmentation.gpu_cells(workload, before), then)
+    return [np.ceil(growth / STEP - _NEARLY), best_fit[0] if demand.wants_gpus else best_fit[1]]
 
 
-def _candidates_with_free_cpu(
-    inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int
-) -> NDArray[np.intp]:
-    left = inputs.left(candidate_gpus)
-    return fragmentation.node_cells(
-        inputs.workload, None if left is None else left - cpu_milli, len(candidate_gpus)
-    )
-
-
-def _candidates_after_placement(
-    before: CandidateGpus, demand: Demand, fitted: FitResult | None
-) -> CandidateGpus:
-    """The candidates after the pod is placed."""
-    after = before.fork()
-    for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
-        if container.count:
-            after.take(choice.mask(before.layout.most_gpus), container.per_gpu)
-    return after
-
-
-def _chosen_gpus_mask(candidate_gpus: CandidateGpus, fitted: FitResult | None) -> NDArray[np.bool_]:
-    """(C, M): the GPUs that the pod gets."""
-    taken = np.zeros((candidate_gpus.layout.most_gpus, len(candidate_gpus)), bool)
-    for choice in fitted.containers if fitted else ():
-        taken |= choice.mask(len(taken))
-    return taken
+def _node_cells(inputs: PlacementInputs, candidate_gpus: CandidateGpus, cpu_milli: int) -> NDArray[np.intp]:
+    """(M): the cells of the candidates by their free CPU without that of the pod."""
+    free = None if inputs.cpu_free is None else inputs.cpu_free[candidate_gpus.columns] - cpu_milli
+    return fragmentation.node_cells(inputs.workload, free, len(candidate_gpus))
 
 
 def _used_capacity_share(candidate_gpus: CandidateGpus, resources: tuple[str, ...]) -> Floats:
     """(M): the used share of the node's capacity."""
-    used = sum(
-        (candidate_gpus.used(name).sum(axis=0, dtype=np.float64) for name in resources),
-        np.zeros(len(candidate_gpus)),
-    )
-    has = sum(
-        (candidate_gpus.capacity(name).sum(axis=0, dtype=np.float64) for name in resources),
-        np.zeros(len(candidate_gpus)),
-    )
+    used, has = np.zeros(len(candidate_gpus)), np.zeros(len(candidate_gpus))
+    for name in resources:
+        used += candidate_gpus.used(name).sum(axis=0, dtype=np.float64)
+        has += candidate_gpus.capacity(name).sum(axis=0, dtype=np.float64)
     share: Floats = used / np.maximum(has, 1.0)
     return share
 
@@ -256,23 +232,3 @@ def _fullness_resources(container: ContainerDemand, counts: tuple[str, ...]) -> 
     """The resources that show how full a GPU is for a container: its amounts, or its count if it has none."""
     wanted = tuple(container.per_gpu)
     return tuple(name for name in wanted if name not in counts) or wanted
-
-
-def _fullness_resources_of_pod(demand: Demand, inputs: PlacementInputs) -> tuple[str, ...]:
-    """The resources that show how full a GPU is for a pod."""
-    if inputs.placement_for(demand) == "fragmentation":
-        return inputs.workload.shared
-    names = dict.fromkeys(
-        name for container in demand.containers for name in _fullness_resources(container, inputs.counts)
-    )
-    return tuple(names)
-
-
-def _round_keys(values: Floats) -> Floats:
-    return np.round(values, 6)
-
-
-def _pseudo_random_order(rows: NDArray[np.intp]) -> Floats:
-    """A fixed pseudo-random order of nodes, which separates neighbours that are often of one kind."""
-    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (mixed >> np.uint64(32)).astype(np.float64)

@@ -1,12 +1,9 @@
 """The typical pods of a cluster, as classes of what their containers request, with the frequency of each.
 
-They are read from a file, or counted from the pods of the last seven days. The counts are kept in a ConfigMap, one key
-per day, so that a new leader continues with them. Data that cannot be read is left out.
-
-The histogram of the pods of the last seven days, which the leader keeps in a ConfigMap.
-
-The leader counts each pod when it first sees it. The ConfigMap also holds the newest creation time that was counted, so
-that the next leader does not count existing pods again.
+They are read from a file, or counted from the pods of the last seven days. The leader counts each pod when it first
+sees it, and keeps the counts in a ConfigMap, one key per day, so that a new leader continues with them. The ConfigMap
+also holds the newest creation time that was counted, so that the next leader does not count existing pods again. Data
+that cannot be read is left out.
 """
 
 import csv
@@ -102,17 +99,13 @@ def _encode_classes_of_day(counts: Mapping[PodClass, int]) -> str:
             pod_class.gpus,
             dict(sorted(pod_class.per_gpu.items())),
             pod_class.cpu_milli,
-            _format_models(pod_class),
+            None if pod_class.models is None else sorted(pod_class.models),
         )
         for pod_class, pods in counts.items()
     ]
     texts = [(-row.pods, msgspec.json.encode(row)) for row in rows]
     kept = (text for _, text in sorted(texts) if len(text) <= _LONGEST)
     return f"[{b','.join(itertools.islice(kept, _MOST_CLASSES)).decode()}]"
-
-
-def _format_models(pod_class: PodClass) -> list[str] | None:
-    return None if pod_class.models is None else sorted(pod_class.models)
 
 
 def decode(data: Mapping[str, str] | None) -> History:
@@ -175,9 +168,16 @@ def load_typical_pods(path: str, profile: ResourceProfile, options: GpuOptions) 
 def _read_file_entries(path: str) -> list[Any]:
     try:
         data = Path(path).read_bytes()
-        entries = (
-            _parse_csv_entries(data.decode()) if path.endswith(".csv") else safe_yaml_loader.load(data, path)
-        )
+        entries: Any = []
+        if not path.endswith(".csv"):
+            entries = safe_yaml_loader.load(data, path)
+        else:
+            for line in csv.DictReader(io.StringIO(data.decode()), strict=True):
+                cells = {key: value for key, value in line.items() if value}
+                entry: dict[str, Any] = {key: cells.pop(key) for key in ("pods", "models") if key in cells}
+                if "models" in entry:
+                    entry["models"] = entry["models"].split("|")
+                entries.append({**entry, "requests": cells})
     except (OSError, ValueError, BadInput, csv.Error) as error:
         problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
         raise _invalid_entry_error(problem) from error
@@ -186,55 +186,23 @@ def _read_file_entries(path: str) -> list[Any]:
     return entries
 
 
-def _parse_csv_entries(text: str) -> list[dict[str, Any]]:
-    """The lines of a CSV file as entries."""
-    rows = []
-    for line in csv.DictReader(io.StringIO(text), strict=True):
-        cells = {key: value for key, value in line.items() if value}
-        entry: dict[str, Any] = {key: cells.pop(key) for key in ("pods", "models") if key in cells}
-        if "models" in entry:
-            entry["models"] = entry["models"].split("|")
-        rows.append({**entry, "requests": cells})
-    return rows
-
-
-def _parse_entry(
+def _parse_entry(  # complexity: one branch for each field
     where: str, entry: Any, profile: ResourceProfile, options: GpuOptions
 ) -> tuple[int, list[PodClass]]:
+    """The number of pods and the classes of a pod with these requests and models, parsed as a real pod."""
     if not isinstance(entry, dict):
         raise _invalid_entry_error(Problem(where, shown(entry), _EXPECTED))
-    unknown = [
-        Problem(f"{where}: {key}", "an unknown field", _EXPECTED)
-        for key in entry
-        if key not in ("pods", "requests", "models")
-    ]
+    unknown = [key for key in entry if key not in ("pods", "requests", "models")]
     if unknown:
-        raise _invalid_entry_error(*unknown)
-    return _parse_pod_count(where, entry.get("pods", 1)), _entry_classes(where, entry, profile, options)
-
-
-def _parse_pod_count(where: str, value: Any) -> int:
-    try:
-        pods = int(value)
-    except (TypeError, ValueError):
-        pods = 0
-    if isinstance(value, bool) or not 0 < pods <= LARGEST:
-        raise _invalid_entry_error(Problem(f"{where}: pods", shown(value), "a whole number above 0"))
-    return pods
-
-
-def _entry_classes(
-    where: str, entry: Mapping[str, Any], profile: ResourceProfile, options: GpuOptions
-) -> list[PodClass]:
-    """The classes of a pod with these requests and models, parsed as a real pod."""
+        raise _invalid_entry_error(
+            *(Problem(f"{where}: {key}", "an unknown field", _EXPECTED) for key in unknown)
+        )
+    models, where_requests = entry.get("models"), f"{where}: requests"
     try:
         requests = msgspec.convert(entry.get("requests", {}), dict[str, str | int | float | None])
     except msgspec.ValidationError as error:
-        raise _invalid_entry_error(
-            Problem(f"{where}: requests", str(error), "quantities by resource")
-        ) from error
+        raise _invalid_entry_error(Problem(where_requests, str(error), "quantities by resource")) from error
     annotations = {}
-    models = entry.get("models")
     if models is not None:
         if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
             raise _invalid_entry_error(Problem(f"{where}: models", shown(models), "a list of names"))
@@ -243,16 +211,22 @@ def _entry_classes(
     pod = GpuPod(RequestingSpec((container,)), GpuPodMetadata(annotations))
     demand = demands.parse_demand(pod, profile, options)
     if demand.problem is not None:
-        raise _invalid_entry_error(
-            Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy())
-        )
+        raise _invalid_entry_error(Problem(where_requests, demand.problem.text(), demand.problem.remedy()))
     classes = list(pod_classes(demand))
     if not classes:
-        seen_there = shown(sorted(requests))
-        raise _invalid_entry_error(
-            Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}")
-        )
-    return classes
+        expected = f"some {' or '.join(profile.counts)}"
+        raise _invalid_entry_error(Problem(where_requests, shown(sorted(requests)), expected))
+    return _parse_pod_count(where, entry.get("pods", 1)), classes
+
+
+def _parse_pod_count(where: str, value: Any) -> int:
+    try:
+        pods = 0 if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError):
+        pods = 0
+    if not 0 < pods <= LARGEST:
+        raise _invalid_entry_error(Problem(f"{where}: pods", shown(value), "a whole number above 0"))
+    return pods
 
 
 def _invalid_entry_error(*problems: Problem) -> BadSettings:

@@ -105,18 +105,8 @@ AMD: Final = ResourceProfile(
     labeller="amd",
     memory="amd.com/gpumem",
 )
-GENERIC: Final = ResourceProfile(
-    prefix="nvidia.com/",
-    counts=("nvidia.com/gpu",),
-    shares=frozenset(("nvidia.com/gpu-milli", "nvidia.com/gpumem", "nvidia.com/gpucores")),
-    count_label="nvidia.com/gpu.count",
-)
-PROFILES: Final[Mapping[str, ResourceProfile]] = {
-    "intel": INTEL,
-    "nvidia": NVIDIA,
-    "amd": AMD,
-    "generic": GENERIC,
-}
+GENERIC: Final = msgspec.structs.replace(NVIDIA, labeller="", memory="")
+PROFILES: Final = {"intel": INTEL, "nvidia": NVIDIA, "amd": AMD, "generic": GENERIC}
 
 _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -132,10 +122,6 @@ def _is_resource_prefix(value: Any) -> bool:
 
 def _is_resource_name(value: Any) -> bool:
     return isinstance(value, str) and _RESOURCE.fullmatch(value) is not None
-
-
-def _is_label_key(value: Any) -> bool:
-    return isinstance(value, str) and _LABEL.fullmatch(value) is not None
 
 
 def _are_resource_names(value: Any) -> bool:
@@ -165,26 +151,29 @@ FIELDS: Final[Mapping[str, ProfileField]] = {
     "monitoring": ProfileField(_are_resource_names, "a list of resource names without the prefix"),
     "tiles": ProfileField(_is_resource_name, "a resource name without the prefix"),
     "cards": ProfileField(lambda value: value in ("labels", "count"), "labels or count"),
-    "count_label": ProfileField(_is_label_key, "the key of a node label"),
+    "count_label": ProfileField(
+        lambda value: isinstance(value, str) and _LABEL.fullmatch(value) is not None,
+        "the key of a node label",
+    ),
 }
 
 
 def load_profile(name: str) -> ResourceProfile:
     """Load a profile by its name, or that of a file. `BadSettings` names all its problems."""
-    return PROFILES[name] if name in PROFILES else parse_profile(_read_profile_document(name), name)
-
-
-def _read_profile_document(path: str) -> Any:
-    expected = f"{', '.join(PROFILES)} or a readable YAML file"
+    if name in PROFILES:
+        return PROFILES[name]
     try:
-        return safe_yaml_loader.load(Path(path).read_bytes(), path)
-    except OSError as error:
-        raise _invalid_profile_error(Problem("--gpu-profile", f"{path}: {error}", expected)) from error
-    except BadInput as error:
-        raise _invalid_profile_error(Problem("--gpu-profile", str(error), expected)) from error
+        document = safe_yaml_loader.load(Path(name).read_bytes(), name)
+    except (OSError, BadInput) as error:
+        actual = f"{name}: {error}" if isinstance(error, OSError) else str(error)
+        problem = Problem("--gpu-profile", actual, f"{', '.join(PROFILES)} or a readable YAML file")
+        raise _invalid_profile_error(problem) from error
+    return parse_profile(document, name)
 
 
-def parse_profile(document: Any, path: str) -> ResourceProfile:
+def parse_profile(  # complexity: one expression for each field
+    document: Any, path: str
+) -> ResourceProfile:
     """Parse the document of a profile; `path` appears in errors."""
     if not isinstance(document, dict):
         raise _invalid_profile_error(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
@@ -200,21 +189,17 @@ def parse_profile(document: Any, path: str) -> ResourceProfile:
     ]
     if unknown or wrong:
         raise _invalid_profile_error(*unknown, *wrong)
-    return _build_profile(document)
-
-
-def _build_profile(fields: Mapping[str, Any]) -> ResourceProfile:
-    prefix: str = fields["prefix"]
-    counts = tuple(prefix + name for name in dict.fromkeys(fields["counts"]))
-    shares = fields.get("shares")
+    prefix: str = document["prefix"]
+    counts = tuple(prefix + name for name in dict.fromkeys(document["counts"]))
+    shares = document.get("shares")
     return ResourceProfile(
         prefix=prefix,
         counts=counts,
         shares=None if shares is None else frozenset(prefix + name for name in shares),
-        monitoring=frozenset(prefix + name for name in fields.get("monitoring", ())),
-        subdevices=prefix + fields["tiles"] if "tiles" in fields else "",
-        labelled=fields.get("cards") == "labels",
-        count_label=fields.get("count_label", f"{counts[0]}.count"),
+        monitoring=frozenset(prefix + name for name in document.get("monitoring", ())),
+        subdevices=prefix + document["tiles"] if "tiles" in document else "",
+        labelled=document.get("cards") == "labels",
+        count_label=document.get("count_label", f"{counts[0]}.count"),
     )
 
 
