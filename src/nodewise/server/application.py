@@ -11,7 +11,7 @@ import http
 import io
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -110,18 +110,16 @@ def encode_response(
     return itertools.chain([head + next(rest, b"")], rest)
 
 
-def encode_connection_close_response(response: Response) -> bytes:
-    """The whole response, which announces the end of the connection: for what is refused before there is a request."""
-    body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
-    return encode_header(response, close=True) + body
-
-
 def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
     """The body in pieces of about `PIECE_BYTES`. Nothing for an empty body."""
-    pending: list[bytes] = []
+    pending: list[bytes | memoryview] = []
     size = 0
     for part in (body,) if isinstance(body, bytes) else body:
-        for piece in (part,) if len(part) <= PIECE_BYTES else _split_body_part(part):
+        pieces: Iterable[bytes | memoryview] = (part,)
+        if len(part) > PIECE_BYTES:
+            view = memoryview(part)  # a part may be a `msgspec.Raw`, which does not support slices
+            pieces = (view[start : start + PIECE_BYTES] for start in range(0, len(part), PIECE_BYTES))
+        for piece in pieces:
             pending.append(piece)
             size += len(piece)
             if size >= PIECE_BYTES:
@@ -129,12 +127,6 @@ def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
                 pending, size = [], 0
     if size:
         yield b"".join(pending)
-
-
-def _split_body_part(part: bytes) -> Iterator[bytes]:
-    view = memoryview(part)  # a part may be a `msgspec.Raw`, which does not support slices
-    for start in range(0, len(part), PIECE_BYTES):
-        yield bytes(view[start : start + PIECE_BYTES])
 
 
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
@@ -245,10 +237,14 @@ class HttpExchange:
         if self._peer.refusal is not None:
             self.response = self._peer.refusal
             return
-        self._route, self.response = self._application.route(self.head, self._peer)
+        head = self.head
+        self._route, self.response = self._application.route(head, self._peer)
         if self.response is None:
             try:
-                self._check_request_header()
+                if head.method == "POST":
+                    _check_json_content_type(head.content_type, head.content_encoding)
+                if head.content_length is not None:
+                    self._application.check_body_length("Content-Length", head.content_length)
                 self._check_body_size()
             except NodewiseError as error:
                 self._set_error_response(error)
@@ -277,13 +273,15 @@ class HttpExchange:
         """Call the handler with the complete request. An awaitable is returned where the handler returned one."""
         if self.response is not None:
             return None
+        if self._route is None:
+            raise ValueError("the exchange has not started")
         began_s = time.perf_counter()
         request = self._build_request()
         if self.head.method == "POST":  # no spans of probes
             self._span = traces.start_request_span(self.head.path, self.head.traceparent)
         try:
             with self._span.activate():
-                response = self._handler(request)
+                response = self._route.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises, the client gets a response
             self._set_response_of_exception(error)
             return None
@@ -313,12 +311,6 @@ class HttpExchange:
             self._set_response_of_exception(error)
         else:
             self._complete_response(response, began_s)
-
-    @property
-    def _handler(self) -> Handler:
-        if self._route is None:
-            raise ValueError("the exchange has not started")
-        return self._route.handler
 
     def _complete_response(self, response: Response, began_s: float) -> None:
         self._body = b""
@@ -351,27 +343,16 @@ class HttpExchange:
         body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
         return Request(head.method, head.path, query, body, head.content_type or "", peer.address, peer.local)
 
-    def _check_request_header(self) -> None:
-        head = self.head
-        if head.method == "POST":
-            _check_json_content_type(head.content_type, head.content_encoding)
-        if head.content_length is not None:
-            self._application.check_body_length("Content-Length", head.content_length)
-
     def _check_body_size(self) -> None:
         self._application.check_body_length("body", self._size)
-        concurrency_limit = self._route.concurrency_limit if self._route is not None else None
+        limit = self._route.concurrency_limit if self._route is not None else None
         size = max(self._size, self.head.content_length or 0)
-        if (
-            concurrency_limit is None
-            or self._concurrency_limit is not None
-            or size < concurrency_limit.large_bytes
-        ):
+        if limit is None or self._concurrency_limit is not None or size < limit.large_bytes:
             return
-        if concurrency_limit.under_way >= concurrency_limit.max_requests:
-            raise Unavailable(f"busy with {concurrency_limit.under_way} large requests", retry_after_s=1.0)
-        concurrency_limit.under_way += 1
-        self._concurrency_limit = concurrency_limit
+        if limit.under_way >= limit.max_requests:
+            raise Unavailable(f"busy with {limit.under_way} large requests", retry_after_s=1.0)
+        limit.under_way += 1
+        self._concurrency_limit = limit
 
 
 class Application:
@@ -450,8 +431,8 @@ def _check_json_content_type(content_type: str | None, encoding: str) -> None:
     """BadInput unless the body is JSON without compression; parameters such as charset do not matter."""
     if encoding.strip().lower() not in ("", "identity"):
         problem = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")
-        raise BadInput("the request cannot be read", [problem])
-    if content_type is None:
-        raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
-    if content_type.partition(";")[0].strip().lower() != _JSON:
-        raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])
+    elif content_type is None or content_type.partition(";")[0].strip().lower() != _JSON:
+        problem = Problem("Content-Type", "missing" if content_type is None else shown(content_type), _JSON)
+    else:
+        return
+    raise BadInput("the request cannot be read", [problem])

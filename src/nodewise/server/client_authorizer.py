@@ -137,9 +137,8 @@ class ClientAuthorizer:
     def _refuse_client(
         self, reason: str, peer: str, client: CertificateIdentity, expected: str
     ) -> Authorization:
-        self._close_reasons.record(
-            reason, peer, f"certificate of {_describe_client(client)}; expected {expected}"
-        )
+        detail = f"certificate of {_describe_client(client)}; expected {expected}"
+        self._close_reasons.record(reason, peer, detail)
         refusal = _refusal_response(client, expected)
         return Authorization(refusal, refusal)
 

@@ -25,7 +25,6 @@ from nodewise.server.application import (
     RemotePeer,
     RequestHeader,
     Response,
-    encode_connection_close_response,
     encode_response,
     refusal_response,
 )
@@ -444,21 +443,16 @@ class HttpConnection(asyncio.Protocol):
             exchange.start()
         if exchange.response is not None:
             self._write_response(exchange)
-        elif exchange is not self._receiving:
-            self._answer_complete_request(exchange)
-        elif is_new and exchange.head.expects_continue:
-            self.transport.write(_CONTINUE)
-
-    def _answer_complete_request(self, exchange: HttpExchange) -> None:
-        """Answer a request whose body is complete."""
-        pending = exchange.finish()
-        if pending is None:
+        elif exchange is self._receiving:
+            if is_new and exchange.head.expects_continue:
+                self.transport.write(_CONTINUE)
+        elif (pending := exchange.finish()) is None:
             self._write_response(exchange)
-            return
-        self._awaiting = exchange
-        task = self._loop.create_task(self._await_handler(exchange, pending))
-        self._connections.tasks.add(task)
-        task.add_done_callback(self._connections.tasks.discard)
+        else:
+            self._awaiting = exchange
+            task = self._loop.create_task(self._await_handler(exchange, pending))
+            self._connections.tasks.add(task)
+            task.add_done_callback(self._connections.tasks.discard)
 
     async def _await_handler(self, exchange: HttpExchange, pending: Awaitable[None]) -> None:
         try:
@@ -496,7 +490,6 @@ class HttpConnection(asyncio.Protocol):
         self._write_response_pieces()
 
     def _write_response_pieces(self) -> None:
-        """Write as much of the response as the client takes."""
         while self._pieces is not None and not (self._is_writing_paused or self.transport.is_closing()):
             piece = next(self._pieces, None)
             if piece is None:
@@ -506,7 +499,6 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.write(piece)
 
     def _start_next_exchange(self) -> None:
-        """Go on after a complete response."""
         self._exchanges.popleft().close(sent=True)
         if self._closes:
             self._ignores_input = True
@@ -576,7 +568,7 @@ class HttpConnection(asyncio.Protocol):
         if response is None or is_answered or is_behind or self.transport.is_closing():
             self._close()
         else:
-            self._send_last_response_and_close(encode_connection_close_response(response))
+            self._send_last_response_and_close(b"".join(encode_response(response, close=True)))
 
     def _send_last_response_and_close(self, response: bytes) -> None:
         """Write and close, without a reset that would overtake the response while the client is still sending."""

@@ -140,20 +140,14 @@ class Listener:
                 self._close_reasons.record("too_many", peer)
                 continue
             if len(self._handshakes) >= self._options.max_handshakes:
-                self._cancel_oldest_handshake()
+                # regular handshakes take milliseconds, so the oldest one is the least likely to end
+                oldest, oldest_peer = next(iter(self._handshakes.items()))
+                del self._handshakes[oldest]
+                oldest.cancel()
+                self._close_reasons.record("too_many", oldest_peer)
             task = self._loop.create_task(self._handle_new_connection(accepted, peer))
             self._handshakes[task] = peer
-            task.add_done_callback(self._forget_handshake)
-
-    def _cancel_oldest_handshake(self) -> None:
-        """Cancel the oldest handshake: regular ones take milliseconds, so it is the least likely to end."""
-        task, peer = next(iter(self._handshakes.items()))
-        self._forget_handshake(task)
-        task.cancel()
-        self._close_reasons.record("too_many", peer)
-
-    def _forget_handshake(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     def _pause_accepting(self, error: OSError) -> None:
         """Pause accepting: the socket stays readable, so the event loop would spin."""
@@ -170,9 +164,11 @@ class Listener:
             else:
                 await self._start_tls(accepted, peer, self._tls)
         except OSError as error:
-            self._close_reasons.record(
-                connection_close_reasons.close_reason_of_error(error), peer, str(error)
-            )
+            self._record_failure(error, peer)
+
+    def _record_failure(self, error: OSError, peer: str) -> None:
+        reason = connection_close_reasons.close_reason_of_error(error)
+        self._close_reasons.record(reason, peer, str(error))
 
     async def _start_tls(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
@@ -189,9 +185,7 @@ class Listener:
                     ssl_shutdown_timeout=self._options.answer_timeout_s,
                 )
             except server_tls_context.HandshakeFailed as failed:
-                self._close_reasons.record(
-                    connection_close_reasons.close_reason_of_error(failed.cause), peer, str(failed.cause)
-                )
+                self._record_failure(failed.cause, peer)
                 _send_and_shut_down(copy, failed.alert)
 
     async def _check_client_speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
@@ -344,16 +338,13 @@ class HttpServer:
             connection.close_when_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._wait_for_connections_to_end()
+                while self._connections.open or self._connections.tasks:
+                    await asyncio.sleep(_LOOK_S)
+                    for connection in list(self._connections.open):
+                        connection.abort_if_closed_idle()
         await self._abort_connections()
         self._listener = self._ticker = None
         self._metrics_registry.set("connections", 0, port=str(self.port))
-
-    async def _wait_for_connections_to_end(self) -> None:
-        while self._connections.open or self._connections.tasks:
-            await asyncio.sleep(_LOOK_S)
-            for connection in list(self._connections.open):
-                connection.abort_if_closed_idle()
 
     async def _abort_connections(self) -> None:
         for connection in list(self._connections.open):
@@ -377,14 +368,11 @@ class HttpServer:
         self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
         self._metrics_registry.set("connections", len(self._connections.open), port=str(self.port))
         self._close_connections_past_max_age(self._options.connection_age_s)
-        if self._tls is not None:
-            self._reload_changed_certificates(self._tls)
-
-    def _reload_changed_certificates(self, tls: ServerCertificates) -> None:
-        """Reload changed certificate files, and set the metric of the client certificate that expires first."""
-        change = tls.poll()
+        if self._tls is None:
+            return
+        change = self._tls.poll()
         if change.client_ca:
-            self._close_untrusted_connections(tls)
+            self._close_untrusted_connections(self._tls)
         if change.serving:
             self._close_connections_past_max_age(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]

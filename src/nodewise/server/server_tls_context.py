@@ -222,9 +222,7 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
     reached, between = [leaf], others
     for _ in range(_LONGEST):
         valid = [certificate for certificate in reached if _is_valid(certificate, now_s)]
-        if any(
-            certificate in authorities or _issuers(certificate, authorities, now_s) for certificate in valid
-        ):
+        if any(known in authorities or _issuers(known, authorities, now_s) for known in valid):
             return True
         reached = [issuer for certificate in valid for issuer in _issuers(certificate, between, now_s)]
         between = [certificate for certificate in between if certificate not in reached]
@@ -284,27 +282,22 @@ class ServerCertificates:
         requested.
         """
         self._clock = clock
-        now_s = clock.now()
         problems: list[Problem] = []
+        pair_files, bundle_files = (
+            {"cert": options.cert, "key": options.key},
+            {"client_ca": options.client_ca},
+        )
+        read_pair = certificate_files.read_certificate_and_key
+        read_bundle = certificate_files.read_trusted_certificates
         try:
-            self._pair = ReloadableFiles(
-                "serving",
-                {"cert": options.cert, "key": options.key},
-                certificate_files.read_certificate_and_key,
-                metrics_registry,
-                now_s,
-            )
+            self._pair = ReloadableFiles("serving", pair_files, read_pair, metrics_registry, clock.now())
         except BadSettings as error:
             problems.extend(error.problems)
         self._bundle: ReloadableFiles[CertificateBundle] | None = None
         try:
             if verify_clients:
                 self._bundle = ReloadableFiles(
-                    "client_ca",
-                    {"client_ca": options.client_ca},
-                    certificate_files.read_trusted_certificates,
-                    metrics_registry,
-                    now_s,
+                    "client_ca", bundle_files, read_bundle, metrics_registry, clock.now()
                 )
         except BadSettings as error:
             problems.extend(error.problems)
@@ -313,16 +306,10 @@ class ServerCertificates:
         self._use_current_files()
 
     def _use_current_files(self) -> None:
-        self._context = _context(self._pair.value, self._bundle_value())
-        self._in_use = self._pair.value, self._bundle_value()
-
-    def _bundle_value(self) -> CertificateBundle | None:
-        return self._bundle.value if self._bundle is not None else None
-
-    @property
-    def context(self) -> ServerContext:
+        bundle = self._bundle.value if self._bundle is not None else None
+        self._in_use = self._pair.value, bundle
+        self.context = _context(self._pair.value, bundle)
         """The context for the next connection."""
-        return self._context
 
     def admits(
         self,
@@ -356,7 +343,8 @@ class ServerCertificates:
         if self._bundle is not None:
             self._bundle.poll(now_s)
         pair, bundle = self._in_use
-        change = CertificateChange(self._pair.value != pair, self._bundle_value() != bundle)
+        is_new_ca = self._bundle is not None and self._bundle.value != bundle
+        change = CertificateChange(self._pair.value != pair, is_new_ca)
         if any(change):
             self._use_current_files()
         return change

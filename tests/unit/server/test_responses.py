@@ -26,7 +26,7 @@ def test_a_kind_within_a_kind_has_its_status():
 
 def test_the_words_on_the_wire():
     response = application.refusal_response(431, Problem("header", "9000 bytes", "at most 8192"))
-    assert application.encode_connection_close_response(response) == (
+    assert b"".join(application.encode_response(response, close=True)) == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
         b"content-type: application/json\r\ncontent-length: 163\r\nconnection: close\r\n\r\n"
         b'{"error":"Request Header Fields Too Large: header: 9000 bytes; expected at most 8192",'
@@ -35,9 +35,9 @@ def test_the_words_on_the_wire():
 
 
 def test_pieces_on_the_wire_are_joined():
-    assert application.encode_connection_close_response(Response(200, [b"a", b"b"], "text/plain")).endswith(
-        b"\r\n\r\nab"
-    )
+    assert b"".join(
+        application.encode_response(Response(200, [b"a", b"b"], "text/plain"), close=True)
+    ).endswith(b"\r\n\r\nab")
 
 
 def test_many_parts_go_out_in_few_pieces() -> None:
