@@ -67,6 +67,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture
+def anyio_backend() -> object:
+    """The event loop of async tests, unless a folder or a module has another one."""
+    return "asyncio"
+
+
 def estimate(item: pytest.Item) -> float:
     return CLUSTER_FILE_S if item.get_closest_marker("cluster") else 0.0
 

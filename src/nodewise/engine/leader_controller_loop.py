@@ -45,9 +45,9 @@ class LeaderLoop:
 
     def _report_step(self) -> None:
         self.notify()
-        applied = [steps.applied_at for steps in self._steps]
-        if all(at is not None for at in applied):
-            self._on_applied(min(filter(None, applied)))
+        applied = [steps.applied_at for steps in self._steps if steps.applied_at is not None]
+        if len(applied) == len(self._steps):
+            self._on_applied(min(applied))
 
     async def run(self, period_s: float) -> None:
         """Start the steps that are due after each notification, and once a period to retry failed ones.

@@ -97,51 +97,47 @@ async def learning(agent_memory: AgentMemory, state: Sum, news: int) -> None:
 
 
 class TestMemory:
-    def test_what_was_learnt_outlives_the_process(self, shared: SharedMemory) -> None:
+    async def test_what_was_learnt_outlives_the_process(self, shared: SharedMemory) -> None:
         first, second = Sum(), Sum()
-        done(steps(memory(shared, first), 1))
+        await steps(memory(shared, first), 1)
         first.news = 7
         agent_memory = memory(shared, first)
-        done(steps(agent_memory))
-        done(steps(memory(shared, second)))
+        await steps(agent_memory)
+        await steps(memory(shared, second))
         assert (first.known, second.known) == (7, 7)
 
-    def test_it_is_kept_at_the_end(self, shared: SharedMemory) -> None:
+    async def test_it_is_kept_at_the_end(self, shared: SharedMemory) -> None:
         first, second = Sum(), Sum()
         agent_memory = memory(shared, first)
 
-        async def live() -> None:
-            await agent_memory.step()
-            first.news = 3
-            await agent_memory.close()
-
-        done(live())
-        done(steps(memory(shared, second)))
+        await agent_memory.step()
+        first.news = 3
+        await agent_memory.close()
+        await steps(memory(shared, second))
         assert second.known == 3
 
-    def test_replicas_that_learn_different_things_fold_them_together(self, shared: SharedMemory) -> None:
+    async def test_replicas_that_learn_different_things_fold_them_together(
+        self, shared: SharedMemory
+    ) -> None:
         states = [Sum(), Sum()]
         memories = [memory(shared, state) for state in states]
 
-        async def live() -> None:
+        for agent_memory in memories:
+            await agent_memory.step()
+        states[0].news, states[1].news = 5, 6
+        for _ in range(2):
             for agent_memory in memories:
                 await agent_memory.step()
-            states[0].news, states[1].news = 5, 6
-            for _ in range(2):
-                for agent_memory in memories:
-                    await agent_memory.step()
-
-        done(live())
         assert [state.known for state in states] == [11, 11]
 
-    def test_where_all_see_the_same_the_leader_keeps_it(self, shared: SharedMemory) -> None:
+    async def test_where_all_see_the_same_the_leader_keeps_it(self, shared: SharedMemory) -> None:
         state, later = Sum(each=False), Sum(each=False)
-        done(learning(memory(shared, state, leads=False), state, 5))
-        done(steps(memory(shared, later)))
+        await learning(memory(shared, state, leads=False), state, 5)
+        await steps(memory(shared, later))
         assert later.known == 0
 
     @pytest.mark.parametrize(("each", "recalled"), [(True, [b"3", b"5"]), (False, [b"3"])])
-    def test_what_cannot_be_known_from_what_was_seen_is_told(
+    async def test_what_cannot_be_known_from_what_was_seen_is_told(
         self, shared: SharedMemory, *, each: bool, recalled: list[bytes]
     ) -> None:
         shared.spoil("3")
@@ -149,56 +145,49 @@ class TestMemory:
         agent_memory = memory(shared, state)
         agent_memory.subscribe(lambda agent, text: notified.append((agent, text)))
 
-        async def live() -> None:
-            await agent_memory.step()
-            state.news = 2
-            await agent_memory.step()
-            await agent_memory.step()
-
-        done(live())
+        await agent_memory.step()
+        state.news = 2
+        await agent_memory.step()
+        await agent_memory.step()
         assert notified == [("sum", text) for text in recalled]
 
     @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
-    def test_what_cannot_be_read_is_begun_anew(self, shared: SharedMemory, text: str) -> None:
+    async def test_what_cannot_be_read_is_begun_anew(self, shared: SharedMemory, text: str) -> None:
         shared.spoil(text)
         state, later = Sum(), Sum()
-        done(learning(memory(shared, state), state, 2))
-        done(steps(memory(shared, later)))
+        await learning(memory(shared, state), state, 2)
+        await steps(memory(shared, later))
         assert later.known == 2
 
     @pytest.mark.parametrize("part", ["recall", "keep"])
-    def test_a_defect_of_one_agent_costs_no_other_its_memory(self, shared: SharedMemory, part: str) -> None:
+    async def test_a_defect_of_one_agent_costs_no_other_its_memory(
+        self, shared: SharedMemory, part: str
+    ) -> None:
         shared.spoil("4")
         state, later = Sum(), Sum()
 
-        async def live() -> None:
+        with capture_logs() as lines:
             agent_memory = AgentMemory(
                 {"sum": FailingSum(part), "other": state}, shared.keeping(), lambda: True, ManualClock()
             )
             await agent_memory.step()
             state.news = 2
             await agent_memory.step()
-
-        with capture_logs() as lines:
-            done(live())
-        done(steps(AgentMemory({"other": later}, shared.keeping(), lambda: True, ManualClock()), 1))
+        await steps(AgentMemory({"other": later}, shared.keeping(), lambda: True, ManualClock()), 1)
         assert later.known == 2
         assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "sum")]
 
-    def test_one_that_would_keep_too_much_beside_others_does_not(self, shared: SharedMemory) -> None:
+    async def test_one_that_would_keep_too_much_beside_others_does_not(self, shared: SharedMemory) -> None:
         state, later = Sum(), Sum()
         large = [Large(), Large()]
 
-        async def live() -> None:
+        with capture_logs() as lines:
             states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
             agent_memory = AgentMemory(states, shared.keeping(), lambda: True, ManualClock())
             await agent_memory.step()
             state.news = 2
             await agent_memory.step()
-
-        with capture_logs() as lines:
-            done(live())
-        done(steps(memory(shared, later), 1))
+        await steps(memory(shared, later), 1)
         assert later.known == 2
         (line,) = lines
         assert line["event"] == "memory_failed"
@@ -234,47 +223,41 @@ class Large(Sum):
 
 
 class TestFile:
-    def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
+    async def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
         shared, state, later = SharedMemory("file", tmp_path), Sum(), Sum()
         shared.path.touch()
-        done(learning(memory(shared, state), state, 2))
-        done(steps(memory(shared, later), 1))
+        await learning(memory(shared, state), state, 2)
+        await steps(memory(shared, later), 1)
         assert later.known == 2
 
-    def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
+    async def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "state.json"
         path.write_text("not ours")
         state = Sum()
         agent_memory = AgentMemory({"sum": state}, FileMemoryStore(str(path)), lambda: True, ManualClock())
 
-        async def live() -> None:
-            await agent_memory.step()
-            state.news = 2
-            await steps(agent_memory)
-
-        done(live())
+        await agent_memory.step()
+        state.news = 2
+        await steps(agent_memory)
         assert path.read_text() == "not ours"
 
-    def test_an_error_names_the_option(self, tmp_path: Path) -> None:
+    async def test_an_error_names_the_option(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="--state"):
-            asyncio.run(FileMemoryStore(str(tmp_path / "no" / "where")).write(StoredMemory({"a": b"1"})))
+            await FileMemoryStore(str(tmp_path / "no" / "where")).write(StoredMemory({"a": b"1"}))
 
 
 class TestConfigMap:
-    def test_a_write_in_between_is_a_conflict(self) -> None:
+    async def test_a_write_in_between_is_a_conflict(self) -> None:
         api = FakeApi()
         keeping = ConfigMapMemoryStore(api, "nodewise")
 
-        async def race() -> None:
-            await keeping.write(StoredMemory({"a": b"1"}))
-            seen = await keeping.read()
-            await keeping.write(StoredMemory({"a": b"2"}, seen.version))
+        await keeping.write(StoredMemory({"a": b"1"}))
+        seen = await keeping.read()
+        await keeping.write(StoredMemory({"a": b"2"}, seen.version))
+        with pytest.raises(Conflict):
             await keeping.write(StoredMemory({"a": b"3"}, seen.version))
 
-        with pytest.raises(Conflict):
-            asyncio.run(race())
-
-    def test_what_others_write_beside_it_stays(self) -> None:
+    async def test_what_others_write_beside_it_stays(self) -> None:
         api = FakeApi()
         meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
         api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})
@@ -289,13 +272,13 @@ class TestConfigMap:
             await memory_keeper.step()
             return await api.get(f"/api/v1/namespaces/nodewise/configmaps/{NAME}")
 
-        config_map = msgspec.json.decode(asyncio.run(live()))
+        config_map = msgspec.json.decode(await live())
         assert (config_map["data"], config_map["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
 
-    def test_an_api_server_that_is_away_is_asked_again(self) -> None:
+    async def test_an_api_server_that_is_away_is_asked_again(self) -> None:
         shared = SharedMemory("configmap", Path())
         shared.spoil("4")
         shared.api.fail(Unavailable("the API server"))
         state = Sum()
-        done(steps(memory(shared, state)))
+        await steps(memory(shared, state))
         assert state.known == 4

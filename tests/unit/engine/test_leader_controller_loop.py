@@ -17,6 +17,11 @@ from tests.unit.kube.virtual_time import VirtualClock
 PERIOD_S = 5.0
 
 
+@pytest.fixture
+def anyio_backend() -> object:
+    return virtual_time.BACKEND
+
+
 class Steps:
     """A controller that records its steps, and how many of them run at the same time."""
 
@@ -100,110 +105,98 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), TypeError("a defect"), asyncio.CancelledError()])
-def test_a_step_that_fails_stops_no_other_and_is_tried_again(error: Exception) -> None:
+async def test_a_step_that_fails_stops_no_other_and_is_tried_again(error: Exception) -> None:
     bad, good = Steps(failing(error)), Steps()
-    virtual_time.run(LeaderProcess([bad, good]).play(6))
+    await LeaderProcess([bad, good]).play(6)
     assert good.generations == [1, 2, 3, 4, 5, 6]
     assert len(bad.generations) >= 4
     assert (bad.most, good.most) == (1, 1)
 
 
-def test_a_step_that_hangs_stops_no_other_and_is_reported_once(events: list[tuple[str, Any]]) -> None:
+async def test_a_step_that_hangs_stops_no_other_and_is_reported_once(events: list[tuple[str, Any]]) -> None:
     hanging, good = Steps(lambda number: asyncio.Event().wait()), Steps()
-    virtual_time.run(LeaderProcess([hanging, good]).play(20))
+    await LeaderProcess([hanging, good]).play(20)
     assert good.generations == list(range(1, 21))
     assert (hanging.generations, hanging.most) == ([1], 1)
     assert [(event, fields["controller"]) for event, fields in events] == [("controller_slow", "Steps")]
 
 
-def test_the_time_of_the_newest_snapshot_that_all_controllers_have_applied_is_reported() -> None:
+async def test_the_time_of_the_newest_snapshot_that_all_controllers_have_applied_is_reported() -> None:
     slow, good = Steps(lambda number: asyncio.sleep(1.5 * PERIOD_S)), Steps()
     leader = LeaderProcess([slow, good])
-    virtual_time.run(leader.play(6))
+    await leader.play(6)
     assert (slow.generations, good.generations) == ([1, 2, 4, 6], [1, 2, 3, 4, 5, 6])
     assert leader.applied[0] == 100.0
     assert sorted(set(leader.applied)) == [100.0, 200.0, 400.0]
 
 
-def test_a_controller_that_fails_keeps_the_reported_time() -> None:
+async def test_a_controller_that_fails_keeps_the_reported_time() -> None:
     bad = Steps(lambda number: failing(Refused("no right"))(number) if number > 2 else None)
     leader = LeaderProcess([bad, Steps()])
-    virtual_time.run(leader.play(6))
+    await leader.play(6)
     assert set(leader.applied) == {100.0, 200.0}
 
 
-def test_a_new_leader_reports_no_time_of_its_earlier_lead() -> None:
+async def test_a_new_leader_reports_no_time_of_its_earlier_lead() -> None:
     leader = LeaderProcess([Steps(), Steps(lambda number: asyncio.Event().wait() if number > 1 else None)])
 
-    async def main() -> None:
-        async with leader.running():
+    async with leader.running():
+        await asyncio.sleep(PERIOD_S)
+        assert set(leader.applied) == {100.0}
+        for leads in (False, True):
+            leader.elect(leads=leads)
             await asyncio.sleep(PERIOD_S)
-            assert set(leader.applied) == {100.0}
-            for leads in (False, True):
-                leader.elect(leads=leads)
-                await asyncio.sleep(PERIOD_S)
-
-    virtual_time.run(main())
     assert set(leader.applied) == {100.0}
 
 
-def test_a_step_that_takes_several_periods_does_not_overlap_and_then_takes_the_newest_view() -> None:
+async def test_a_step_that_takes_several_periods_does_not_overlap_and_then_takes_the_newest_view() -> None:
     slow = Steps(lambda number: asyncio.sleep(2.5 * PERIOD_S))
-    virtual_time.run(LeaderProcess([slow]).play(9))
+    await LeaderProcess([slow]).play(9)
     assert slow.most == 1
     assert slow.generations == [1, 3, 6, 9]
 
 
-def test_a_failed_step_is_tried_again_with_the_same_view_after_a_period() -> None:
+async def test_a_failed_step_is_tried_again_with_the_same_view_after_a_period() -> None:
     once = Steps(failing(Refused("no"), until=1))
     leader = LeaderProcess([once])
 
-    async def main() -> None:
-        async with leader.running():
-            await asyncio.sleep(3 * PERIOD_S)
-
-    virtual_time.run(main())
+    async with leader.running():
+        await asyncio.sleep(3 * PERIOD_S)
     assert once.generations == [1, 1]
 
 
-def test_a_new_leader_begins_when_the_step_of_its_earlier_lead_has_ended() -> None:
+async def test_a_new_leader_begins_when_the_step_of_its_earlier_lead_has_ended() -> None:
     slow = Steps(lambda number: asyncio.sleep(2 * PERIOD_S))
     leader = LeaderProcess([slow])
 
-    async def main() -> None:
-        async with leader.running():
-            await asyncio.sleep(1.0)
-            leader.elect(leads=False)
-            await asyncio.sleep(1.0)
-            leader.elect(leads=True)
-            await asyncio.sleep(2.0)
-            assert (slow.begun, slow.generations) == (1, [1])
-            await asyncio.sleep(2 * PERIOD_S)
-            assert (slow.begun, slow.generations) == (2, [1, 1])
-
-    virtual_time.run(main())
+    async with leader.running():
+        await asyncio.sleep(1.0)
+        leader.elect(leads=False)
+        await asyncio.sleep(1.0)
+        leader.elect(leads=True)
+        await asyncio.sleep(2.0)
+        assert (slow.begun, slow.generations) == (1, [1])
+        await asyncio.sleep(2 * PERIOD_S)
+        assert (slow.begun, slow.generations) == (2, [1, 1])
 
 
-def test_steps_end_with_the_loop_so_that_a_loop_that_is_started_again_does_not_overlap_them() -> None:
+async def test_steps_end_with_the_loop_so_that_a_loop_that_is_started_again_does_not_overlap_them() -> None:
     hanging = Steps(lambda number: asyncio.Event().wait())
     leader = LeaderProcess([hanging])
 
-    async def main() -> None:
-        task = asyncio.create_task(leader.leading.run(PERIOD_S))
+    task = asyncio.create_task(leader.leading.run(PERIOD_S))
+    await asyncio.sleep(PERIOD_S)
+    leader.defect = TypeError("a defect")
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), TypeError)
+    assert hanging.under_way == 0
+    leader.defect = None
+    async with leader.running():
         await asyncio.sleep(PERIOD_S)
-        leader.defect = TypeError("a defect")
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), TypeError)
-        assert hanging.under_way == 0
-        leader.defect = None
-        async with leader.running():
-            await asyncio.sleep(PERIOD_S)
-            assert (len(hanging.generations), hanging.most) == (2, 1)
-
-    virtual_time.run(main())
+        assert (len(hanging.generations), hanging.most) == (2, 1)
 
 
-def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_times_a_period() -> None:
+async def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_times_a_period() -> None:
     quick = Steps()
     leader = LeaderProcess([quick])
     began_s: list[float] = []
@@ -213,27 +206,24 @@ def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_times_a_pe
 
     quick.step = step  # type: ignore[method-assign]
 
-    async def main() -> None:
-        async with leader.running():
-            await asyncio.sleep(3.3)
+    async with leader.running():
+        await asyncio.sleep(3.3)
+        leader.publish()
+        await asyncio.sleep(0.7)
+        for _ in range(100):
+            await asyncio.sleep(0.01)
             leader.publish()
-            await asyncio.sleep(0.7)
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-                leader.publish()
-            await asyncio.sleep(1.0)
-
-    virtual_time.run(main())
+        await asyncio.sleep(1.0)
     assert [round(at, 2) for at in began_s] == [0.0, 3.3, 4.3, 4.8, 5.3]
 
 
 @pytest.mark.parametrize("error", [Refused("no"), TypeError("a defect")])
-def test_a_controller_that_cannot_begin_stops_no_other(error: Exception) -> None:
+async def test_a_controller_that_cannot_begin_stops_no_other(error: Exception) -> None:
     bad, good = Steps(), Steps()
 
     def begin() -> None:
         raise error
 
     bad.begin = begin  # type: ignore[method-assign]
-    virtual_time.run(LeaderProcess([bad, good]).play(3))
+    await LeaderProcess([bad, good]).play(3)
     assert (bad.generations, good.generations) == ([], [1, 2, 3])

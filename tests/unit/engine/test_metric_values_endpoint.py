@@ -114,7 +114,7 @@ def test_other_responses_are_errors(body: bytes) -> None:
         metric_values_endpoint.decode_page(body)
 
 
-def test_a_third_request_at_once_is_refused() -> None:
+async def test_a_third_request_at_once_is_refused() -> None:
     refresher = cast("Any", SimpleNamespace(snapshot=MetricsSnapshot({"heat": metric("heat")})))
     route = MetricValuesEndpoint(header(), refresher, clock.SystemClock()).route()
     request = Request("GET", route.path, {}, b"", "", "")
@@ -122,11 +122,8 @@ def test_a_third_request_at_once_is_refused() -> None:
     async def call() -> Any:
         return await cast("Any", route.handler(request))
 
-    async def call_at_once() -> list[Any]:
-        return await asyncio.gather(*(call() for _ in range(3)), return_exceptions=True)
-
-    results = asyncio.run(call_at_once())
+    results = await asyncio.gather(*(call() for _ in range(3)), return_exceptions=True)
     assert [type(result) for result in results[2:]] == [Unavailable]
     for response in results[:2]:
         assert metric_values_endpoint.decode_page(response.body).metrics == refresher.snapshot
-    assert asyncio.run(call()).status == 200
+    assert (await call()).status == 200

@@ -36,6 +36,11 @@ NO_CPU = "0/1 nodes are available: 1 Insufficient cpu."
 VICTIM = "victim"
 
 
+@pytest.fixture
+def anyio_backend() -> object:
+    return virtual_time.BACKEND
+
+
 class LabelledMetadata(msgspec.Struct, frozen=True):
     namespace: str = ""
     labels: dict[str, str] | None = None
@@ -192,7 +197,7 @@ ATTACKS: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
-def test_a_healed_pod_is_requeued_within_5_s_beside_a_hostile_namespace(
+async def test_a_healed_pod_is_requeued_within_5_s_beside_a_hostile_namespace(
     cluster: RequeueingCluster, attack: Callable[[], list[Any]]
 ) -> None:
     """The store has the attacker's pods first; each of their demands takes as long as the most expensive one."""
@@ -204,10 +209,10 @@ def test_a_healed_pod_is_requeued_within_5_s_beside_a_hostile_namespace(
             await asyncio.sleep(PERIOD_S)
             return await cluster.seconds_until_event()
 
-    assert virtual_time.run(main()) < 5.0
+    assert (await main()) < 5.0
 
 
-def test_pods_that_heal_and_sicken_all_the_time_do_not_delay_others(cluster: RequeueingCluster) -> None:
+async def test_pods_that_heal_and_sicken_all_the_time_do_not_delay_others(cluster: RequeueingCluster) -> None:
     """The attacker's pods cause events, but at most one per pause, and each serves all pods."""
     attackers = different_demands(100)
     cluster.put(*attackers, pod("web", "shop", VICTIM))
@@ -229,7 +234,7 @@ def test_pods_that_heal_and_sicken_all_the_time_do_not_delay_others(cluster: Req
             flapping.cancel()
             return asyncio.get_running_loop().time() - healed_s, events
 
-    took_s, events = virtual_time.run(main())
+    took_s, events = await main()
     assert took_s < 5.0
     assert 0 < events <= 10.0 / PAUSE_S
 
@@ -299,7 +304,7 @@ def test_a_pass_has_a_limit_which_is_logged_with_the_largest_namespace(
     assert lines == ([] if demands == 8 else [limited])
 
 
-def test_a_pod_that_was_not_reached_for_some_passes_is_requeued_when_it_is(
+async def test_a_pod_that_was_not_reached_for_some_passes_is_requeued_when_it_is(
     cluster: RequeueingCluster,
 ) -> None:
     """What is known of a pod survives passes that do not reach it."""
@@ -317,29 +322,26 @@ def test_a_pod_that_was_not_reached_for_some_passes_is_requeued_when_it_is(
                 events.append(cluster.events())
         return events
 
-    assert virtual_time.run(main()) == [1, 2, 3, 3]
+    assert (await main()) == [1, 2, 3, 3]
 
 
-def test_a_pod_that_still_waits_is_requeued_three_times(cluster: RequeueingCluster) -> None:
+async def test_a_pod_that_still_waits_is_requeued_three_times(cluster: RequeueingCluster) -> None:
     cluster.put(pod("web", "shop", VICTIM))
     cluster.agent.fitting.add(VICTIM)
 
-    async def main() -> list[float]:
-        seen, loop = [0.0], asyncio.get_running_loop()
-        async with cluster.leader():
-            while loop.time() < 6 * PERIOD_S:
-                await asyncio.sleep(0.1)
-                cluster.publish()
-                if cluster.events() >= len(seen):
-                    seen.append(loop.time())
-        return [later - earlier for earlier, later in itertools.pairwise(seen[1:])]
-
-    pauses_s = virtual_time.run(main())
+    seen, loop = [0.0], asyncio.get_running_loop()
+    async with cluster.leader():
+        while loop.time() < 6 * PERIOD_S:
+            await asyncio.sleep(0.1)
+            cluster.publish()
+            if cluster.events() >= len(seen):
+                seen.append(loop.time())
+    pauses_s = [later - earlier for earlier, later in itertools.pairwise(seen[1:])]
     assert len(pauses_s) == TRIES - 1
     assert min(pauses_s) >= PERIOD_S
 
 
-def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewise_rejected_it(
+async def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewise_rejected_it(
     cluster: RequeueingCluster,
 ) -> None:
     cluster.put(pod("first", "shop", VICTIM, NO_CPU))
@@ -355,7 +357,7 @@ def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewise_reje
                 events.append(cluster.events())
         return events
 
-    assert virtual_time.run(main()) == [0, 1]
+    assert (await main()) == [0, 1]
 
 
 NOT_WAITING: dict[str, Any] = {
@@ -381,7 +383,7 @@ def test_other_pods_are_neither_stored_nor_filtered(cluster: RequeueingCluster, 
     assert cluster.events() == 0
 
 
-def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: RequeueingCluster) -> None:
+async def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: RequeueingCluster) -> None:
     """A policy selects pods by their labels. Pods that it rejected are stored, also if their labels show nothing."""
     cluster.put(pod("stored", "shop", None), pod("web", "shop", VICTIM))
     cluster.agent.fitting.add(VICTIM)
@@ -397,7 +399,7 @@ def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: Requeuein
                 counts.append(cluster.agent.filtered[VICTIM])
         return counts
 
-    assert virtual_time.run(main()) == [0, 0, 1]
+    assert (await main()) == [0, 0, 1]
     assert len(cluster.pods.store) == 2
     assert "nodewise_pods_waiting 2" in cluster.registry.exposition().decode()
 
@@ -412,7 +414,7 @@ class CountingChain(AgentChain):
         return super().equivalence_key(pod, snapshot)
 
 
-def test_a_rejected_pod_that_no_agent_filters_any_more_is_requeued(cluster: RequeueingCluster) -> None:
+async def test_a_rejected_pod_that_no_agent_filters_any_more_is_requeued(cluster: RequeueingCluster) -> None:
     """Its policy was deleted, or only observes now. It is forgotten when kube-scheduler has another reason."""
     cluster.put(pod("web", "shop", VICTIM), pod("full", "shop", VICTIM, NO_CPU))
     known = cluster.snapshot
@@ -429,11 +431,11 @@ def test_a_rejected_pod_that_no_agent_filters_any_more_is_requeued(cluster: Requ
             await cluster.passes(1)
             return [*events, cluster.events()]
 
-    assert virtual_time.run(main()) == [0, 1, 1, 1]
+    assert (await main()) == [0, 1, 1, 1]
     assert "nodewise_pods_waiting 0" in cluster.registry.exposition().decode()
 
 
-def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) -> None:
+async def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) -> None:
     cluster.put(*(pod(name, "shop", VICTIM) for name in "abc"))
     chain = CountingChain([cluster.agent])
 
@@ -448,10 +450,10 @@ def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingCluster) ->
                 counts.append(chain.keys)
         return counts
 
-    assert virtual_time.run(main()) == [3, 0, 3]
+    assert (await main()) == [3, 0, 3]
 
 
-def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_changed(
+async def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_changed(
     cluster: RequeueingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.put(*(pod(name, namespace, VICTIM) for namespace in ("shop", "hostile") for name in "abc"))
@@ -472,28 +474,25 @@ def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_change
                 versions["hostile"] = object()
         return counts
 
-    assert virtual_time.run(main()) == [6, 3, 3]
+    assert (await main()) == [6, 3, 3]
 
 
-def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(
+async def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(
     cluster: RequeueingCluster,
 ) -> None:
     cluster.put(*different_demands(4, "shop"))
 
-    async def main() -> None:
-        async with cluster.watching():
-            await cluster.passes(1)
-            cluster.api.remove(PODS, "p0", "shop")
-            cluster.put(pod("p1", "shop", "shop-1") | {"spec": {"nodeName": "a"}})
-            cluster.put(pod("p2", "shop", "other"))
-            renewed = pod("p3", "shop", "other")
-            renewed["metadata"]["uid"] = "new"
-            cluster.put(renewed)
-            await asyncio.sleep(0.1)
-            cluster.agent.filtered.clear()
-            await cluster.passes(1)
-
-    virtual_time.run(main())
+    async with cluster.watching():
+        await cluster.passes(1)
+        cluster.api.remove(PODS, "p0", "shop")
+        cluster.put(pod("p1", "shop", "shop-1") | {"spec": {"nodeName": "a"}})
+        cluster.put(pod("p2", "shop", "other"))
+        renewed = pod("p3", "shop", "other")
+        renewed["metadata"]["uid"] = "new"
+        cluster.put(renewed)
+        await asyncio.sleep(0.1)
+        cluster.agent.filtered.clear()
+        await cluster.passes(1)
     assert cluster.agent.filtered == {"other": 1}
     assert "nodewise_pods_waiting 2" in cluster.registry.exposition().decode()
 
@@ -526,14 +525,14 @@ FAILURES: dict[str, Callable[[RequeueingCluster], None]] = {
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=list(FAILURES))
-def test_an_event_that_fails_is_tried_again_with_the_next_snapshot(
+async def test_an_event_that_fails_is_tried_again_with_the_next_snapshot(
     cluster: RequeueingCluster, failure: Callable[[RequeueingCluster], None]
 ) -> None:
     cluster.put(pod("web", "shop", VICTIM))
-    assert virtual_time.run(_steps_with(cluster, lambda: failure(cluster))) == 1
+    assert (await _steps_with(cluster, lambda: failure(cluster))) == 1
 
 
-def test_a_write_of_a_node_during_the_pass_is_the_event(cluster: RequeueingCluster) -> None:
+async def test_a_write_of_a_node_during_the_pass_is_the_event(cluster: RequeueingCluster) -> None:
     cluster.put(pod("web", "shop", VICTIM))
 
     async def main() -> int:
@@ -546,10 +545,10 @@ def test_a_write_of_a_node_during_the_pass_is_the_event(cluster: RequeueingClust
             await step
             return cluster.events()
 
-    assert virtual_time.run(main()) == 0
+    assert (await main()) == 0
 
 
-def test_a_new_leader_begins_from_nothing(cluster: RequeueingCluster) -> None:
+async def test_a_new_leader_begins_from_nothing(cluster: RequeueingCluster) -> None:
     """Another leader may have requeued pods, or not: pods that nodewise rejected and that fit are requeued."""
     cluster.put(pod("web", "shop", VICTIM), pod("batch", "shop", "batch", NO_CPU))
     cluster.agent.fitting |= {VICTIM, "batch"}
@@ -563,4 +562,4 @@ def test_a_new_leader_begins_from_nothing(cluster: RequeueingCluster) -> None:
                 events.append(cluster.events())
         return events
 
-    assert virtual_time.run(main()) == [1, 2]
+    assert (await main()) == [1, 2]

@@ -188,7 +188,7 @@ class TestRecording:
         recorded.recording.finish()
         assert "".join(capsys.readouterr()).count("No space left") == 1
 
-    def test_a_task_writes_and_ends(self) -> None:
+    async def test_a_task_writes_and_ends(self) -> None:
         async def play() -> bytes:
             recorded = RecordedExtender()
             task = asyncio.create_task(recorded.recording.run())
@@ -199,7 +199,7 @@ class TestRecording:
             await recorded.recording.close()
             return recorded.disk.contents
 
-        assert kinds(asyncio.run(play())) == ["Header", "RequestEntry", "EndEntry"]
+        assert kinds(await play()) == ["Header", "RequestEntry", "EndEntry"]
 
 
 class FullDisk(Disk):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Snapshot, StateBuilder
+from nodewise.agent import ClusterState, Inputs, MetricRequest, Snapshot, StateBuilder
 from nodewise.base.clock import ManualClock
 from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import StoreWriter
@@ -108,43 +108,37 @@ def parts() -> Parts:
 
 
 class TestPublishing:
-    def test_nothing_is_published_before_every_store_is_full(self, parts: Parts) -> None:
+    async def test_nothing_is_published_before_every_store_is_full(self, parts: Parts) -> None:
         parts.nodes.replace(named("a"))
         parts.records.replace([])
-        asyncio.run(parts.snapshot_cache.publish())
+        await parts.snapshot_cache.publish()
         assert parts.snapshot_cache.snapshot.agent_states == {}
         assert parts.snapshot_cache.waiting_for() == ["the list of things"]
 
-    def test_a_view_holds_the_slots_of_one_world(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full("heat")
-            assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"]
-            await parts.refresher.settle()
-            assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"], (
-                "the view is still older"
-            )
-            await parts.snapshot_cache.publish()
-            assert parts.snapshot_cache.waiting_for() == []
-
-        asyncio.run(play())
+    async def test_a_view_holds_the_slots_of_one_world(self, parts: Parts) -> None:
+        await parts.full("heat")
+        assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"]
+        await parts.refresher.settle()
+        assert parts.snapshot_cache.waiting_for() == ["a first answer about metric heat"], (
+            "the view is still older"
+        )
+        await parts.snapshot_cache.publish()
+        assert parts.snapshot_cache.waiting_for() == []
         snapshot = parts.snapshot_cache.snapshot
         assert (snapshot.agent_states["t"], snapshot.at, snapshot.generation) == (2, 50.0, 2)
 
-    def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
-        async def play() -> list[NodeIndex]:
-            await parts.full()
-            indices = []
-            for names in ("ab", "ab", "abc"):
-                parts.nodes.replace(named(*names))
-                await parts.snapshot_cache.publish()
-                indices.append(parts.snapshot_cache.snapshot.nodes)
-            return indices
-
-        first, second, third = asyncio.run(play())
+    async def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
+        await parts.full()
+        indices = []
+        for names in ("ab", "ab", "abc"):
+            parts.nodes.replace(named(*names))
+            await parts.snapshot_cache.publish()
+            indices.append(parts.snapshot_cache.snapshot.nodes)
+        first, second, third = indices
         assert first is second
         assert third.known == ("a", "b", "c")
 
-    def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
+    async def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
         async def play() -> Snapshot:
             await parts.full()
             before: Snapshot = parts.snapshot_cache.snapshot
@@ -152,39 +146,33 @@ class TestPublishing:
             await parts.snapshot_cache.publish()
             return before
 
-        assert asyncio.run(play()).agent_states["t"] == 2
+        assert (await play()).agent_states["t"] == 2
         assert parts.snapshot_cache.snapshot.agent_states["t"] == 3
 
-    def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
+    async def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
         reports: list[tuple[int, int, int]] = []
 
-        async def play() -> None:
-            await parts.full()
-            parts.snapshot_cache.subscribe(
-                lambda cluster_state, number: reports.append(
-                    (len(cluster_state.nodes), number, parts.counting.computed)
-                )
+        await parts.full()
+        parts.snapshot_cache.subscribe(
+            lambda cluster_state, number: reports.append(
+                (len(cluster_state.nodes), number, parts.counting.computed)
             )
-            parts.nodes.replace(named("a"))
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+        )
+        parts.nodes.replace(named("a"))
+        await parts.snapshot_cache.publish()
         assert reports == [(1, 2, 1)]
         assert parts.snapshot_cache.snapshot.generation == 2
 
-    def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
+    async def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
         """Nodes that are added during the preparation of an index are in the next cluster state, with their objects."""
 
-        async def play() -> None:
-            await parts.full()
-            parts.nodes.replace(named("a", "b", "c"))
-            publishing = asyncio.create_task(parts.snapshot_cache.publish())
-            await asyncio.sleep(0)
-            parts.nodes.replace(named("d"))
-            parts.records.apply(named("late")[0], "11")
-            await publishing
-
-        asyncio.run(play())
+        await parts.full()
+        parts.nodes.replace(named("a", "b", "c"))
+        publishing = asyncio.create_task(parts.snapshot_cache.publish())
+        await asyncio.sleep(0)
+        parts.nodes.replace(named("d"))
+        parts.records.apply(named("late")[0], "11")
+        await publishing
         cluster_state = parts.sizes.cluster_states[-1]
         assert (
             cluster_state.nodes.known
@@ -195,137 +183,116 @@ class TestPublishing:
 
 
 class TestWhatIsComputedAgain:
-    def test_a_change_of_what_an_agent_does_not_read_leaves_its_slot_alone(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full()
-            parts.records.apply(named("a", size=3)[0], "11")
-            await parts.snapshot_cache.publish()
-            parts.nodes.apply(named("a", size=4)[0])
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_a_change_of_what_an_agent_does_not_read_leaves_its_slot_alone(self, parts: Parts) -> None:
+        await parts.full()
+        parts.records.apply(named("a", size=3)[0], "11")
+        await parts.snapshot_cache.publish()
+        parts.nodes.apply(named("a", size=4)[0])
+        await parts.snapshot_cache.publish()
         assert (parts.counting.computed, parts.counting.read) == (1, 1)
         assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 4, "b": 0}}
         assert parts.snapshot_cache.snapshot.generation == 3
 
-    def test_its_own_objects_and_the_set_of_nodes_make_it_another(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full()
-            parts.things.apply(named("wind")[0])
-            await parts.snapshot_cache.publish()
-            parts.nodes.apply(named("c")[0])
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_its_own_objects_and_the_set_of_nodes_make_it_another(self, parts: Parts) -> None:
+        await parts.full()
+        parts.things.apply(named("wind")[0])
+        await parts.snapshot_cache.publish()
+        parts.nodes.apply(named("c")[0])
+        await parts.snapshot_cache.publish()
         assert parts.counting.computed == 3
         assert len(parts.sizes.cluster_states) == 2
 
-    def test_values_grow_old_by_themselves(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full()
-            for _ in range(4):
-                parts.clock.advance(PERIOD_S / 2)
-                await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_values_grow_old_by_themselves(self, parts: Parts) -> None:
+        await parts.full()
+        for _ in range(4):
+            parts.clock.advance(PERIOD_S / 2)
+            await parts.snapshot_cache.publish()
         assert parts.counting.computed == 3
         assert parts.snapshot_cache.snapshot.at == 60.0
 
-    def test_the_time_of_the_newest_snapshot_is_exported(self, parts: Parts) -> None:
-        asyncio.run(parts.full())
+    async def test_the_time_of_the_newest_snapshot_is_exported(self, parts: Parts) -> None:
+        await parts.full()
         parts.clock.advance(7)
-        asyncio.run(parts.snapshot_cache.publish())
+        await parts.snapshot_cache.publish()
         assert b"nodewise_view_timestamp_seconds 57.0" in parts.metrics_registry.exposition()
 
-    def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full("heat")
-            await parts.refresher.settle()
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
+        await parts.full("heat")
+        await parts.refresher.settle()
+        await parts.snapshot_cache.publish()
         assert (parts.counting.computed, len(parts.sizes.cluster_states)) == (2, 1)
 
 
 class TestDefects:
-    def test_one_that_cannot_say_what_it_wants_gets_what_it_had(
+    async def test_one_that_cannot_say_what_it_wants_gets_what_it_had(
         self, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asyncio.run(parts.full("heat"))
+        await parts.full("heat")
 
         def fail(_: Any) -> frozenset[MetricRequest]:
             raise ZeroDivisionError
 
         monkeypatch.setattr(parts.counting, "metric_requests", fail)
         parts.things.replace(named("cold"))
-        asyncio.run(parts.snapshot_cache.publish())
+        await parts.snapshot_cache.publish()
         assert parts.snapshot_cache.snapshot.generation == 2
         assert parts.refresher._requests == {"heat": MetricRequest("heat")}
 
-    def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
+    async def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
         def fail() -> None:
             raise ZeroDivisionError
 
         parts.sizes.meanwhile = fail
-        asyncio.run(parts.full())
+        await parts.full()
         assert parts.snapshot_cache.snapshot.agent_states == {"t": 2}
         parts.learn("x", 1, "11")
         parts.sizes.meanwhile = lambda: None
         parts.clock.advance(PERIOD_S)
-        asyncio.run(parts.snapshot_cache.publish())
+        await parts.snapshot_cache.publish()
         assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
 
 
 class TestLearning:
-    def test_an_answer_counts_at_once(self, parts: Parts) -> None:
-        asyncio.run(parts.full())
+    async def test_an_answer_counts_at_once(self, parts: Parts) -> None:
+        await parts.full()
         before = parts.snapshot_cache.snapshot
         parts.learn("x", 7, "15")
         assert parts.snapshot_cache.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
         assert parts.snapshot_cache.snapshot.generation == before.generation + 1
         assert before.agent_states["s"] == {"a": 0, "b": 0}
 
-    def test_a_publish_that_is_under_way_loses_nothing(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full()
-            parts.sizes.meanwhile = lambda: parts.learn("x", 7, "15")
-            parts.nodes.replace(named("a", "b", "c"))
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_a_publish_that_is_under_way_loses_nothing(self, parts: Parts) -> None:
+        await parts.full()
+        parts.sizes.meanwhile = lambda: parts.learn("x", 7, "15")
+        parts.nodes.replace(named("a", "b", "c"))
+        await parts.snapshot_cache.publish()
         assert parts.snapshot_cache.snapshot.agent_states == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
 
-    def test_the_worlds_after_it_have_it_until_the_watch_tells_more(self, parts: Parts) -> None:
-        async def play() -> None:
-            await parts.full()
-            parts.learn("x", 7, "15")
-            parts.records.apply(named("x", size=1)[0], "12")
-            await parts.snapshot_cache.publish()
-            assert parts.snapshot_cache.snapshot.agent_states["s"]["x"] == 7
-            parts.records.apply(named("x", size=9)[0], "16")
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+    async def test_the_worlds_after_it_have_it_until_the_watch_tells_more(self, parts: Parts) -> None:
+        await parts.full()
+        parts.learn("x", 7, "15")
+        parts.records.apply(named("x", size=1)[0], "12")
+        await parts.snapshot_cache.publish()
+        assert parts.snapshot_cache.snapshot.agent_states["s"]["x"] == 7
+        parts.records.apply(named("x", size=9)[0], "16")
+        await parts.snapshot_cache.publish()
         assert parts.snapshot_cache.snapshot.agent_states["s"]["x"] == 9
 
-    def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
+    async def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
         sizes: dict[int, dict[str, int]] = {}
 
         def tell(cluster_state: ClusterState, number: int) -> None:
             sizes[number] = {name: item.size for (_, name), item in cluster_state.objects["records"].items()}
 
-        async def play() -> None:
-            await parts.full()
-            parts.snapshot_cache.subscribe(tell)
-            parts.learn("x", 1, "15")
-            parts.sizes.meanwhile = lambda: parts.learn("y", 2, "16")
-            await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+        await parts.full()
+        parts.snapshot_cache.subscribe(tell)
+        parts.learn("x", 1, "15")
+        parts.sizes.meanwhile = lambda: parts.learn("y", 2, "16")
+        await parts.snapshot_cache.publish()
         assert sizes == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
         assert parts.snapshot_cache.snapshot.generation == 5
 
-    def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
+    async def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
         seen: list[int] = []
 
         def with_x(size: int) -> Any:
@@ -335,19 +302,16 @@ class TestLearning:
             parts.snapshot_cache.amend("key", "s", with_x(0))
             parts.snapshot_cache.withdraw_amendment("key")
 
-        async def play() -> None:
-            await parts.full()
-            parts.snapshot_cache.amend("key", "s", with_x(1))
-            for meanwhile in (lambda: None, lambda: parts.snapshot_cache.amend("key", "s", with_x(2)), undo):
-                parts.sizes.meanwhile = meanwhile
-                parts.records.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
-                await parts.snapshot_cache.publish()
-                seen.append(parts.snapshot_cache.snapshot.agent_states["s"]["x"])
-            parts.sizes.meanwhile = lambda: None
-            parts.records.remove(("", "a"), "20")
+        await parts.full()
+        parts.snapshot_cache.amend("key", "s", with_x(1))
+        for meanwhile in (lambda: None, lambda: parts.snapshot_cache.amend("key", "s", with_x(2)), undo):
+            parts.sizes.meanwhile = meanwhile
+            parts.records.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
             await parts.snapshot_cache.publish()
-
-        asyncio.run(play())
+            seen.append(parts.snapshot_cache.snapshot.agent_states["s"]["x"])
+        parts.sizes.meanwhile = lambda: None
+        parts.records.remove(("", "a"), "20")
+        await parts.snapshot_cache.publish()
         assert seen == [1, 2, 0]
         assert parts.snapshot_cache.snapshot.agent_states["s"] == {"a": 0, "b": 0}
 

@@ -36,6 +36,11 @@ from tests.unit.kube import virtual_time
 FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
 
 
+@pytest.fixture
+def anyio_backend() -> object:
+    return virtual_time.BACKEND
+
+
 def play(
     test: Callable[[LossyApi, Replica], Coroutine[Any, Any, None]],
     keep: Callable[[Any], Any] | None = None,
@@ -264,7 +269,7 @@ class TestChanged:
 
         play(test)
 
-    def test_an_exception_in_the_second_plan_is_reported_at_once(self) -> None:
+    async def test_an_exception_in_the_second_plan_is_reported_at_once(self) -> None:
         class Defect(OneDeviceAgent):
             plans = 0
 
@@ -273,38 +278,32 @@ class TestChanged:
                 assert self.plans < 2
                 return super().bind(*args)
 
-        async def main() -> None:
-            api = LossyApi()
-            api.put(NODES, {"metadata": {"name": "n1"}})
-            put_pod(api, "p")
-            meta = {
-                "name": "t-n1",
-                "namespace": OURS,
-                "labels": {ALLOCATION_RECORD_LABEL: "t"},
-                "annotations": {RESERVATIONS_ANNOTATION: "{}"},
-            }
-            async with start_replica(api, Defect()) as replica:
-                api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
-                assert "a defect of nodewise" in (await replica.bind(pod(api, "p"))).error
+        api = LossyApi()
+        api.put(NODES, {"metadata": {"name": "n1"}})
+        put_pod(api, "p")
+        meta = {
+            "name": "t-n1",
+            "namespace": OURS,
+            "labels": {ALLOCATION_RECORD_LABEL: "t"},
+            "annotations": {RESERVATIONS_ANNOTATION: "{}"},
+        }
+        async with start_replica(api, Defect()) as replica:
+            api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
+            assert "a defect of nodewise" in (await replica.bind(pod(api, "p"))).error
 
-        virtual_time.run(main())
+    async def test_the_pod_that_loses_the_last_gpu_is_refused(self) -> None:
+        api = LossyApi()
+        api.put(NODES, {"metadata": {"name": "n1"}})
+        pods = [put_pod(api, name) for name in "pq"]
+        async with (
+            start_replica(api, OneDeviceAgent("a")) as replica,
+            start_replica(api, OneDeviceAgent("a")) as other,
+        ):
+            outcomes = await asyncio.gather(replica.bind(pods[0]), other.bind(pods[1]))
+            assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
+        check_no_double_allocation(api)
 
-    def test_the_pod_that_loses_the_last_gpu_is_refused(self) -> None:
-        async def main() -> None:
-            api = LossyApi()
-            api.put(NODES, {"metadata": {"name": "n1"}})
-            pods = [put_pod(api, name) for name in "pq"]
-            async with (
-                start_replica(api, OneDeviceAgent("a")) as replica,
-                start_replica(api, OneDeviceAgent("a")) as other,
-            ):
-                outcomes = await asyncio.gather(replica.bind(pods[0]), other.bind(pods[1]))
-                assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
-            check_no_double_allocation(api)
-
-        virtual_time.run(main())
-
-    def test_a_deleted_allocation_record_is_created_again(self) -> None:
+    async def test_a_deleted_allocation_record_is_created_again(self) -> None:
         async def test(api: LossyApi, replica: Replica) -> None:
             await replica.bind(put_pod(api, "q"))
             api.before = once("replace", "leases", lambda: api.remove(LEASES, "t-n1", OURS))
@@ -314,12 +313,9 @@ class TestChanged:
         api = LossyApi()
         api.put(NODES, {"metadata": {"name": "n1"}})
 
-        async def main() -> None:
-            put_pod(api, "p")
-            async with start_replica(api) as replica:
-                await test(api, replica)
-
-        virtual_time.run(main())
+        put_pod(api, "p")
+        async with start_replica(api) as replica:
+            await test(api, replica)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
     def test_an_unreadable_allocation_record_stops_no_bind(self, text: str) -> None:
@@ -495,56 +491,50 @@ class TestLost:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("part", ["leases", "/binding"])
-def test_another_replica_binds_the_pod_of_a_killed_one(part: str, moment: str) -> None:
-    async def main() -> None:
-        api = LossyApi()
-        api.put(NODES, {"metadata": {"name": "n1"}})
-        put_pod(api, "p")
-        async with start_replica(api) as first:
-            hang = asyncio.Event()
-            reached = asyncio.Event()
+async def test_another_replica_binds_the_pod_of_a_killed_one(part: str, moment: str) -> None:
+    api = LossyApi()
+    api.put(NODES, {"metadata": {"name": "n1"}})
+    put_pod(api, "p")
+    async with start_replica(api) as first:
+        hang = asyncio.Event()
+        reached = asyncio.Event()
 
-            async def stop(verb: str, path: str, call: Any) -> Any:
-                if part in path and moment == "before":
-                    call.close()
-                answer = None if part in path and moment == "before" else await call
-                if part in path:
-                    reached.set()
-                    await hang.wait()
-                return answer
+        async def stop(verb: str, path: str, call: Any) -> Any:
+            if part in path and moment == "before":
+                call.close()
+            answer = None if part in path and moment == "before" else await call
+            if part in path:
+                reached.set()
+                await hang.wait()
+            return answer
 
-            api._respond = stop  # type: ignore[method-assign]
-            call = asyncio.create_task(first.bind(pod(api, "p")))
-            await reached.wait()
-        call.cancel()
-        del api._respond
-        async with start_replica(api) as second:
-            others = [put_pod(api, name) for name in "qrs"]
-            outcomes = await asyncio.gather(
-                *(second.bind(waiting_pod) for waiting_pod in [pod(api, "p"), *others])
-            )
-            assert outcomes[0].error == ""
-            assert sorted(outcome.result for outcome in outcomes[1:]) == ["bound", "bound", "refused"]
-        assert node_of(api, "p") == "n1"
-        check_no_double_allocation(api)
-
-    virtual_time.run(main())
+        api._respond = stop  # type: ignore[method-assign]
+        call = asyncio.create_task(first.bind(pod(api, "p")))
+        await reached.wait()
+    call.cancel()
+    del api._respond
+    async with start_replica(api) as second:
+        others = [put_pod(api, name) for name in "qrs"]
+        outcomes = await asyncio.gather(
+            *(second.bind(waiting_pod) for waiting_pod in [pod(api, "p"), *others])
+        )
+        assert outcomes[0].error == ""
+        assert sorted(outcome.result for outcome in outcomes[1:]) == ["bound", "bound", "refused"]
+    assert node_of(api, "p") == "n1"
+    check_no_double_allocation(api)
 
 
 class TestMany:
-    def test_many_binds_to_one_node_are_few_writes_of_its_record(self) -> None:
-        async def main() -> None:
-            api = LossyApi()
-            api.put(NODES, {"metadata": {"name": "n1"}})
-            devices = " ".join(map(str, range(100)))
-            pods = [put_pod(api, f"p{number}") for number in range(100)]
-            async with start_replica(api, OneDeviceAgent(devices)) as replica:
-                outcomes = await asyncio.gather(*(replica.bind(each) for each in pods))
-            assert [outcome.error for outcome in outcomes] == [""] * 100
-            assert len(api.writes("leases")) < 5
-            check_no_double_allocation(api)
-
-        virtual_time.run(main())
+    async def test_many_binds_to_one_node_are_few_writes_of_its_record(self) -> None:
+        api = LossyApi()
+        api.put(NODES, {"metadata": {"name": "n1"}})
+        devices = " ".join(map(str, range(100)))
+        pods = [put_pod(api, f"p{number}") for number in range(100)]
+        async with start_replica(api, OneDeviceAgent(devices)) as replica:
+            outcomes = await asyncio.gather(*(replica.bind(each) for each in pods))
+        assert [outcome.error for outcome in outcomes] == [""] * 100
+        assert len(api.writes("leases")) < 5
+        check_no_double_allocation(api)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_every_state_follows_from_the_objects_of_its_snapshot(self, seed: int) -> None:
@@ -577,43 +567,40 @@ class TestMany:
         play(test, seed=seed)
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_two_replicas_with_faults_never_allocate_a_gpu_twice(self, seed: int) -> None:
+    async def test_two_replicas_with_faults_never_allocate_a_gpu_twice(self, seed: int) -> None:
         """Calls are lost, and pods are changed and deleted; every reported success is a bound pod."""
 
-        async def main() -> None:
-            api = LossyApi(seed)
-            for name in ("n1", "n2"):
-                api.put(NODES, {"metadata": {"name": name}})
-            luck = api._random
-            chance = luck.choice([0.0, 0.05, 0.2])
+        api = LossyApi(seed)
+        for name in ("n1", "n2"):
+            api.put(NODES, {"metadata": {"name": name}})
+        luck = api._random
+        chance = luck.choice([0.0, 0.05, 0.2])
 
-            def trouble(verb: str, path: str) -> None:
-                if verb != "watch" and luck.random() < chance:
-                    raise lost_call()
+        def trouble(verb: str, path: str) -> None:
+            if verb != "watch" and luck.random() < chance:
+                raise lost_call()
 
-            async def come_and_go(number: int, replicas: list[Replica]) -> None:
-                await asyncio.sleep(luck.random() * 0.02)
-                name = f"p{number}"
-                made = put_pod(api, name)
-                for _ in range(3):
-                    outcome = await luck.choice(replicas).bind(made, luck.choice(["n1", "n2"]))
-                    if not outcome.error:
-                        assert node_of(api, name)
-                        return
-                    if luck.random() < 0.3:
-                        api.put(PODS, pod(api, name) | {"status": {"touched": str(luck.random())}})
+        async def come_and_go(number: int, replicas: list[Replica]) -> None:
+            await asyncio.sleep(luck.random() * 0.02)
+            name = f"p{number}"
+            made = put_pod(api, name)
+            for _ in range(3):
+                outcome = await luck.choice(replicas).bind(made, luck.choice(["n1", "n2"]))
+                if not outcome.error:
+                    assert node_of(api, name)
+                    return
+                if luck.random() < 0.3:
+                    api.put(PODS, pod(api, name) | {"status": {"touched": str(luck.random())}})
 
-            agents = [OneDeviceAgent("a b c d e f g h") for _ in range(2)]
-            async with start_replica(api, agents[0]) as replica, start_replica(api, agents[1]) as other:
-                api.before, api.after = trouble, trouble
-                await asyncio.gather(*(come_and_go(number, [replica, other]) for number in range(24)))
-                api.before = api.after = lambda verb, path: None
-                await asyncio.sleep(30)
-            check_no_double_allocation(api)
-            bound = [new for _, new in api.changes(PODS) if new and node_of(api, new["metadata"]["name"])]
-            assert bound
-
-        virtual_time.run(main())
+        agents = [OneDeviceAgent("a b c d e f g h") for _ in range(2)]
+        async with start_replica(api, agents[0]) as replica, start_replica(api, agents[1]) as other:
+            api.before, api.after = trouble, trouble
+            await asyncio.gather(*(come_and_go(number, [replica, other]) for number in range(24)))
+            api.before = api.after = lambda verb, path: None
+            await asyncio.sleep(30)
+        check_no_double_allocation(api)
+        bound = [new for _, new in api.changes(PODS) if new and node_of(api, new["metadata"]["name"])]
+        assert bound
 
 
 def test_errors_contain_the_message_of_the_server() -> None:

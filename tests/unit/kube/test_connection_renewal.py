@@ -7,8 +7,6 @@ import pytest
 
 from nodewise.kube.http_transport import RenewingTransport, drop_idle_connections, is_on_retired_connection
 
-pytestmark = pytest.mark.anyio
-
 
 class Body(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:

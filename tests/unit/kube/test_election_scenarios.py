@@ -19,6 +19,11 @@ from tests.unit.kube.virtual_time import VirtualClock
 QUICK = LeaseTimings()
 
 
+@pytest.fixture
+def anyio_backend() -> object:
+    return virtual_time.BACKEND
+
+
 class SlowApi(FakeApi):
     """A connection to an API server. A new connection costs one more round trip, also the one after a timeout."""
 
@@ -106,90 +111,75 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("round_trip_s", [0.7, 1.4, 2.0, 3.0, 4.5])
-def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(
+async def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(
     round_trip_s: float,
 ) -> None:
-    async def main() -> None:
-        election = Election(*[lambda: round_trip_s] * 2)
-        await election.run(35)
-        leaders = [name for name, elector in election.electors.items() if elector.leading]
-        assert len(leaders) == 1
-        before = len(election.changes)
-        await election.run(600)
-        assert election.changes[before:] == []
-        assert election.duration_s() == (5 if round_trip_s < 1.25 else 30)
-        election.end()
-
-    virtual_time.run(main())
+    election = Election(*[lambda: round_trip_s] * 2)
+    await election.run(35)
+    leaders = [name for name, elector in election.electors.items() if elector.leading]
+    assert len(leaders) == 1
+    before = len(election.changes)
+    await election.run(600)
+    assert election.changes[before:] == []
+    assert election.duration_s() == (5 if round_trip_s < 1.25 else 30)
+    election.end()
 
 
-def test_an_api_server_that_stalls_again_and_again_does_not_change_the_leader_each_time() -> None:
+async def test_an_api_server_that_stalls_again_and_again_does_not_change_the_leader_each_time() -> None:
     """Every 25 s all calls take 4 s for a while."""
 
     def round_trip_s() -> float:
         return 4.0 if asyncio.get_running_loop().time() % 25 > 20 else 0.05
 
-    async def main() -> None:
-        election = Election(round_trip_s, round_trip_s)
-        await election.run(60)
-        before = len(election.changes)
-        await election.run(480)
-        assert election.changes[before:] == []
-        election.end()
-
-    virtual_time.run(main())
+    election = Election(round_trip_s, round_trip_s)
+    await election.run(60)
+    before = len(election.changes)
+    await election.run(480)
+    assert election.changes[before:] == []
+    election.end()
 
 
-def test_a_quick_api_server_gets_the_short_duration_again() -> None:
+async def test_a_quick_api_server_gets_the_short_duration_again() -> None:
     slow_until_s = 100.0
 
     def round_trip_s() -> float:
         return 2.0 if asyncio.get_running_loop().time() < slow_until_s else 0.05
 
-    async def main() -> None:
-        election = Election(round_trip_s, round_trip_s)
-        await election.run(100)
-        assert election.duration_s() == SLOW_TIMINGS.duration_s
-        before = len(election.changes)
-        await election.run(300)
-        assert election.duration_s() == QUICK.duration_s
-        assert election.changes[before:] == [], "the leader leads on"
-        election.end()
-
-    virtual_time.run(main())
+    election = Election(round_trip_s, round_trip_s)
+    await election.run(100)
+    assert election.duration_s() == SLOW_TIMINGS.duration_s
+    before = len(election.changes)
+    await election.run(300)
+    assert election.duration_s() == QUICK.duration_s
+    assert election.changes[before:] == [], "the leader leads on"
+    election.end()
 
 
-def test_a_follower_near_the_api_server_waits_for_the_lease_of_a_slow_leader() -> None:
-    async def main() -> None:
-        election = Election(lambda: 2.0)
-        await election.run(60)
-        leader = election.electors["replica-0"]
-        assert leader.leading
-        election.add("near", lambda: 0.01)
-        await election.run(5)
-        election.tasks[0].cancel()
-        killed_s = election.now_s()
-        await election.run(40)
-        (began_s,) = [at_s for at_s, name, leads in election.changes if name == "near" and leads]
-        assert began_s - killed_s > SLOW_TIMINGS.duration_s - SLOW_TIMINGS.retry_s - 2 * 2.0
-        election.end()
-
-    virtual_time.run(main())
+async def test_a_follower_near_the_api_server_waits_for_the_lease_of_a_slow_leader() -> None:
+    election = Election(lambda: 2.0)
+    await election.run(60)
+    leader = election.electors["replica-0"]
+    assert leader.leading
+    election.add("near", lambda: 0.01)
+    await election.run(5)
+    election.tasks[0].cancel()
+    killed_s = election.now_s()
+    await election.run(40)
+    (began_s,) = [at_s for at_s, name, leads in election.changes if name == "near" and leads]
+    assert began_s - killed_s > SLOW_TIMINGS.duration_s - SLOW_TIMINGS.retry_s - 2 * 2.0
+    election.end()
 
 
-def test_two_replicas_of_different_hosts_with_one_identity_never_lead_at_once() -> None:
-    async def main() -> None:
-        election = Election()
-        for name in ("a", "b"):
-            election.add(name, lambda: 0.05, identity="same")
-        await election.run(60)
-        leader, other = sorted(election.electors.values(), key=lambda elector: not elector.leading)
-        assert leader.leading
-        assert not other.leading
-        assert len(election.changes) == 1
-        election.end()
-
-    virtual_time.run(main())
+async def test_two_replicas_of_different_hosts_with_one_identity_never_lead_at_once() -> None:
+    election = Election()
+    for name in ("a", "b"):
+        election.add(name, lambda: 0.05, identity="same")
+    await election.run(60)
+    leader, other = sorted(election.electors.values(), key=lambda elector: not elector.leading)
+    assert leader.leading
+    assert not other.leading
+    assert len(election.changes) == 1
+    election.end()
 
 
 def test_an_api_server_that_stops_for_a_while_is_not_slow() -> None:

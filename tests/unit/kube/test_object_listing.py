@@ -107,12 +107,12 @@ def test_an_object_that_cannot_be_read_counts_as_absent(monkeypatch: pytest.Monk
     assert events == ["object_unreadable"]
 
 
-def test_one_namespace() -> None:
+async def test_one_namespace() -> None:
     api = SmallPagesApi()
     for namespace in ("web", "db"):
         metadata = {"name": "p", "namespace": namespace}
         api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
-    store = asyncio.run(
-        reflector.list_objects(api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None)
+    store = await reflector.list_objects(
+        api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None
     )
     assert list(store.snapshot()) == [("web", "p")]

@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +30,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def compute(self, seconds: float) -> None:
         """Advance the time as a computation does that takes so long."""
         self._skipping.now_s += seconds
+
+
+BACKEND: Final = ("asyncio", {"loop_factory": VirtualLoop})
+"""Of the fixture `anyio_backend`, for async tests in virtual time."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

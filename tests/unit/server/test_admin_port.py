@@ -7,13 +7,6 @@ from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server, restrict_to_loopback
 from tests.unit.server.raw_http_client import open_client
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
 
 async def test_health_readiness_and_metrics():
     missing = ["nodes", "metric cpu_temp"]

@@ -19,13 +19,6 @@ from nodewise.server.application import (
 )
 from tests.unit.server.raw_http_client import ECHO, JSON, ParsedResponse, metric_value
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
 
 class CountedHandler:
     """The parts of a body, and how many of them the exchange has received."""

@@ -30,8 +30,6 @@ from tests.unit.server.raw_http_client import (
     send_request,
 )
 
-pytestmark = pytest.mark.anyio
-
 DEFAULT = ServeOptions().client_name
 ROUTES = (
     ECHO,

@@ -21,8 +21,6 @@ from tests.unit.server.raw_http_client import (
     wait_until,
 )
 
-pytestmark = pytest.mark.anyio
-
 SHORT = msgspec.structs.replace(
     PLAIN,
     header_timeout_s=0.08,

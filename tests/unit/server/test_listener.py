@@ -20,8 +20,6 @@ from tests.unit.server.raw_http_client import (
     wait_until,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_h24_plain_http_gets_an_explanation(tls_files):
     metrics_registry = MetricsRegistry()

@@ -31,8 +31,6 @@ from tests.unit.server.raw_http_client import (
     wait_until,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 def idle(options: ServeOptions) -> HttpServer:
     return HttpServer(Application([], MetricsRegistry(), max_body_bytes=1), options, MetricsRegistry())

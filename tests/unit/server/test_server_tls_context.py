@@ -32,8 +32,6 @@ from tests.unit.server.raw_http_client import (
     wait_until,
 )
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE_S = 60.0
 
 
