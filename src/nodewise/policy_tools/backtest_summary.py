@@ -280,7 +280,8 @@ def measure(rejected: Mask, history: History, pods: Sequence[StartedPod] | None 
     """The measures of a mask of shape (steps, nodes). Without `pods` there are none of them."""
     rejected = rejected & history.exists
     counts = rejected.sum(axis=1)
-    changes = int(_changes(rejected, history).sum())
+    # from the second time at which a node exists
+    changes = int(((rejected[1:] != rejected[:-1]) & history.exists[:-1]).sum())
     flaps = _flaps(rejected, history)
     no_eligible = np.logical_not(np.any(history.exists & ~rejected, axis=1))
     hours = len(history.times) * history.step_s / _HOUR_S
@@ -297,29 +298,19 @@ def measure(rejected: Mask, history: History, pods: Sequence[StartedPod] | None 
     )
 
 
-def _changes(rejected: Mask, history: History) -> NDArray[np.intp]:
-    """The number of changes of each node's verdict, from the second time at which the node exists."""
-    changed: Mask = (rejected[1:] != rejected[:-1]) & history.exists[:-1]
-    result: NDArray[np.intp] = changed.sum(axis=0)
-    return result
-
-
 def _flaps(rejected: Mask, history: History) -> NDArray[np.intp]:
     """The number of flaps of each node. A part of the nodes at a time, because the edges take much memory."""
-    parts = range(0, rejected.shape[1], _FLAP_NODES)
-    return np.concatenate([_flaps_of_part(rejected[:, at : at + _FLAP_NODES], history) for at in parts])
-
-
-def _flaps_of_part(rejected: Mask, history: History) -> NDArray[np.intp]:
-    padded = np.zeros((rejected.shape[1], len(rejected) + 2), np.int8)
-    padded[:, 1:-1] = rejected.T
-    edges = np.diff(padded, axis=1)
-    # in the order of nodes and times, so that the start after an end is that of the next rejection
-    starting_nodes, starts = np.nonzero(edges == 1)
-    _, ends = np.nonzero(edges == -1)
-    passed_s = (starts[1:] - ends[:-1]) * history.step_s
-    is_flap = (starting_nodes[1:] == starting_nodes[:-1]) & (passed_s <= PERIOD_S)
-    return np.bincount(starting_nodes[1:][is_flap], minlength=rejected.shape[1])
+    flaps = np.zeros(rejected.shape[1], np.intp)
+    for at in range(0, rejected.shape[1], _FLAP_NODES):
+        part = rejected[:, at : at + _FLAP_NODES].T
+        edges = np.diff(np.pad(part.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+        # in the order of nodes and times, so that the start after an end is that of the next rejection
+        starting_nodes, starts = np.nonzero(edges == 1)
+        _, ends = np.nonzero(edges == -1)
+        passed_s = (starts[1:] - ends[:-1]) * history.step_s
+        is_flap = (starting_nodes[1:] == starting_nodes[:-1]) & (passed_s <= PERIOD_S)
+        flaps[at : at + len(part)] = np.bincount(starting_nodes[1:][is_flap], minlength=len(part))
+    return flaps
 
 
 def _intervals(flags: NDArray[np.bool_], history: History) -> list[Interval]:
@@ -335,21 +326,16 @@ def _intervals(flags: NDArray[np.bool_], history: History) -> list[Interval]:
 def node_rejections(rejected: Mask, history: History, names: Sequence[str]) -> list[NodeRejections]:
     """The nodes that were ever rejected, the longest rejected first."""
     rejected = rejected & history.exists
-    flaps = _flaps(rejected, history)
-    steps = rejected.sum(axis=0)
-    order = np.argsort(-steps, kind="stable")
-    return [
-        _node_rejections(names[node], rejected[:, node], int(flaps[node]), history)
-        for node in order.tolist()
-        if steps[node]
-    ]
-
-
-def _node_rejections(name: str, rejected: NDArray[np.bool_], flaps: int, history: History) -> NodeRejections:
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], rejected, [False])).astype(np.int8)))
-    start, end = int(edges[-2]), int(edges[-1])
-    last = Interval(float(history.times[start]), float(history.times[end - 1] + history.step_s))
-    return NodeRejections(name, float(rejected.sum() * history.step_s), flaps, len(edges) // 2, last)
+    flaps, steps = _flaps(rejected, history), rejected.sum(axis=0)
+    nodes = []
+    for node in np.argsort(-steps, kind="stable").tolist():
+        if steps[node]:
+            intervals = _intervals(rejected[:, node], history)
+            rejected_s = float(steps[node] * history.step_s)
+            nodes.append(
+                NodeRejections(names[node], rejected_s, int(flaps[node]), len(intervals), intervals[-1])
+            )
+    return nodes
 
 
 def rejection_intervals(

@@ -19,13 +19,12 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import DifferingValues, Floats, NodeNames, Samples, Series, Values, ValueState
 from nodewise.policies import rule_operators
-from nodewise.policies.hysteresis import HoldTimes
 from nodewise.policies.options import MaxAges, max_age_s
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleUnusable
 from nodewise.policies.state import PolicyState
 from nodewise.policy_tools.backtest_summary import Mask, RuleArrays, RuleContext, Steps
-from nodewise.policy_tools.policy_timeline import Moment, PolicyTimeline, Response, TimelineSettings
+from nodewise.policy_tools.policy_timeline import PolicyTimeline, Response, TimelineSettings
 
 _SHARES: Final = (0.01, 0.05, 0.1)
 """The proposed thresholds are met by these shares of all values."""
@@ -90,76 +89,66 @@ def alternatives(policy: Policy, samples: Mapping[str, NodeMatrix]) -> list[Vari
     variants: list[Variant] = []
     if any(part.unusable for part in policy.avoided()):
         return variants  # it rejects every node, whatever else changes
+    has_times = policy.key.kind != "TASPolicy"
     for position, rule in enumerate(policy.avoid):
-        if len(policy.avoid) > 1:
-            rest = policy.avoid[:position] + policy.avoid[position + 1 :]
-            variants.append(Variant(position, "without it", msgspec.structs.replace(policy, avoid=rest)))
-        has_releases = policy.key.kind != "TASPolicy" and not rule.times.keep_for_s
-        for number, part in enumerate(rule.parts):
-            for change, changed in _changed_parts(part, samples, has_releases=has_releases):
-                parts = (*rule.parts[:number], changed, *rule.parts[number + 1 :])
-                text = change if len(rule.parts) == 1 else f"{part.metric} {change}"
-                variants.append(_variant(policy, position, text, msgspec.structs.replace(rule, parts=parts)))
-        if policy.key.kind != "TASPolicy":
-            for times in _other_times(rule):
-                changed_rule = msgspec.structs.replace(rule, times=times)
-                variants.append(_variant(policy, position, _times_text(rule.times, times), changed_rule))
+        before, after = policy.avoid[:position], policy.avoid[position + 1 :]
+        changes: list[tuple[str, tuple[AvoidRule, ...]]] = [("without it", ())] if before or after else []
+        changes += (
+            (text, (changed,)) for text, changed in _changed_rules(rule, samples, has_times=has_times)
+        )
+        variants += (
+            Variant(position, text, msgspec.structs.replace(policy, avoid=(*before, *rules, *after)))
+            for text, rules in changes
+        )
     return variants
 
 
-def _variant(policy: Policy, position: int, change: str, rule: AvoidRule) -> Variant:
-    rules = (*policy.avoid[:position], rule, *policy.avoid[position + 1 :])
-    return Variant(position, change, msgspec.structs.replace(policy, avoid=rules))
+def _changed_rules(
+    rule: AvoidRule, samples: Mapping[str, NodeMatrix], *, has_times: bool
+) -> Iterator[tuple[str, AvoidRule]]:
+    """The text of a change, and the changed rule. `has_times`: the kind has `for`, `keepFor` and `release`."""
+    replace = msgspec.structs.replace
+    for number, part in enumerate(rule.parts):
+        has_releases = has_times and not rule.times.keep_for_s
+        for text, changed in _changed_parts(part, samples, has_releases=has_releases):
+            parts = (*rule.parts[:number], changed, *rule.parts[number + 1 :])
+            yield text if len(rule.parts) == 1 else f"{part.metric} {text}", replace(rule, parts=parts)
+    if has_times:
+        yield from _other_times(rule)
 
 
-def _other_times(rule: AvoidRule) -> list[HoldTimes]:
+def _other_times(rule: AvoidRule) -> Iterator[tuple[str, AvoidRule]]:
     """Other values of `for`, and of `keepFor` where there is no `release`."""
-    others = [rule.times._replace(for_s=seconds) for seconds in (0.0, *_TIMES_S)]
-    if all(part.release is None for part in rule.parts):
-        others += [rule.times._replace(keep_for_s=seconds) for seconds in (0.0, _TIMES_S[-1])]
-    return [times for times in dict.fromkeys(others) if times != rule.times]
-
-
-def _times_text(before: HoldTimes, after: HoldTimes) -> str:
-    name, old, new = (
-        ("for", before.for_s, after.for_s)
-        if before.for_s != after.for_s
-        else ("keepFor", before.keep_for_s, after.keep_for_s)
-    )
-    return f"{name}: {clock.format_duration(new)}" if new else f"without {name} {clock.format_duration(old)}"
-
-
-def _other_releases(part: Comparison) -> list[int | None]:
-    """A twentieth of the target beyond it, on the side of the nodes that pass; and none."""
-    order = rule_operators.sort_direction(part.operator)
-    releases: list[int | None] = []
-    if order and part.target:
-        margin = abs(part.target) // 20
-        releases.append(part.target + (margin if order > 0 else -margin))
-    if part.release is not None:
-        releases.append(None)
-    return [release for release in releases if release != part.release]
+    has_release = any(part.release is not None for part in rule.parts)
+    for name, attribute in (("for", "for_s"), ("keepFor", "keep_for_s")):
+        old: float = getattr(rule.times, attribute)
+        others = (0.0, *_TIMES_S) if name == "for" else () if has_release else (0.0, _TIMES_S[-1])
+        for new in others:
+            if new != old:
+                text = f"{name}: {clock.format_duration(new)}"
+                text = text if new else f"without {name} {clock.format_duration(old)}"
+                times = rule.times._replace(**{attribute: new})
+                yield text, msgspec.structs.replace(rule, times=times)
 
 
 def _changed_parts(
     part: Comparison, samples: Mapping[str, NodeMatrix], *, has_releases: bool
 ) -> Iterator[tuple[str, Comparison]]:
     replace: Any = msgspec.structs.replace
-    ordered = ordered_values(samples[part.metric_request().key])
-    for target in _other_targets(part, ordered):
+    order = rule_operators.sort_direction(part.operator)
+    for target in _other_targets(part, ordered_values(samples[part.metric_request().key])):
         changed = replace(part, target=target, release=None)
         yield _condition(changed), changed
-    if has_releases:
-        for release in _other_releases(part):
-            text = "without release" if release is None else f"release: {quantity.nano_to_text(release)}"
-            yield text, replace(part, release=release)
+    if has_releases and order and part.target:
+        # a twentieth of the target beyond it, on the side of the nodes that pass
+        release = part.target + order * (abs(part.target) // 20)
+        if release != part.release:
+            yield f"release: {quantity.nano_to_text(release)}", replace(part, release=release)
+    if has_releases and part.release is not None:
+        yield "without release", replace(part, release=None)
     if not part.empty_means:
-        missing, text = (
-            ("pass", "whenMissing: Allow")
-            if part.when_missing == "reject"
-            else ("reject", "whenMissing: Reject")
-        )
-        yield text, replace(part, when_missing=missing)
+        missing, text = ("pass", "Allow") if part.when_missing == "reject" else ("reject", "Reject")
+        yield f"whenMissing: {text}", replace(part, when_missing=missing)
 
 
 def ordered_values(matrix: NodeMatrix) -> Values:
@@ -326,11 +315,19 @@ class Backtest:
         if not grid.steps:
             return
         self._times.append(grid.times)
-        self._note_values(grid, matrices)
+        for metric, matrix in matrices.items():
+            present = matrix.states == ValueState.FRESH
+            self.steps_without_values[metric] += int((~present.any(axis=1)).sum())
+            present |= matrix.differing.mask(present.shape)
+            first_at = np.where(present.any(axis=0), grid.times[np.argmax(present, axis=0)], np.inf)
+            self.first_value_at = np.minimum(self.first_value_at, first_at)
         requests = self.requests_for({key: matrix.sample_distance_s for key, matrix in matrices.items()})
         by_policy: dict[PolicyKey, list[PolicyState]] = {key: [] for key in self.records}
         for step, at in enumerate(grid.times.tolist()):
-            moment = self._advance(step, at, matrices, requests)
+            responses = {
+                key: self._response(request, at, matrices[key], step) for key, request in requests.items()
+            }
+            moment = self._timeline.advance(at, responses, self._nodes)
             for key, states in by_policy.items():
                 states.append(moment.state.policies[key])
         for key, states in by_policy.items():
@@ -359,22 +356,6 @@ class Backtest:
                 has_values &= (matrices[key].states == ValueState.FRESH).any(axis=1)
         return int(np.argmax(has_values)) if has_values.any() else grid.steps
 
-    def _note_values(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
-        for key, matrix in matrices.items():
-            present = matrix.states == ValueState.FRESH
-            self.steps_without_values[key] += int((~present.any(axis=1)).sum())
-            present |= matrix.differing.mask(present.shape)
-            first = np.where(present.any(axis=0), grid.times[np.argmax(present, axis=0)], np.inf)
-            self.first_value_at = np.minimum(self.first_value_at, first)
-
-    def _advance(
-        self, step: int, at: float, matrices: Mapping[str, NodeMatrix], requests: Mapping[str, MetricRequest]
-    ) -> Moment:
-        responses = {
-            key: self._response(request, at, matrices[key], step) for key, request in requests.items()
-        }
-        return self._timeline.advance(at, responses, self._nodes)
-
     def _response(self, request: MetricRequest, at: float, matrix: NodeMatrix, step: int) -> Response:
         """What the source would have returned at this time."""
         values, states = matrix.values[step], matrix.states[step]
@@ -392,30 +373,25 @@ class Backtest:
         measured_at = at - request.max_age_s
         measured = np.broadcast_to(measured_at, len(values))
         samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
-        distance_s = matrix.sample_distance_s
-        # also if it is not known: the times of samples show no other one
+        entries = matrix.differing.part(step, step + 1)
+        differing = {
+            self._names.names[node]: DifferingValues(lowest, highest, measured_at)
+            for node, lowest, highest in zip(
+                entries.nodes.tolist(), entries.lowest.tolist(), entries.highest.tolist(), strict=True
+            )
+        }
         return Series(
             request.key,
             SOURCE,
             at,
             samples,
             invalid,
-            self._differing_values(matrix, step, measured_at),
+            differing,
             incomplete=matrix.incomplete,
-            sample_distance_s=distance_s,
+            sample_distance_s=matrix.sample_distance_s,
+            # also if it is not known: the times of samples show no other one
             is_distance_measured=True,
         )
-
-    def _differing_values(
-        self, matrix: NodeMatrix, step: int, measured_at: float
-    ) -> dict[str, DifferingValues]:
-        entries = matrix.differing.part(step, step + 1)
-        return {
-            self._names.names[node]: DifferingValues(lowest, highest, measured_at)
-            for node, lowest, highest in zip(
-                entries.nodes.tolist(), entries.lowest.tolist(), entries.highest.tolist(), strict=True
-            )
-        }
 
     def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
         key = is_fresh.tobytes()
