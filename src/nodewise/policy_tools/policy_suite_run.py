@@ -6,7 +6,7 @@ A test is evaluated from time 0 in steps of the suite's `evaluation_interval`, a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nodewise.agent import NodeIndex, ObjectKey
+from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.engine import pod_events
@@ -91,7 +91,7 @@ class SuiteRunner:
             for expectation in expectations:
                 if observe:
                     observe(moment, expectation)
-                yield from _compare(expectation, _Outcome(test, moment, history), with_texts=with_texts)
+                yield from _compare(expectation, test, moment, history, with_texts=with_texts)
             if expectations:
                 history.events = []
 
@@ -154,63 +154,42 @@ class _TestHistory:
             self._statuses[key] = wanted
 
 
-class _Outcome:
-    """What happens at the time of an expectation."""
-
-    def __init__(self, test: PolicyTest, moment: Moment, history: _TestHistory) -> None:
-        self._test = test
-        self._moment = moment
-        self._history = history
-
-    def rejected(self, pod: ObjectKey) -> dict[str, str]:
-        return self._moment.rejection_reasons(self._test.pods[pod])
-
-    def ranks(self, pod: ObjectKey) -> dict[str, int]:
-        return self._moment.ranks(self._test.pods[pod])
-
-    def labels(self) -> Labels:
-        return self._history.labels
-
-    def suspended(self) -> frozenset[str]:
-        return frozenset(key.path for key, state in self._moment.state.policies.items() if state.suspended)
-
-    def events(self) -> list[ExpectedEvent]:
-        """The events of policies since the expectation before, and those of pods that no node takes now."""
-        events = [*self._history.events]
-        for key, pod in self._test.pods.items():
-            decision = self._moment.filter(pod)
-            if not decision.feasible().any():
-                text = pod_events.summarize_rejections(decision)
-                events.append(ExpectedEvent(f"pod {'/'.join(key)}", NO_NODE_PASSES, text))
-        return events
-
-
-def _compare(expectation: Expectation, outcome: _Outcome, *, with_texts: bool) -> Iterator[Mismatch]:
-    at = format_duration(expectation.eval_time_s) if expectation.eval_time_s else "0s"
+def _compare(
+    expectation: Expectation, test: PolicyTest, moment: Moment, history: _TestHistory, *, with_texts: bool
+) -> Iterator[Mismatch]:
+    """The parts of an expectation that are not met."""
+    differences: dict[str, list[str]] = {}
     if expectation.pod is not None:
-        of_pod = f"{at}, pod {'/'.join(expectation.pod)}"
+        pod, about = test.pods[expectation.pod], f"pod {'/'.join(expectation.pod)}, "
         if expectation.rejected is not None:
-            rejected = outcome.rejected(expectation.pod)
-            lines = _rejection_differences(expectation.rejected, rejected, with_texts=with_texts)
-            yield from _mismatch(expectation, f"{of_pod}, rejected", lines)
+            differences[f"{about}rejected"] = _rejection_differences(
+                expectation.rejected, moment.rejection_reasons(pod), with_texts=with_texts
+            )
         if expectation.ranks is not None:
-            lines = _differences(expectation.ranks, outcome.ranks(expectation.pod))
-            yield from _mismatch(expectation, f"{of_pod}, ranks", lines)
+            differences[f"{about}ranks"] = _differences(expectation.ranks, moment.ranks(pod))
     if expectation.labels is not None:
-        lines = _differences(_flatten(expectation.labels), _flatten(outcome.labels()))
-        yield from _mismatch(expectation, f"{at}, labels", lines)
+        differences["labels"] = _differences(_flatten(expectation.labels), _flatten(history.labels))
     if expectation.suspended is not None:
-        suspended = dict.fromkeys(outcome.suspended(), "suspended")
-        lines = _differences(dict.fromkeys(expectation.suspended, "suspended"), suspended)
-        yield from _mismatch(expectation, f"{at}, suspended", lines)
+        suspended = (key.path for key, state in moment.state.policies.items() if state.suspended)
+        differences["suspended"] = _differences(
+            dict.fromkeys(expectation.suspended, "suspended"), dict.fromkeys(suspended, "suspended")
+        )
     if expectation.events is not None:
-        lines = _event_differences(expectation.events, outcome.events(), with_texts=with_texts)
-        yield from _mismatch(expectation, f"{at}, events", lines)
+        events = [*history.events, *_pod_events(test, moment)]
+        differences["events"] = _event_differences(expectation.events, events, with_texts=with_texts)
+    at = format_duration(expectation.eval_time_s) if expectation.eval_time_s else "0s"
+    for about, lines in differences.items():
+        if lines:
+            yield Mismatch(expectation.line, f"{at}, {about}", tuple(lines))
 
 
-def _mismatch(expectation: Expectation, about: str, lines: Sequence[str]) -> Iterator[Mismatch]:
-    if lines:
-        yield Mismatch(expectation.line, about, tuple(lines))
+def _pod_events(test: PolicyTest, moment: Moment) -> Iterator[ExpectedEvent]:
+    """The events of pods that no node takes now."""
+    for key, pod in test.pods.items():
+        decision = moment.filter(pod)
+        if not decision.feasible().any():
+            text = pod_events.summarize_rejections(decision)
+            yield ExpectedEvent(f"pod {'/'.join(key)}", NO_NODE_PASSES, text)
 
 
 def _flatten(labels: Labels) -> dict[str, str]:

@@ -13,12 +13,11 @@ import msgspec
 from nodewise.base import clock, quantity
 from nodewise.base.errors import Problem, shown
 from nodewise.policies import placement_policy_parser, rule_operators, taspolicy_parser
-from nodewise.policies.placement_policy import Comparison, LabelRule, Policy, PolicyKey
-from nodewise.policies.placement_policy_fields import API_VERSION, MAX_QUANTITY
+from nodewise.policies.placement_policy import Comparison, Policy
+from nodewise.policies.placement_policy_fields import API_VERSION, MAX_LABEL_VALUE, MAX_QUANTITY
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL, SYSTEM_NAMESPACE
 
-_MAX_LABEL_VALUE: Final = 63
 _MAX_NAME: Final = 253
 _INT64_LIMIT: Final = 2**63
 _NS: Final = 10**9
@@ -67,9 +66,15 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
     namespaced, cluster = _convert_rules_about_pods(policy, when_missing, comments)
     if node_labels := list(_convert_label_rules(policy, comments)):
         cluster["nodeLabels"] = node_labels
-    comments += _comments_about_problems(policy, comments)
+    # problems that no comment names yet, such as a label that is left out
+    text = "\n".join(comments)
+    comments += (
+        f"Left out, because it has no effect: {problem}"
+        for problem in policy.problems
+        if str(problem) not in text and f"{problem.field.rpartition('.')[0]} is left out" not in text
+    )
     pods = {"podSelector": {"matchLabels": {POLICY_LABEL: policy.name}}}
-    can_be_named = len(policy.name) <= _MAX_LABEL_VALUE
+    can_be_named = len(policy.name) <= MAX_LABEL_VALUE
     if namespaced:
         namespaced = pods | namespaced
     if can_be_named and cluster and (not namespaced or cluster.keys() != {"nodeLabels"}):
@@ -77,17 +82,8 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
     for spec, is_cluster in ((namespaced, False), (cluster, True)):
         if spec:
             own = (*_kind_comments(policy, spec, is_cluster=is_cluster), *comments)
-            yield ConvertedPolicy(_document(policy.key, spec, is_cluster=is_cluster), own)
+            yield ConvertedPolicy(_document(policy, spec, is_cluster=is_cluster), own)
             comments = []
-
-
-def _comments_about_problems(policy: Policy, comments: Sequence[str]) -> Iterator[str]:
-    """The problems of the TASPolicy that no comment names yet, such as a label that is left out."""
-    text = "\n".join(comments)
-    for problem in policy.problems:
-        rule = problem.field.rpartition(".")[0]
-        if str(problem) not in text and f"{rule} is left out" not in text:
-            yield f"Left out, because it has no effect: {problem}"
 
 
 def _convert_rules_about_pods(
@@ -97,24 +93,22 @@ def _convert_rules_about_pods(
     namespaced: Document = {}
     cluster: Document = {}
     for rule in policy.avoid:
-        parts = [_rule_fields(part) | _missing_field(part, when_missing) for part in rule.parts]
+        parts = [_avoid_fields(part, when_missing) for part in rule.parts]
         rules = cluster if any(part.query for part in rule.parts) else namespaced
         rules.setdefault("avoid", []).append(parts[0] if len(parts) == 1 else {"all": parts})
     for preference in _convert_preference(policy, comments):
         (cluster if "query" in preference else namespaced)["prefer"] = [preference]
-    if (namespaced or cluster) and len(policy.name) > _MAX_LABEL_VALUE:
+    if (namespaced or cluster) and len(policy.name) > MAX_LABEL_VALUE:
         comments.append("No pod can name the TASPolicy, so its rules about pods are left out.")
         return {}, {}
     return namespaced, cluster
 
 
-def _document(key: PolicyKey, spec: Document, *, is_cluster: bool) -> Document:
+def _document(policy: Policy, spec: Document, *, is_cluster: bool) -> Document:
     """The object. A namespace has no dot, so the names of all ClusterPlacementPolicies differ."""
-    metadata = (
-        {"name": f"{key.namespace}.{key.name}"}
-        if is_cluster
-        else {"name": key.name, "namespace": key.namespace}
-    )
+    metadata = {"name": policy.name, "namespace": policy.namespace}
+    if is_cluster:
+        metadata = {"name": f"{policy.namespace}.{policy.name}"}
     kind = "ClusterPlacementPolicy" if is_cluster else "PlacementPolicy"
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -151,8 +145,7 @@ def _convert_preference(policy: Policy, comments: list[str]) -> Iterator[Documen
                 f"{place}[0] is left out: its operator defines no order. It preferred all nodes with a value alike."
             )
         else:
-            fields = _source_fields(preference.source) | {"order": "Ascending" if order > 0 else "Descending"}
-            yield fields | _age_field(preference.source)
+            yield _source_fields(preference.source, order="Ascending" if order > 0 else "Descending")
 
 
 def _convert_label_rules(policy: Policy, comments: list[str]) -> Iterator[Document]:
@@ -167,36 +160,30 @@ def _convert_label_rules(policy: Policy, comments: list[str]) -> Iterator[Docume
             why = unusable or "it has no labels"
             comments.append(f"A rule for node labels is left out, it has no effect: {why}")
             continue
-        yield from _label_rules_by_part(rule)
+        fields = [_rule_fields(part) for part in rule.parts]
+        for number, labels in enumerate(rule.labels):
+            if labels:
+                parts = [fields[number], *fields[:number], *fields[number + 1 :]]
+                # the first of several values of a label applies
+                yield (parts[0] if len(parts) == 1 else {"all": parts}) | {"labels": dict(reversed(labels))}
 
 
-def _label_rules_by_part(rule: LabelRule) -> Iterator[Document]:
-    fields = [_rule_fields(part) for part in rule.parts]
-    for number, labels in enumerate(rule.labels):
-        if labels:
-            parts = [fields[number], *fields[:number], *fields[number + 1 :]]
-            # the first of several values of a label applies
-            yield (parts[0] if len(parts) == 1 else {"all": parts}) | {"labels": dict(reversed(labels))}
-
-
-def _source_fields(part: Comparison) -> Document:
+def _source_fields(part: Comparison, **more: Any) -> Document:
     source = {"query": part.query} if part.query else {"metric": part.metric}
-    return source | ({"aggregate": part.aggregate} if part.aggregate else {})
+    aggregate = {"aggregate": part.aggregate} if part.aggregate else {}
+    age = {} if part.max_age_s is None else {"maxAge": format_age(part.max_age_s)}
+    return source | aggregate | more | age
 
 
 def _rule_fields(part: Comparison) -> Document:
     """The fields of a comparison, without `whenMissing`."""
-    healthy = {"emptyMeans": "Healthy"} if part.empty_means else {}
-    return _source_fields(part) | {part.operator: format_target(part.target)} | _age_field(part) | healthy
+    fields = _source_fields(part, **{part.operator: format_target(part.target)})
+    return fields | ({"emptyMeans": "Healthy"} if part.empty_means else {})
 
 
-def _missing_field(part: Comparison, when_missing: str) -> Document:
-    """`whenMissing`, if it is not the default of the new kinds."""
-    return {"whenMissing": "Reject"} if (part.when_missing or when_missing) == "reject" else {}
-
-
-def _age_field(part: Comparison) -> Document:
-    return {} if part.max_age_s is None else {"maxAge": format_age(part.max_age_s)}
+def _avoid_fields(part: Comparison, when_missing: str) -> Document:
+    rejects = (part.when_missing or when_missing) == "reject"
+    return _rule_fields(part) | ({"whenMissing": "Reject"} if rejects else {})
 
 
 def format_target(nano: int) -> int | str:
