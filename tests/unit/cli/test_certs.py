@@ -95,7 +95,7 @@ def test_files_are_made_once_and_kept(tmp_path: Path) -> None:
     assert run_check("--host", folder)[0] == 0
 
 
-def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Path) -> None:
+def test_renewal_announces_first_and_switches_with_restarted(tmp_path: Path) -> None:
     run("--host", tmp_path)
     first = serial(tmp_path)
     completed = run("--host", tmp_path, "--renew")
@@ -112,7 +112,7 @@ def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Pat
     assert run_check("--host", tmp_path)[0] == 0
 
 
-def test_a_check_changes_nothing_and_says_what_is_due(tmp_path: Path) -> None:
+def test_check_changes_nothing_and_prints_the_due_step(tmp_path: Path) -> None:
     code, output = run_check("--host", tmp_path / "none")
     assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     assert not (tmp_path / "none").exists()
@@ -184,7 +184,7 @@ def test_two_runs_at_once_make_one_set(tmp_path: Path) -> None:
     assert len(keys_below(folder)) == 2
 
 
-def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path) -> None:
+def test_unreadable_certificates_are_replaced_with_instructions(tmp_path: Path) -> None:
     run("--host", tmp_path, "--lifetime", "1m")
     before = certificate_folder.read_certificates(tmp_path).certificates
     over = before._replace(
@@ -303,12 +303,12 @@ def test_files_keep_the_owner_that_somebody_gave_them(tmp_path: Path) -> None:
         (["--lifetime", "1s"], "--lifetime"),
     ],
 )
-def test_flags_that_contradict_each_other_are_told(arguments: list[str], words: str) -> None:
+def test_contradictory_flags_are_refused(arguments: list[str], words: str) -> None:
     with pytest.raises(BadSettings, match=words):
         run(*arguments)
 
 
-def test_the_unit_is_one_that_systemd_takes_and_does_what_was_asked(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     folder.mkdir()
     program = Path(sys.executable).parent / "nodewise"

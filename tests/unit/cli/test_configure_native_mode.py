@@ -114,7 +114,7 @@ def test_an_unknown_version_is_a_note() -> None:
         ("--prometheus-url=prometheus:9090", "an address such as http://prometheus.monitoring:9090"),
     ],
 )
-def test_what_native_mode_does_not_have_is_refused(flag: str, message: str) -> None:
+def test_options_without_meaning_in_native_mode_are_refused(flag: str, message: str) -> None:
     done = CliRunner().invoke(command, ["--mode=native", flag])
     assert isinstance(done.exception, BadSettings)
     assert message in str(done.exception)

@@ -23,7 +23,7 @@ def render(*arguments: str) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(completed.stdout), completed.stderr
 
 
-def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
+def test_verbs_of_an_entry_are_those_of_its_agents() -> None:
     config, output = render(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
     verbs = [{key for key in entry if key.endswith("Verb")} for entry in config["extenders"]]
     assert verbs == [
@@ -35,7 +35,7 @@ def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
     assert output.startswith("nodewise: the filter of safe is not called")
 
 
-def test_what_an_agent_filters_follows_from_its_options() -> None:
+def test_filtered_resources_follow_from_options_of_the_agent() -> None:
     for options in ([], ["--when-missing=reject"]):
         config, _ = render(LOCAL, "--agents=congestion", "--filter-all-pods", *options)
         assert ("filterVerb" in config["extenders"][0]) == bool(options)
@@ -71,7 +71,7 @@ def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
         render(LOCAL, "--one-entry-per-agent", "--agents=safe", f"--weights={weights}")
 
 
-def test_what_ships_for_a_pod_of_scheduler_and_extender_is_what_is_printed(tmp_path: Any) -> None:
+def test_shipped_configuration_equals_the_printed_one(tmp_path: Any) -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/scoring.yaml").read_text())
     data = next(document["data"] for document in documents if document["kind"] == "ConfigMap")
     file = tmp_path / "nodewise.yaml"

@@ -57,7 +57,7 @@ def test_a_failure_in_the_replica_is_reported_with_its_cause(replica: Replica) -
     assert why in done.stderr
 
 
-def test_without_a_replica_the_user_is_told_whose_settings_apply(replica: Replica) -> None:
+def test_without_a_replica_a_message_names_the_settings_that_apply(replica: Replica) -> None:
     done = replica.run("-o", "json")
     assert (
         "are those of this command, not of a running nodewise: no replica of nodewise answers" in done.stderr

@@ -20,11 +20,9 @@ def printed_error(capsys: pytest.CaptureFixture[str], text: str) -> str:
         pytest.param("no\u202eyes\x9b", r"no\u202eyes\x9b", id="nor is writing turned round"),
     ],
 )
-def test_an_error_is_one_line_that_a_terminal_only_shows(
-    capsys: pytest.CaptureFixture[str], message: str, line: str
-) -> None:
+def test_error_is_one_printable_line(capsys: pytest.CaptureFixture[str], message: str, line: str) -> None:
     assert printed_error(capsys, message) == f"nodewise: {line}\n"
 
 
-def test_an_endless_error_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_error_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(printed_error(capsys, "x" * 1_000_000)) < 20_000

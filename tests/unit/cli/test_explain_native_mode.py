@@ -158,7 +158,7 @@ def test_a_gate_is_explained_by_policies_that_are_not_active(capsys: pytest.Capt
         ([("Ready", "True", "every rule applies")], ""),
     ],
 )
-def test_what_the_status_of_a_policy_says(
+def test_problem_in_the_status_of_a_policy_is_a_warning(
     conditions: list[tuple[str, str, str]], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cool = policy("cool")

@@ -65,7 +65,7 @@ def gpu_decision(*texts: str, codes: str) -> Decision:
     return of(("gpu", Verdict(rejected, (StaticReason("will not fit: too little memory"),), details=details)))
 
 
-def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_details_and_missing_memory_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = gpu_decision("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
     bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), description="train: card1")
     assert printed_lines(capsys, create_explanation(filtered, None, None, bound))[3:] == [
@@ -82,7 +82,7 @@ def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_lists_the_nodes_closest_to_passing(capsys: pytest.CaptureFixture[str]) -> None:
     (agent, verdict), *_ = gpu_decision(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
     assert verdict.details is not None
     far = StaticDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
@@ -144,7 +144,7 @@ def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> No
 MANY = decision(heat=" ".join(str(60 + number) for number in range(50)))
 
 
-def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_nodes_are_grouped_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
     output = printed_lines(capsys, create_explanation(MANY, scored({"n1": 10})))
     assert output[3].split() == ["NODES", "VERDICT", "BEST,", "OR", "CLOSEST", "TO", "PASSING"]
     assert output[4].startswith("21     pass ")
@@ -159,12 +159,12 @@ def test_many_nodes_are_told_in_groups(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
-def test_all_nodes_are_told_when_asked(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_nodes_flag_lists_all_nodes(capsys: pytest.CaptureFixture[str], form: str) -> None:
     output = printed_lines(capsys, create_explanation(MANY), form, nodes=True)
     assert sum(line.startswith("n") for line in output) == 50
 
 
-def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_output_lists_the_best_and_the_closest_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     output = printed_lines(capsys, create_explanation(MANY), "wide")
     names = [line.split()[0] for line in output if line.startswith("n")]
     assert names == [f"n{number}" for number in (*range(1, 11), *range(22, 32))]
@@ -180,7 +180,7 @@ def failed_decision() -> Decision:
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
-def test_what_is_no_nodes_fault_is_told_once(capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_failure_of_all_nodes_is_one_line(capsys: pytest.CaptureFixture[str], form: str) -> None:
     output = printed_lines(capsys, create_explanation(failed_decision()), form)
     assert output[0] == "d/p waits: none of the 3 nodes asked about passes"
     assert output[4].startswith("3      nodewise: policy d/pol does not exist")
@@ -241,7 +241,7 @@ def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_pod_that_does_not_exist_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_pod_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     missing = PodReadResult(None, gone=True, missing='pod d/pp does not exist; did you mean "p"?')
     assert printed_lines(capsys, PodExplanation("d/pp", missing, (), None, 0.0)) == [
         'pod d/pp does not exist; did you mean "p"?',
@@ -382,7 +382,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("attempt", "expected"), ENDINGS)
-def test_what_would_have_changed_it(
+def test_changes_that_let_more_nodes_pass(
     capsys: pytest.CaptureFixture[str], attempt: Decision, expected: list[str]
 ) -> None:
     output = printed_lines(capsys, create_explanation(attempt))
@@ -396,7 +396,7 @@ def test_pods_that_could_be_evicted(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_the_document_says_the_same() -> None:
+def test_document_of_an_attempt() -> None:
     document = explanations.explanation_document(
         create_explanation(decision(heat="81.5 70"), scored({"n2": 10}))
     )
@@ -430,7 +430,7 @@ def test_the_document_lists_nodes_where_evictions_do_not_help() -> None:
     }
 
 
-def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_and_numbers_of_scores_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     filtered = of(
         (
             "a",

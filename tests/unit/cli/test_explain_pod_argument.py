@@ -32,7 +32,7 @@ def test_forms(text: str, option: str, expected: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["deployment", "deployments", "deploy", "rs", "StatefulSet", "ds", "job"])
-def test_an_owner_of_pods_is_told_from_a_namespace(kind: str) -> None:
+def test_owner_of_pods_is_no_namespace(kind: str) -> None:
     with pytest.raises(BadSettings, match=f"POD: '{kind}/web'; expected a pod") as raised:
         parse_pod_argument(f"{kind}/web", "shop")
     assert f"kubectl describe {kind}/web shows its selector" in str(raised.value)

@@ -82,7 +82,7 @@ def test_pods_that_no_selector_selects() -> None:
     assert names(api_with(cool), own_namespace="web") == []
 
 
-def test_a_policy_beyond_the_limit_says_so() -> None:
+def test_policy_beyond_the_limit_is_not_enforced() -> None:
     many = [policy(f"p{n:02}", "web", podSelector=ALL) for n in range(51)]
     *enforced, late = read(api_with(*many)).policies
     assert not any(policy.not_enforced for policy in enforced)

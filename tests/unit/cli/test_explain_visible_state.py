@@ -99,7 +99,7 @@ def test_events_and_the_status_of_policies_explain_the_pod(kubeconfig: str) -> N
     ]
 
 
-def test_what_is_not_visible_is_named_with_the_right(kubeconfig: str) -> None:
+def test_missing_rights_are_named_with_the_hidden_data(kubeconfig: str) -> None:
     lines = run("explain", "web/waits", kubeconfig).stdout.splitlines()
     hidden = lines[lines.index("Not visible to you:") + 1 :]
     assert len(hidden) == 2
@@ -128,7 +128,7 @@ def test_a_pod_of_another_namespace_is_refused(kubeconfig: str) -> None:
     assert "a secret" not in done.stderr
 
 
-def test_a_pod_that_does_not_exist_is_said_once(kubeconfig: str) -> None:
+def test_missing_pod_is_named_once(kubeconfig: str) -> None:
     done = run("explain", "web/wait", kubeconfig)
     assert done.returncode == 3
     missing, event, *hidden = done.stdout.splitlines()

@@ -53,7 +53,7 @@ def test_no_line_is_longer_than_a_terminal(typed: str) -> None:
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
-def test_it_begins_with_what_the_command_does_in_a_sentence(typed: str) -> None:
+def test_help_begins_with_a_sentence(typed: str) -> None:
     assert re.fullmatch(r"[A-Z][^.]+\.", summary(COMMANDS[typed]))
 
 
@@ -76,7 +76,7 @@ def test_it_has_the_exit_codes(typed: str) -> None:
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
-def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: str) -> None:
+def test_each_option_has_a_meaning_and_a_form(typed: str) -> None:
     context = click.Context(COMMANDS[typed], info_name=typed)
     silent = [option.opts for option in options(typed) if not help_and_default(option, context)[0]]
     formless = [
@@ -146,7 +146,7 @@ def test_an_unknown_command_suggests_the_closest(words: str, closest: str) -> No
     assert f"Did you mean '{closest}'?" in done.output
 
 
-def test_a_hundred_options_stand_below_what_they_are_about() -> None:
+def test_options_are_grouped_by_heading() -> None:
     text = help_text("nodewise extender", "--help-all")
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
     assert "Options" in titles

@@ -210,13 +210,13 @@ def test_command_lines_of_cmk(arguments: list[str], ours: list[str]) -> None:
         (["reconcile", "--publish=no"], "--publish: the value 'no'; expected none"),
     ],
 )
-def test_what_docopt_does_not_understand(arguments: list[str], message: str) -> None:
+def test_command_lines_that_docopt_rejects(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSettings) as caught:
         older_program_flags.translate_cmk_command_line(arguments)
     assert message in str(caught.value)
 
 
-def test_what_has_no_meaning_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_option_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     older_program_flags.translate_cmk_command_line(["install", "--conf-dir=/etc/cmk"])
     logs.configure("warning")
     assert "option=--conf-dir" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_a_history_that_cannot_be_used_is_an_error(
     assert message in str(result.exception)
 
 
-def test_what_the_history_lacks_is_noted(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_of_the_history_are_noted(run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = prometheus(
         a=lambda at: None if minutes_ago(at) > 40 or 10 <= minutes_ago(at) < 15 else "60", gone=hot(30, 20)
     )

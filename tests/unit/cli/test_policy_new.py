@@ -104,7 +104,7 @@ def test_without_a_terminal_it_names_the_flags(folder: str) -> None:
     assert "--above: none; expected a threshold (or --below), for example --above 1" in message
 
 
-def test_a_misspelt_metric_is_told_with_similar_ones(folder: str) -> None:
+def test_misspelt_metric_suggests_similar_ones(folder: str) -> None:
     message = error(new(folder, "--metric=disk_error", "--above=0"))
     assert "expected a metric of nodes, such as disk_errors" in message
 

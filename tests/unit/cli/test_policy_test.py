@@ -63,7 +63,7 @@ def test_junit(suite: Path) -> None:
     assert "- b: rejected" in (failure.text or "")
 
 
-def test_coverage_lists_what_no_test_reaches(suite: Path) -> None:
+def test_coverage_lists_unreached_branches(suite: Path) -> None:
     lines = run(suite, "--coverage").stdout.splitlines()
     assert f"{suite}:9: web/cool: policies[0].spec.avoid[0]: no node is without a value" not in lines
     assert lines[3:] == [

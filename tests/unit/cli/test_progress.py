@@ -8,13 +8,13 @@ from nodewise.cli import terminal_output
 from nodewise.cli.terminal_output import Progress
 
 
-def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_not_written_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as running:
         running.say("reading")
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_is_told_nothing_of_what_is_quick(
+def test_progress_of_a_quick_step_is_not_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -23,7 +23,7 @@ def test_a_terminal_is_told_nothing_of_what_is_quick(
     assert "reading" not in capsys.readouterr().err
 
 
-def test_a_terminal_is_told_of_what_takes_long(
+def test_progress_of_a_slow_step_is_shown_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -36,7 +36,7 @@ def test_a_terminal_is_told_of_what_takes_long(
     assert output.out == ""
 
 
-def test_what_is_asked_may_be_called_anything(
+def test_progress_shows_markup_and_control_characters_as_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -67,7 +67,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert parse_options(file=file).how == "badly"
 
 
-def test_what_a_kubelet_says_of_a_service_is_no_setting() -> None:
+def test_service_variables_of_the_kubelet_are_ignored() -> None:
     assert parse_options(NODEWISE_PORT="tcp://10.96.0.7:443").port == 9001
     assert parse_options(NODEWISE_PORT="9002").port == 9002
 
@@ -194,7 +194,7 @@ def parse_agent_options(
     return seen
 
 
-def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
+def test_setting_of_several_agents_is_one_option(tmp_path: Path) -> None:
     every = options_from_settings.click_parameters(ExampleOptions, kinds=KINDS)
     assert len({setting.name for setting in every}) == len(every)
     [option] = [setting for setting in every if setting.name == "when_missing"]
@@ -275,15 +275,13 @@ BAD_SECTIONS = {
 
 
 @pytest.mark.parametrize(("file", "message"), BAD_SECTIONS.values(), ids=BAD_SECTIONS)
-def test_a_section_that_cannot_be_used_is_told_with_its_place(
-    file: str, message: str, tmp_path: Path
-) -> None:
+def test_invalid_section_is_reported_with_its_place(file: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as refused:
         parse_agent_options(file=file, tmp_path=tmp_path)
     assert message in str(refused.value)
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as refused:
         parse_agent_options(file="first: {a: 1, b: 2}\nc: 3\n", tmp_path=tmp_path)
     assert len(refused.value.problems) == 3

@@ -14,7 +14,7 @@ def printed_table(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_pipe_gets_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed_table(capsys) == ["NAME  WHY", "a     " + ("word " * 10).strip(), "bb    x"]
 
 
@@ -28,6 +28,6 @@ def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
     assert len(lines) > 3
 
 
-def test_markup_and_braces_are_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_tables_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     tables.print_table(("A", "B"), [("[bold]", "{x} [/]")])
     assert capsys.readouterr().out.splitlines()[1] == "[bold]  {x} [/]"

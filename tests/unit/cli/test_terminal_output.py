@@ -55,14 +55,16 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("show", OUTPUTS.values(), ids=OUTPUTS)
-def test_words_of_others_are_shown(capsys: pytest.CaptureFixture[str], show: Callable[[str], object]) -> None:
+def test_control_characters_are_escaped(
+    capsys: pytest.CaptureFixture[str], show: Callable[[str], object]
+) -> None:
     show(EVIL)
     printed = "".join(capsys.readouterr())
     assert SHOWN in printed
     assert all(line.isprintable() for line in printed.split("\n"))
 
 
-def test_a_field_of_a_policy_may_be_called_anything(tmp_path: Path) -> None:
+def test_control_characters_in_fields_of_policies_are_escaped(tmp_path: Path) -> None:
     rule = {"metricname": "m", "operator": "LessThan", "target": 1, EVIL: 1}
     (tmp_path / "policy.yaml").write_text(
         yaml.safe_dump(
