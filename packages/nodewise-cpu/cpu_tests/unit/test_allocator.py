@@ -35,15 +35,6 @@ def test_lists_of_preferred_cpus_come_first() -> None:
     assert texts(allocate(AllocationRequest("exclusive", 1, prefer={9, 17}))) == ["9,17"]
 
 
-def test_a_numa_node_holds_exclusive_lists_and_touches_shared_ones() -> None:
-    node = {5, 13, 6, 14, 3}
-    assert texts(allocate(AllocationRequest("exclusive", 2, numa_cpus=node))) == ["5,13", "6,14"]
-    assert texts(allocate(AllocationRequest("shared", numa_cpus=node))) == ["3,11"]
-    assert texts(allocate(AllocationRequest("infra", numa_cpus=node))) == ["1"]
-    with pytest.raises(Unavailable, match="0 of 5 CPU lists free"):
-        allocate(AllocationRequest("exclusive", numa_cpus={2}))
-
-
 def test_lists_with_offline_cpus_are_skipped_and_reported() -> None:
     assert texts(allocate(AllocationRequest("exclusive", 2, socket=1, avoid={4}))) == ["5,13", "6,14"]
     with pytest.raises(Unavailable, match="CPUs 4,13 offline"):

@@ -33,8 +33,6 @@ class AllocationRequest(NamedTuple):
     """The number of lists of an exclusive pool. A task gets one list of any other pool."""
     socket: int | None = None
     """The socket of the lists. Ignored for the pool infra."""
-    numa_cpus: Collection[int] | None = None
-    """The CPUs of the requested NUMA node: lists of an exclusive pool lie within, other lists overlap it."""
     avoid: Collection[int] = ()
     """CPUs that no list may contain: offline CPUs, unless the task sets no affinity."""
     prefer: Collection[int] = ()
@@ -135,49 +133,29 @@ def _candidate_sockets(pool: Pool, request: AllocationRequest) -> Sequence[int]:
     return [request.socket]
 
 
-def _free_lists(
+def _free_lists(  # complexity: free lists of each socket, then of all
     allocations: Allocations, pool: Pool, sockets: Sequence[int], request: AllocationRequest
 ) -> Sequence[CpuListAllocation]:
     if request.lists < 1:
-        raise BadInput.of(CANNOT_CHOOSE_CPUS, COUNT_VARIABLE, str(request.lists), "a positive whole number")
-    busy = _busy_cpus(allocations)
-    free = {
-        socket: [
+        seen = str(request.lists)
+        raise BadInput.of(CANNOT_CHOOSE_CPUS, COUNT_VARIABLE, seen, "a positive whole number")
+    unusable = _busy_cpus(allocations) | set(request.avoid)
+    free = [
+        [
             cpu_list
-            for cpu_list in _lists_meeting_request(pool.sockets[socket], request)
-            if _is_free(cpu_list, busy, request.numa_cpus)
+            for cpu_list in pool.sockets[socket]
+            if not cpu_list.tasks and unusable.isdisjoint(cpu_list.cpus)
         ]
         for socket in sockets
-    }
-    all_free = [cpu_list for socket in sockets for cpu_list in free[socket]]
-    for candidates in (*free.values(), all_free):
-        chosen = _without_overlaps(
-            sorted(
-                candidates,
-                key=lambda cpu_list: (set(request.prefer).isdisjoint(cpu_list.cpus), cpu_list.cpus),
-            )
-        )
+    ]
+    chosen: Sequence[CpuListAllocation] = ()
+    for candidates in (*free, [cpu_list for lists in free for cpu_list in lists]):
+        chosen = _without_overlaps(candidates, request.prefer)
         if len(chosen) >= request.lists:
-            return (
-                chosen[: request.lists]
-                if request.prefer
-                else _from_few_caches(chosen, request.lists, request)
-            )
+            if request.prefer:
+                return chosen[: request.lists]
+            return _from_few_caches(chosen, request.lists, request.caches)
     raise _too_few_lists_error(pool, sockets, request, len(chosen), request.lists)
-
-
-def _from_few_caches(
-    free: Sequence[CpuListAllocation], count: int, request: AllocationRequest
-) -> Sequence[CpuListAllocation]:
-    """So many of the free lists: of the cache with the fewest that suffice, else all of the largest first."""
-    caches: dict[int | None, list[CpuListAllocation]] = {}
-    for cpu_list in free:
-        caches.setdefault(request.caches.get(cpu_list.cpus[0]), []).append(cpu_list)
-    if sufficient := [lists for lists in caches.values() if len(lists) >= count]:
-        return min(sufficient, key=len)[:count]
-    largest = max(caches.values(), key=len)
-    others = [cpu_list for cpu_list in free if cpu_list not in largest]
-    return [*largest, *_from_few_caches(others, count - len(largest), request)]
 
 
 def _busy_cpus(allocations: Allocations) -> set[int]:
@@ -186,43 +164,47 @@ def _busy_cpus(allocations: Allocations) -> set[int]:
     return {cpu for cpu_list in held for cpu in cpu_list.cpus}
 
 
-def _is_free(cpu_list: CpuListAllocation, busy: set[int], numa_cpus: Collection[int] | None) -> bool:
-    in_node = numa_cpus is None or set(cpu_list.cpus) <= set(numa_cpus)
-    return in_node and not cpu_list.tasks and busy.isdisjoint(cpu_list.cpus)
-
-
-def _without_overlaps(cpu_lists: Iterable[CpuListAllocation]) -> Sequence[CpuListAllocation]:
+def _without_overlaps(
+    cpu_lists: Iterable[CpuListAllocation], prefer: Collection[int]
+) -> Sequence[CpuListAllocation]:
+    """The lists that overlap none before them: those with preferred CPUs first, then by first CPU."""
     disjoint: list[CpuListAllocation] = []
     used: set[int] = set()
-    for cpu_list in cpu_lists:
+    for cpu_list in sorted(cpu_lists, key=lambda item: (set(prefer).isdisjoint(item.cpus), item.cpus)):
         if used.isdisjoint(cpu_list.cpus):
             disjoint.append(cpu_list)
             used.update(cpu_list.cpus)
     return disjoint
 
 
+def _from_few_caches(
+    free: Sequence[CpuListAllocation], count: int, cache_of: Mapping[int, int]
+) -> Sequence[CpuListAllocation]:
+    """So many of the free lists: of the cache with the fewest that suffice, else all of the largest first."""
+    caches: dict[int | None, list[CpuListAllocation]] = {}
+    for cpu_list in free:
+        caches.setdefault(cache_of.get(cpu_list.cpus[0]), []).append(cpu_list)
+    if sufficient := [lists for lists in caches.values() if len(lists) >= count]:
+        return min(sufficient, key=len)[:count]
+    largest = max(caches.values(), key=len)
+    others = [cpu_list for cpu_list in free if cpu_list not in largest]
+    return [*largest, *_from_few_caches(others, count - len(largest), cache_of)]
+
+
 def _least_used_list(
     pool: Pool, sockets: Sequence[int], request: AllocationRequest, draw: float
 ) -> CpuListAllocation:
-    """One of the lists with the fewest tasks. The pool infra ignores the NUMA node as it ignores the socket."""
-    numa_cpus = None if pool.name == INFRA else request.numa_cpus
     cpu_lists = [
         cpu_list
         for socket in sockets
-        for cpu_list in _lists_meeting_request(pool.sockets[socket], request)
-        if numa_cpus is None or not set(numa_cpus).isdisjoint(cpu_list.cpus)
+        for cpu_list in pool.sockets[socket]
+        if set(request.avoid).isdisjoint(cpu_list.cpus)
     ]
     if not cpu_lists:
         raise _too_few_lists_error(pool, sockets, request, 0, 1)
     fewest = min(len(cpu_list.tasks) for cpu_list in cpu_lists)
     least_used = [cpu_list for cpu_list in cpu_lists if len(cpu_list.tasks) == fewest]
     return least_used[int(draw * len(least_used))]
-
-
-def _lists_meeting_request(
-    cpu_lists: Iterable[CpuListAllocation], request: AllocationRequest
-) -> Iterable[CpuListAllocation]:
-    return (cpu_list for cpu_list in cpu_lists if set(request.avoid).isdisjoint(cpu_list.cpus))
 
 
 def _too_few_lists_error(

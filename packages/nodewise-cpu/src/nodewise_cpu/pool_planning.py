@@ -10,7 +10,7 @@ power (SST-CP).
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple
 
@@ -55,43 +55,35 @@ def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
     return tuple(sorted(cores))
 
 
-def _parse_cores_part(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
+def _parse_cores_part(  # complexity: one branch for each form
+    piece: str, topology: Topology, missing: dict[str, None]
+) -> Sequence[Core]:
     """The cores of one part. Missing cores are added to `missing`. ValueError has the expected form."""
     match = _PIECE.fullmatch(piece)
     if not match:
         raise ValueError(_WANTED)
     if match["first"] is None:
-        named = [core for core in topology.cores if _matches_core(core, match)]
+        cpu, place = match["cpu"], (match["socket"], match["core_id"])
+        named = [
+            core
+            for core in topology.cores
+            if (int(cpu) in core.cpus if cpu else (core.socket, core.core_id) == tuple(map(int, place)))
+        ]
         missing.update({} if named else {piece: None})
         return named
-    cores: list[Core] = []
-    for number in _parse_number_range(match):
-        matches = _find_cores(number, topology)
-        cores += matches
-        missing.update({} if matches else {str(number): None})
-    return cores
-
-
-def _parse_number_range(match: re.Match[str]) -> range:
     first = int(match["first"])
     last = int(match["last"] or first)
     if first > last:
         raise ValueError("a range whose first number is not above its last")
     if last > LAST_CPU:
         raise ValueError(f"numbers up to {LAST_CPU}")
-    return range(first, last + 1)
-
-
-def _matches_core(core: Core, match: re.Match[str]) -> bool:
-    if match["cpu"] is not None:
-        return int(match["cpu"]) in core.cpus
-    return (core.socket, core.core_id) == (int(match["socket"]), int(match["core_id"]))
-
-
-def _find_cores(number: int, topology: Topology) -> Sequence[Core]:
-    """The cores with this id, else the core with this number; empty if there is none."""
-    same_id = [core for core in topology.cores if core.core_id == number]
-    return same_id or topology.cores[number : number + 1]
+    cores: list[Core] = []
+    for number in range(first, last + 1):
+        same_id = [core for core in topology.cores if core.core_id == number]
+        matches = same_id or topology.cores[number : number + 1]
+        cores += matches
+        missing.update({} if matches else {str(number): None})
+    return cores
 
 
 POWER_CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")
@@ -150,6 +142,10 @@ IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_I
 """All pools in the order in which they are filled, and whether each of their lists is for one task only."""
 
 
+_CANNOT_DIVIDE: Final = "cannot divide the cores into pools"
+_CANNOT_DIVIDE_BY_POWER: Final = "cannot divide the cores by core power"
+
+
 class PoolOptions(NamedTuple):
     """The sizes of pools, from the options of `init` and `plan`."""
 
@@ -180,14 +176,6 @@ class PoolPlan(NamedTuple):
         }
 
 
-class _Candidates(NamedTuple):
-    """The cores to choose from for each pool that has a size, in the order of choice."""
-
-    exclusive: Sequence[Core]
-    shared: Sequence[Core]
-    infra: Sequence[Core]
-
-
 def plan(
     topology: Topology,
     options: PoolOptions,
@@ -205,15 +193,20 @@ def plan(
         cores=tuple(core for core in topology.cores if topology.partitions.isdisjoint(core.cpus))
     )
     try:
-        planned = _plan_usable_cores(usable, options, fast, preferences, topology)
+        taken, warnings = _divide_cores(usable, options, fast, preferences, topology)
     except BadInput as error:
         raise BadInput(error.what, [*error.problems, *partitions], remedy=error.remedy) from error
-    pools = {
-        # a socket without usable cores has no lists
-        pool: {socket: lists.get(socket, ()) for socket in topology.sockets}
-        for pool, lists in planned.pools.items()
+    pools: dict[str, dict[int, tuple[str, ...]]] = {
+        pool: dict.fromkeys(topology.sockets, ())
+        for pool in IS_EXCLUSIVE
+        if pool != NON_ISOLCPUS or options.non_isolcpus != OFF
     }
-    return PoolPlan(pools, (*partitions, *planned.warnings))
+    for core in usable.cores:
+        if pool := taken.get(core):
+            lists = pools[pool][core.socket]
+            joined = (*lists, core.text) if IS_EXCLUSIVE[pool] or not lists else (f"{lists[0]},{core.text}",)
+            pools[pool][core.socket] = joined
+    return PoolPlan(pools, (*partitions, *warnings))
 
 
 def partition_warnings(topology: Topology) -> Sequence[Problem]:
@@ -228,61 +221,67 @@ def partition_warnings(topology: Topology) -> Sequence[Problem]:
     return [Problem("cgroup partitions", seen, expected)]
 
 
-def _plan_usable_cores(
+def _divide_cores(
     topology: Topology,
     options: PoolOptions,
     fast: Collection[int],
     preferences: Mapping[int, str] | None,
     whole: Topology,
-) -> PoolPlan:
-    """The pools of a machine without its cores in cgroup partitions; `whole` is the machine with them."""
-    _check_counts(options)
-    _check_kind(topology, options.exclusive_kind)
+) -> tuple[Mapping[Core, str], Sequence[Problem]]:
+    """The pool of each core, and warnings. `topology` has no cores in cgroup partitions, `whole` has them."""
+    _check_options(topology, options)
     warnings = [*topology.unread]
     isolated = _isolated_cores(topology, options, warnings)
     quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
     candidates = _candidate_cores(topology, options, isolated, quick & isolated, preferences, warnings)
-    if options.exclusive_kind:
-        of_kind = [core for core in candidates.exclusive if core.kind == options.exclusive_kind]
-        candidates = candidates._replace(exclusive=of_kind)
     taken: dict[Core, str] = {}
-
-    def take(pool: str, among: Iterable[Core], count: int | None) -> None:
-        free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
-        _check_enough_cores(pool, len(free), count, options.exclusive_kind if pool == EXCLUSIVE else "")
+    for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared), (INFRA, None)):
+        if pool == INFRA and options.non_isolcpus != OFF:
+            cores = _exclusive_non_isolated_cores(whole, options.non_isolcpus, taken, isolated)
+            taken.update(dict.fromkeys(cores, NON_ISOLCPUS))
+        kind = options.exclusive_kind if pool == EXCLUSIVE else ""
+        free = [core for core in candidates[pool] if core not in taken and kind in ("", core.kind)]
+        _check_enough_cores(pool, len(free), count, kind)
+        free.sort(key=lambda core: core not in quick)
         taken.update(dict.fromkeys(free[:count], pool))
-
-    take(EXCLUSIVE, candidates.exclusive, options.exclusive)
-    take(SHARED, candidates.shared, options.shared)
-    if options.non_isolcpus != OFF:
-        taken.update(
-            dict.fromkeys(
-                _exclusive_non_isolated_cores(whole, options.non_isolcpus, taken, isolated), NON_ISOLCPUS
-            )
-        )
-    take(INFRA, candidates.infra, None)
     warnings += _half_isolated_warnings(topology, isolated, taken)
-    warnings += _slow_exclusive_core_warnings(options, taken)
-    pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or options.non_isolcpus != OFF]
-    return PoolPlan({pool: _create_pool_cpu_lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+    if not options.exclusive_kind:
+        warnings += _slow_exclusive_core_warnings(taken)
+    return taken, warnings
 
 
-def _check_counts(options: PoolOptions) -> None:
+def _slow_exclusive_core_warnings(taken: Mapping[Core, str]) -> Sequence[Problem]:
+    exclusive = [core for core, pool in taken.items() if pool == EXCLUSIVE]
+    slow = [core for core in exclusive if core.kind not in (None, FASTEST_KIND)]
+    if not slow:
+        return ()
+    kinds = ", ".join(sorted({str(core.kind) for core in slow}))
+    cpus = format_cpu_ranges(chain.from_iterable(core.cpus for core in slow))
+    wanted = f"cores of the kind {FASTEST_KIND}, which --exclusive-kind {FASTEST_KIND} chooses"
+    return [Problem("pool exclusive", f"CPUs {cpus} of the kind {kinds}", wanted)]
+
+
+def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
+    if free >= (1 if count is None else count):
+        return
+    seen = (f"{free} cores available" if free else "no free cores") + (f" of the kind {kind}" if kind else "")
+    wanted = "at least one" if count is None else f"{count} requested"
+    raise BadInput.of(_CANNOT_DIVIDE, f"pool {pool}", seen, wanted)
+
+
+def _check_options(topology: Topology, options: PoolOptions) -> None:
+    """BadInput if a number of cores is negative, or the machine has no cores of the kind."""
     problems = [
         Problem(f"number of {pool} cores", str(count), "0 or more")
         for pool, count in ((EXCLUSIVE, options.exclusive), (SHARED, options.shared))
         if count < 0
     ]
+    kind, kinds = options.exclusive_kind, topology.kinds
+    if not problems and kind and kind not in kinds:
+        wanted = "one of " + ", ".join(kinds) if kinds else "no kind: all cores are of one kind"
+        problems.append(Problem("exclusive kind", shown(kind), wanted))
     if problems:
-        raise BadInput("cannot divide the cores into pools", problems)
-
-
-def _check_kind(topology: Topology, kind: str) -> None:
-    if kind and kind not in topology.kinds:
-        wanted = (
-            "one of " + ", ".join(topology.kinds) if topology.kinds else "no kind: all cores are of one kind"
-        )
-        raise BadInput.of("cannot divide the cores into pools", "exclusive kind", shown(kind), wanted)
+        raise BadInput(_CANNOT_DIVIDE, problems)
 
 
 def _half_isolated_warnings(
@@ -294,28 +293,8 @@ def _half_isolated_warnings(
     cpus = topology.isolated.intersection(chain.from_iterable(core.cpus for core in halves))
     pools = [pool for pool in IS_EXCLUSIVE if any(taken.get(core) == pool for core in halves)]
     ignored = "" if isolated else "no core is isolated, so the isolation is ignored; "
-    return [
-        Problem(
-            "pools " + ", ".join(pools),
-            f"{ignored}CPUs {format_cpu_ranges(cpus)}, on which the kernel balances no load",
-            "cores with all or none of their CPUs isolated",
-        )
-    ]
-
-
-def _slow_exclusive_core_warnings(options: PoolOptions, taken: Mapping[Core, str]) -> Sequence[Problem]:
-    """Exclusive cores of another kind than the fastest, unless a kind was requested."""
-    slow = [
-        core
-        for core, pool in taken.items()
-        if pool == EXCLUSIVE and core.kind not in (None, FASTEST_KIND) and not options.exclusive_kind
-    ]
-    if not slow:
-        return ()
-    kinds = ", ".join(sorted({str(core.kind) for core in slow}))
-    cpus = format_cpu_ranges(chain.from_iterable(core.cpus for core in slow))
-    wanted = f"cores of the kind {FASTEST_KIND}, which --exclusive-kind {FASTEST_KIND} chooses"
-    return [Problem("pool exclusive", f"CPUs {cpus} of the kind {kinds}", wanted)]
+    seen = f"{ignored}CPUs {format_cpu_ranges(cpus)}, on which the kernel balances no load"
+    return [Problem("pools " + ", ".join(pools), seen, "cores with all or none of their CPUs isolated")]
 
 
 def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Problem]) -> frozenset[Core]:
@@ -326,13 +305,13 @@ def _isolated_cores(topology: Topology, options: PoolOptions, warnings: list[Pro
         if alone and core not in isolated:
             seen = f"only CPU {format_cpu_list_without_ranges(alone)} isolated"
             warnings.append(Problem(f"core {core.core}", seen, f"all of {core.text}"))
-    wanted = options.exclusive + options.shared
+    count, wanted = str(len(isolated)), options.exclusive + options.shared
     if isolated and len(isolated) < wanted:
-        what = f"{wanted} cores for the pools exclusive and shared"
-        raise BadInput.of("too few cores are isolated", "isolated cores", str(len(isolated)), what)
+        expected = f"{wanted} cores for the pools exclusive and shared"
+        raise BadInput.of("too few cores are isolated", "isolated cores", count, expected)
     if isolated and len(isolated) > wanted:
-        what = f"{wanted} for the pools exclusive and shared: the others stay unused"
-        warnings.append(Problem("isolated cores", str(len(isolated)), what))
+        expected = f"{wanted} for the pools exclusive and shared: the others stay unused"
+        warnings.append(Problem("isolated cores", count, expected))
     return isolated
 
 
@@ -343,20 +322,25 @@ def _candidate_cores(
     quick: frozenset[Core],
     preferences: Mapping[int, str] | None,
     warnings: list[Problem],
-) -> _Candidates:
-    """The candidates by SST-CP, by SST-BF, by the kernel's isolation, or all cores: the first that applies."""
+) -> Mapping[str, Sequence[Core]]:
+    """The cores to choose from for each pool that has a size, in the order of choice.
+
+    They are chosen by SST-CP, by SST-BF, by the kernel's isolation, or from all cores: the first that applies.
+    """
     if preferences is not None and isolated:
         return _candidates_by_power_class(
             _order_cores_socket_by_socket(topology.cores), options, isolated, preferences
         )
-    exclusive = _order_function(options.exclusive_mode, "exclusive mode", warnings)
-    shared = _order_function(options.shared_mode, "shared mode", warnings)
-    if not isolated:
-        return _Candidates(
-            exclusive(topology.cores), shared(topology.cores), _order_cores_socket_by_socket(topology.cores)
-        )
+    among = {EXCLUSIVE: quick or isolated, SHARED: isolated} if isolated else {}
+    orders = {"packed": _order_cores_socket_by_socket, "spread": _order_cores_across_sockets}
+    candidates = {}
+    for pool, mode in ((EXCLUSIVE, options.exclusive_mode), (SHARED, options.shared_mode)):
+        if mode not in orders:
+            warnings.append(Problem(f"{pool} mode", shown(mode), "packed or spread: packed is taken"))
+        order = orders.get(mode, _order_cores_socket_by_socket)
+        candidates[pool] = order(among.get(pool, topology.cores))
     others = [core for core in topology.cores if core not in isolated]
-    return _Candidates(exclusive(quick or isolated), shared(isolated), _order_cores_socket_by_socket(others))
+    return candidates | {INFRA: _order_cores_socket_by_socket(others)}
 
 
 def _order_cores_socket_by_socket(cores: Iterable[Core]) -> Sequence[Core]:
@@ -373,86 +357,47 @@ def _order_cores_across_sockets(cores: Iterable[Core]) -> Sequence[Core]:
     return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
 
 
-def _order_function(
-    mode: str, field: str, warnings: list[Problem]
-) -> Callable[[Iterable[Core]], Sequence[Core]]:
-    orders = {"packed": _order_cores_socket_by_socket, "spread": _order_cores_across_sockets}
-    if mode not in orders:
-        warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
-    return orders.get(mode, _order_cores_socket_by_socket)
-
-
 def _candidates_by_power_class(
     cores: Sequence[Core], options: PoolOptions, isolated: frozenset[Core], preferences: Mapping[int, str]
-) -> _Candidates:
+) -> Mapping[str, Sequence[Core]]:
     """The candidates by SST-CP: the first class is exclusive, the second shared; of two classes the first is both."""
     classes = group_cores_by_power_class(cores, preferences)
-    wanted = _class_sizes(list(classes), options)
+    sizes: Sequence[int]
+    if len(classes) == 3:  # noqa: PLR2004 - one class a pool
+        sizes = (options.exclusive, options.shared)
+    elif len(classes) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
+        sizes = (options.exclusive + options.shared,)
+    else:
+        seen, wanted = ", ".join(classes) or "none", "two or three of " + ", ".join(POWER_CLASSES)
+        raise BadInput.of(_CANNOT_DIVIDE_BY_POWER, "energy performance preferences", seen, wanted)
     problems = [
         Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
-        for name, count in wanted.items()
+        for name, count in zip(classes, sizes, strict=False)
         if len(classes[name]) != count
     ]
-    loose = [core for name in wanted for core in classes[name] if core not in isolated]
+    *first, last = classes.values()
     problems += [
-        Problem(f"core {core.core}", "not isolated", "isolated cores in the first classes") for core in loose
+        Problem(f"core {core.core}", "not isolated", "isolated cores in the first classes")
+        for core in chain.from_iterable(first)
+        if core not in isolated
     ]
     if problems:
-        raise BadInput("cannot divide the cores by core power", problems)
-    exclusive, *shared, last = classes.values()
+        raise BadInput(_CANNOT_DIVIDE_BY_POWER, problems)
     infra = [core for core in last if core not in isolated]
-    return _Candidates(exclusive, shared[0] if shared else exclusive, infra)
-
-
-def _class_sizes(names: Sequence[str], options: PoolOptions) -> Mapping[str, int]:
-    """How many cores each class of isolated cores must have. BadInput unless there are two or three classes."""
-    if len(names) == 3:  # noqa: PLR2004 - one class a pool
-        return {names[0]: options.exclusive, names[1]: options.shared}
-    if len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
-        return {names[0]: options.exclusive + options.shared}
-    seen = ", ".join(names) or "none"
-    wanted = "two or three of " + ", ".join(POWER_CLASSES)
-    raise BadInput.of("cannot divide the cores by core power", "energy performance preferences", seen, wanted)
-
-
-def _check_enough_cores(pool: str, free: int, count: int | None, kind: str) -> None:
-    if free >= (1 if count is None else count):
-        return
-    of_kind = f" of the kind {kind}" if kind else ""
-    seen = (f"{free} cores available" if free else "no free cores") + of_kind
-    wanted = f"{count} requested" if count is not None else "at least one"
-    raise BadInput.of("cannot divide the cores into pools", f"pool {pool}", seen, wanted)
+    return {EXCLUSIVE: first[0], SHARED: first[-1], INFRA: infra}
 
 
 def _exclusive_non_isolated_cores(
     topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
 ) -> Sequence[Core]:
     cores = parse_cores(text, topology)
-    problems = [
-        Problem(FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool")
-        for core in cores
-        if core in taken
+    partitioned = [core for core in cores if not topology.partitions.isdisjoint(core.cpus)]
+    reasons = [
+        *((core, f"in pool {taken[core]}", "cores of no other pool") for core in cores if core in taken),
+        *((core, "isolated", "cores that are not") for core in cores if core in isolated - taken.keys()),
+        *((core, "in a cgroup partition", "cores that are not") for core in partitioned),
     ]
-    problems += [
-        Problem(FIELD, f"core {core.core} is isolated", "cores that are not")
-        for core in cores
-        if core in isolated and core not in taken
-    ]
-    problems += [
-        Problem(FIELD, f"core {core.core} is in a cgroup partition", "cores that are not")
-        for core in cores
-        if not topology.partitions.isdisjoint(core.cpus)
-    ]
+    problems = [Problem(FIELD, f"core {core.core} is {seen}", wanted) for core, seen, wanted in reasons]
     if problems:
-        raise BadInput("cannot divide the cores into pools", problems)
+        raise BadInput(_CANNOT_DIVIDE, problems)
     return cores
-
-
-def _create_pool_cpu_lists(
-    topology: Topology, pool: str, taken: Mapping[Core, str]
-) -> Mapping[int, tuple[str, ...]]:
-    lists: dict[int, tuple[str, ...]] = {}
-    for socket in topology.sockets:
-        texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]
-        lists[socket] = tuple(texts) if IS_EXCLUSIVE[pool] or not texts else (",".join(texts),)
-    return lists
