@@ -3,10 +3,8 @@
 A choice is one array of GPU positions (n, M), in the order in which they are taken; -1 from the first GPU that is not
 found.
 
-Selects pairs of linked GPUs and their linked sub-devices for a container.
-
-A link leads from its left GPU to its right one. Unlike in GPU Aware Scheduling 0.5.6, all links of a sub-device are
-tried and not only the first. Source: `pkg/gpuscheduler/scheduler.go` there.
+A link leads from its left GPU to its right one. Unlike in GPU Aware Scheduling 0.5.6 (`pkg/gpuscheduler/scheduler.go`),
+all links of a sub-device are tried and not only the first.
 """
 
 from collections.abc import Callable, Iterable
@@ -133,7 +131,8 @@ def empty_choice(count: int, candidates: int) -> GpuChoice:
 def first_position(able: Mask, keys: Keys | None) -> Positions:
     """(M): the position of the smallest key among the suitable GPUs (C, M), -1 if none is suitable."""
     if keys is not None:
-        ranked = np.where(able, keys, _largest_key(keys))
+        dtype: Any = keys.dtype
+        ranked = np.where(able, keys, np.inf if dtype.kind == "f" else np.iinfo(dtype).max)
         able = able & (ranked == ranked.min(axis=0))
     # Much faster than argmax, which iterates over nodes: positions have weights, the largest for the first.
     count = len(able)
@@ -200,12 +199,6 @@ def choose_within_one_group(
             choice = choose(able & group.gpus(len(able)))
             best = best.complete_with(choice) if len(best.gpus) == len(choice.gpus) else choice
     return best
-
-
-def _largest_key(keys: Keys) -> Any:
-    """The largest key."""
-    dtype: Any = keys.dtype
-    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
 
 
 def _select_candidates(values: Positions, candidates: NDArray[np.intp]) -> Positions:
@@ -298,20 +291,10 @@ def _first_linked_pair(able: Mask, keys: Keys | None, links: CandidateLinks) -> 
     mine = np.flatnonzero(links.left == left[links.candidate])[::-1]
     taken = np.full(able.shape[1], -1, np.intp)
     taken[links.candidate[mine]] = mine
-    none = taken < 0
-    gpus = np.stack([left, _link_values_by_candidate(links.right, taken, none)])
-    return GpuChoice(
-        gpus,
-        np.stack(
-            [
-                _link_values_by_candidate(links.left_subdevice, taken, none),
-                _link_values_by_candidate(links.right_subdevice, taken, none),
-            ]
-        ),
-    )
 
+    def of_candidates(values: Numbers) -> Positions:
+        return np.where(taken < 0, -1, values[taken] if len(values) else -1).astype(np.int8)
 
-def _link_values_by_candidate(values: Numbers, taken: NDArray[np.intp], none: Mask) -> Positions:
-    if not len(values):
-        return np.full(len(taken), -1, np.int8)
-    return np.where(none, -1, values[taken]).astype(np.int8)
+    gpus = np.stack([left, of_candidates(links.right)])
+    ends = np.stack([of_candidates(links.left_subdevice), of_candidates(links.right_subdevice)])
+    return GpuChoice(gpus, ends)

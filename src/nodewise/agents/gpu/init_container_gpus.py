@@ -50,7 +50,7 @@ def _has_enough(container: ContainerRequest, init: InitContainerDemand) -> bool:
     return container.count >= init.count and _holds_enough(container.per_gpu, init)
 
 
-def invalid_demand(
+def invalid_demand(  # complexity: one branch for each refusal
     init: InitContainerDemand,
     containers: Sequence[ContainerRequest],
     same_gpu: Sequence[int] = (),
@@ -67,27 +67,19 @@ def invalid_demand(
     if init.count > distinct:
         return _exceeds_later(init, _gpus(init.count), str(distinct or "none"))
     for resource, amount in sorted(init.per_gpu.items()):
-        reason = _insufficient_resource(init, resource, amount, later)
-        if reason is not None:
-            return reason
+        amounts = [(container.count, container.per_gpu.get(resource, 0)) for container in later]
+        on_one = sum(amount_of_one for _, amount_of_one in amounts)
+        total = sum(count * amount_of_one for count, amount_of_one in amounts)
+        name, text = truncate(resource, LONGEST_NAME), extended_resource_amounts.format_amount
+        if amount > on_one:
+            there = f"at most {text(on_one)}" if on_one else "none"
+            return _exceeds_later(init, f"{text(amount)} {name} of a GPU", there)
+        if init.count * amount > total:
+            wanted = f"{text(init.count * amount)} {name} of {_gpus(init.count)}"
+            return _exceeds_later(init, wanted, text(total))
     if one_container and not any(_has_enough(container, init) for container in later):
         what = f"{_gpus(init.count)} of one container, because of {one_container}"
         return _exceeds_later(init, what, "too few each, or too small ones")
-    return None
-
-
-def _insufficient_resource(
-    init: InitContainerDemand, resource: str, amount: int, later: Sequence[ContainerRequest]
-) -> InvalidDemand | None:
-    """Why the later containers never have enough of a resource, on one GPU or on all GPUs together."""
-    on_one = sum(container.per_gpu.get(resource, 0) for container in later)
-    total = sum(container.count * container.per_gpu.get(resource, 0) for container in later)
-    name, text = truncate(resource, LONGEST_NAME), extended_resource_amounts.format_amount
-    if amount > on_one:
-        there = f"at most {text(on_one)}" if on_one else "none"
-        return _exceeds_later(init, f"{text(amount)} {name} of a GPU", there)
-    if init.count * amount > total:
-        return _exceeds_later(init, f"{text(init.count * amount)} {name} of {_gpus(init.count)}", text(total))
     return None
 
 

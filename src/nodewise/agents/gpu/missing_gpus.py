@@ -3,12 +3,10 @@
 The texts become reasons of rejections, so there are few different ones. They contain names of resources and labels of
 known vendors, and never values of the node.
 
-Nodes whose GPUs a driver for Dynamic Resource Allocation (DRA) provides.
-
-Since Kubernetes 1.36 a pod can request devices of a DRA driver by an extended resource, which a DeviceClass names in
-`spec.extendedResourceName` (KEP-5004). Such a node has no allocatable amount of the resource. kube-scheduler allocates
-the devices itself, so the gpu agent leaves these nodes to it.
-Source: Kubernetes 1.37 `pkg/scheduler/framework/plugins/helper/resource_requests.go`, ShouldDelegateResourceToDRA.
+Since Kubernetes 1.36 a pod can request devices of a driver for Dynamic Resource Allocation (DRA) by an extended
+resource, which a DeviceClass names in `spec.extendedResourceName` (KEP-5004). A node with such devices has no
+allocatable amount of the resource. kube-scheduler allocates the devices itself, so the gpu agent leaves these nodes to
+it. Source: Kubernetes 1.37 `pkg/scheduler/framework/plugins/helper/resource_requests.go`, ShouldDelegateResourceToDRA.
 """
 
 import re
@@ -34,7 +32,7 @@ _NAMED: Final = 2
 _MOST_REASONS: Final = 64
 """The most different reasons of all nodes; further nodes have the reason without words."""
 _STRIDE: Final = 512
-"""Nodes between two yields."""
+"""Nodes or slices between two yields."""
 
 
 class MissingGpus(NamedTuple):
@@ -47,7 +45,7 @@ class MissingGpus(NamedTuple):
     """Whether labels say that the node has GPUs."""
 
 
-def describe_missing_gpus(
+def describe_missing_gpus(  # complexity: one branch for each reason
     profile: ResourceProfile,
     tags: frozenset[str],
     resources: Mapping[str, object],
@@ -144,7 +142,7 @@ class MissingGpusTable:
             self._by_node[node] = self._texts.setdefault(missing, missing)
             self._is_changed = True
 
-    def by_number(
+    def by_number(  # complexity: one branch for each kind of node
         self, index: NodeIndex, dra: frozenset[str] | None
     ) -> Generator[None, None, MissingGpusOfNodes]:
         """The reasons by node number; `dra` are the nodes with devices of a DRA driver, None without such a driver.
@@ -158,27 +156,21 @@ class MissingGpusTable:
         for start in range(0, len(known), _STRIDE):
             yield
             for number, name in enumerate(known[start : start + _STRIDE], start):
-                codes[number] = self._code(name, reasons, dra)
+                missing = self._by_node.get(name, MissingGpus())
+                has_devices = dra is not None and (missing.is_labelled or name in dra)
+                if has_devices and name in self._without_devices:
+                    codes[number] = LEFT_TO_SCHEDULER
+                elif missing in reasons or len(reasons) < _MOST_REASONS:
+                    codes[number] = reasons.setdefault(missing, len(reasons))
         self._texts = {missing: missing for missing in self._by_node.values()}
         self._table, self._index, self._is_changed = MissingGpusOfNodes(codes, tuple(reasons)), index, False
         self._dra = dra
         return self._table
 
-    def _code(self, node: str, reasons: dict[MissingGpus, int], dra: frozenset[str] | None) -> int:
-        """The code of a node, whose reason is added to `reasons`."""
-        missing = self._by_node.get(node, MissingGpus())
-        if dra is not None and node in self._without_devices and (missing.is_labelled or node in dra):
-            return LEFT_TO_SCHEDULER
-        if missing in reasons or len(reasons) < _MOST_REASONS:
-            return reasons.setdefault(missing, len(reasons))
-        return 0
-
 
 DEVICE_CLASSES: Final = "device_classes"
 RESOURCE_SLICES: Final = "resource_slices"
 """Keys of `ClusterState.objects`."""
-
-"""Slices between two yields."""
 
 
 class DraMetadata(msgspec.Struct, frozen=True, gc=False):

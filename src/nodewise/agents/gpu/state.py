@@ -3,9 +3,8 @@
 Changes are applied one by one, and only the nodes that they concern are recomputed: at 80 binds a second, an iteration
 over 20,000 pods would take too long. The state equals one that is built from scratch.
 
-The allocations as `GET /state/gpu` exports them: per node its GPUs, their allocated amounts, and the pods.
-
-?node=NAME   one node only
+`GET /state/gpu` exports the allocations: per node its GPUs, their allocated amounts, and the pods; with `?node=NAME`
+those of one node.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -155,13 +154,13 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         pods = PodIndex(cluster_state.objects.get(PODS, {}), cluster_state.versions.get(PODS, ""))
         if pods.version != self._version:
             # a reservation that a version ended stays ended only as long as versions grow
-            self._dirty |= (
-                self._undecided if _is_later_version(pods.version, self._version) else self._records.keys()
-            )
+            before, now = self._version, pods.version
+            grows = now.isdecimal() and before.isdecimal() and int(now) > int(before)
+            self._dirty |= self._undecided if grows else self._records.keys()
             self._version = pods.version
         yield from self._recompute_marked_nodes(pods)
         yield from self._update_layout(cluster_state.nodes)
-        cpu_free = yield from self._free_cpu.free(self._rows, self._cpu_held)
+        cpu_free = yield from self._free_cpu.free(self._rows, lambda name: self._nodes[name].cpu_held)
         yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
@@ -183,10 +182,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
-        layout, cpu_free = (
-            gpu_arrays.replace_node_in_layout(agent_state.layout, row, after.gpus, after.allocations),
-            agent_state.cpu_free,
-        )
+        cpu_free = agent_state.cpu_free
+        layout = gpu_arrays.replace_node_in_layout(agent_state.layout, row, after.gpus, after.allocations)
         if cpu_free is not None and after.cpu_held != before.cpu_held:
             cpu_free = cpu_free.copy()
             cpu_free[row] += before.cpu_held - after.cpu_held
@@ -194,11 +191,11 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 
     def _apply_nodes(self, changes: Iterable[tuple[ObjectKey, Change[Any]]]) -> Generator[None, None, None]:
         for (_, name), change in changes:
+            gpus = None
             if change.new is not None:
-                self._gpus[name] = node_gpus.parse_node_gpus(change.new, self._profile)
+                gpus = self._gpus[name] = node_gpus.parse_node_gpus(change.new, self._profile)
             else:
                 self._gpus.pop(name, None)
-            gpus = self._gpus.get(name)
             self._resource_cap.put(name, gpus)
             self._missing.put(name, gpus.missing if gpus is not None else None)
             is_without = gpus is not None and gpus.capacity.keys().isdisjoint(self._profile.counts)
@@ -212,21 +209,21 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self, changes: Iterable[tuple[ObjectKey, Change[AllocationRecordLease]]]
     ) -> Generator[None, None, None]:
         for (_, name), change in changes:
-            if name.startswith(RECORD_PREFIX):
-                self._apply_record(name.removeprefix(RECORD_PREFIX), change.new)
+            node = name.removeprefix(RECORD_PREFIX)
+            if node != name:
+                _, before = self._records.pop(node, _NO_RECORD)
+                for entry in before.entries.values():
+                    self._reserved_on.get(entry.key, set()).discard(node)
+                    if not self._reserved_on.get(entry.key):
+                        self._reserved_on.pop(entry.key, None)
+                if change.new is not None:
+                    text = allocation_record.record_text(change.new)
+                    record = allocation_record.parse_record(text)
+                    self._records[node] = (text, record)
+                    for entry in record.entries.values():
+                        self._reserved_on.setdefault(entry.key, set()).add(node)
+                self._dirty.add(node)
             yield
-
-    def _apply_record(self, node: str, lease: AllocationRecordLease | None) -> None:
-        for pod in _pods_in_record(self._records.pop(node, None)):
-            self._reserved_on.get(pod, set()).discard(node)
-            if not self._reserved_on.get(pod):
-                self._reserved_on.pop(pod, None)
-        if lease is not None:
-            text = allocation_record.record_text(lease)
-            self._records[node] = (text, allocation_record.parse_record(text))
-            for pod in _pods_in_record(self._records[node]):
-                self._reserved_on.setdefault(pod, set()).add(node)
-        self._dirty.add(node)
 
     def _rebuild_typical_pods(
         self, configmaps: Mapping[ObjectKey, DemandConfigMap], today: int
@@ -248,24 +245,21 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self, changes: Iterable[tuple[ObjectKey, Change[AllocatedPod]]]
     ) -> Generator[None, None, None]:
         for number, (key, change) in enumerate(changes):
-            self._apply_pod(key, change.old, change.new)
+            old, plain_old = _pod_by_gpu_use(change.old)
+            new, plain_new = _pod_by_gpu_use(change.new)
+            self._free_cpu.apply_pod_change(plain_old, plain_new)
+            if old is not None and old.spec.nodeName:
+                bound = self._bound.get(old.spec.nodeName, {})
+                bound.pop(key, None)
+                if not bound:
+                    self._bound.pop(old.spec.nodeName, None)
+                self._dirty.add(old.spec.nodeName)
+            if new is not None and new.spec.nodeName:
+                self._bound.setdefault(new.spec.nodeName, {})[key] = new
+                self._dirty.add(new.spec.nodeName)
+            self._dirty |= self._reserved_on.get(key, set())
             if number % _PODS == 0:
                 yield
-
-    def _apply_pod(self, key: ObjectKey, old: AllocatedPod | None, new: AllocatedPod | None) -> None:
-        old, plain_old = _pod_by_gpu_use(old)
-        new, plain_new = _pod_by_gpu_use(new)
-        self._free_cpu.apply_pod_change(plain_old, plain_new)
-        if old is not None and old.spec.nodeName:
-            there = self._bound.get(old.spec.nodeName, {})
-            there.pop(key, None)
-            if not there:
-                self._bound.pop(old.spec.nodeName, None)
-            self._dirty.add(old.spec.nodeName)
-        if new is not None and new.spec.nodeName:
-            self._bound.setdefault(new.spec.nodeName, {})[key] = new
-            self._dirty.add(new.spec.nodeName)
-        self._dirty |= self._reserved_on.get(key, set())
 
     def _recompute_marked_nodes(self, pods: PodIndex) -> Generator[None, None, None]:
         """Compute the marked nodes; nodes that are gone, or have no GPUs and allocations, are omitted."""
@@ -273,11 +267,20 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             name = next(iter(self._dirty))
             gpus = self._gpus.get(name)
             bound = tuple(self._bound.get(name, {}).values())
-            node_state = None
+            self._problems.pop(name, None)
+            self._undecided.discard(name)
             if gpus is not None and (gpus.names or gpus.problems or bound or name in self._records):
                 gpus = self._resource_cap.limited(gpus)
                 node_state = self._compute_node(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
-            self._set_node(name, node_state)
+                self._nodes[name] = node_state
+                if node_state.allocations.undecided:
+                    self._undecided.add(name)
+                if node_state.problems:
+                    self._problems[name] = node_state.problems
+            else:
+                self._nodes.pop(name, None)
+            self._moved.add(name)
+            self._free_cpu.mark_node_changed(name)
             self._dirty.discard(name)
             yield
 
@@ -296,20 +299,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         return NodeState(
             gpus, allocations, record[0], bound, problems, free_cpu.cpu_of_gpu_pods(allocations, bound, pods)
         )
-
-    def _set_node(self, name: str, node_state: NodeState | None) -> None:
-        self._problems.pop(name, None)
-        self._undecided.discard(name)
-        if node_state is None:
-            self._nodes.pop(name, None)
-        else:
-            self._nodes[name] = node_state
-            if node_state.allocations.undecided:
-                self._undecided.add(name)
-            if node_state.problems:
-                self._problems[name] = node_state.problems
-        self._moved.add(name)
-        self._free_cpu.mark_node_changed(name)
 
     def _update_layout(self, index: NodeIndex) -> Generator[None, None, None]:
         """Update the layout: the changed columns, or everything if other nodes have GPUs."""
@@ -331,9 +320,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
                 )
             yield
 
-    def _cpu_held(self, name: str) -> int:
-        return self._nodes[name].cpu_held
-
     def _has_gpus(self, name: str) -> bool:
         return name in self._nodes and bool(self._nodes[name].gpus.names)
 
@@ -352,10 +338,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 _NO_RECORD: Final = ("", allocation_record.EMPTY)
 
 
-def _is_later_version(version: str, before: str) -> bool:
-    return version.isdecimal() and before.isdecimal() and int(version) > int(before)
-
-
 def _pod_by_gpu_use(pod: AllocatedPod | None) -> tuple[AllocatedPod | None, AllocatedPod | None]:
     """The pod as a pair: in the first place if it may hold GPUs, otherwise in the second."""
     return (pod, None) if pod is not None and node_allocations.may_hold_gpus(pod) else (None, pod)
@@ -365,18 +347,10 @@ def _names(layout: GpuLayout) -> int:
     return len(layout.names) + len(layout.models) + len(layout.hardware_keys)
 
 
-def _pods_in_record(record: tuple[str, AllocationRecord] | None) -> Iterable[ObjectKey]:
-    """The pods in an allocation record."""
-    return [entry.key for entry in record[1].entries.values()] if record is not None else ()
-
-
 def _columns_by_node_number(index: NodeIndex, rows: Mapping[str, int]) -> Any:
     """By node number, the column of the layout; the last column for a node without GPUs."""
     columns = [rows.get(name, len(rows)) for name in index.known]
     return np.array([*columns, len(rows)], np.intp)
-
-
-_encode = msgspec.json.encode
 
 
 def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
@@ -387,14 +361,28 @@ def export_state(agent_state: GpuState, query: Mapping[str, str]) -> Generator[N
     )
     parts = []
     for name in names:
-        parts.append(_encode(name) + b": " + _encode(_export_node(agent_state.nodes[name])))
+        node = msgspec.json.encode(_export_node(agent_state.nodes[name]))
+        parts.append(msgspec.json.encode(name) + b": " + node)
         yield
     return b'{"nodes": {' + b",\n".join(parts) + b"}}\n"
 
 
 def _export_node(node: NodeState) -> dict[str, Any]:
+    gpus, allocations = node.gpus, node.allocations
     return {
-        "cards": {name: _export_gpu(node, at, name) for at, name in enumerate(node.gpus.names)},
+        "cards": {
+            name: {
+                "model": gpus.models[at],
+                "usable": name not in gpus.unusable,
+                "capacity": {
+                    resource: amounts[at] for resource, amounts in gpus.capacity.items() if amounts[at]
+                },
+                "held": allocations.amounts.get(name, {}),
+                "tiles_held": sorted(allocations.subdevices.get(name, ())),
+                "tiles_off": sorted(gpus.subdevices_off.get(name, ())),
+            }
+            for at, name in enumerate(gpus.names)
+        },
         "pods": {
             uid: {
                 "pod": allocation.pod,
@@ -402,19 +390,7 @@ def _export_node(node: NodeState) -> dict[str, Any]:
                 "cards": allocation.amounts,
                 "by": allocation.source,
             }
-            for uid, allocation in node.allocations.by_uid.items()
+            for uid, allocation in allocations.by_uid.items()
         },
         "problems": node.problems,
-    }
-
-
-def _export_gpu(node: NodeState, at: int, name: str) -> dict[str, Any]:
-    gpus = node.gpus
-    return {
-        "model": gpus.models[at],
-        "usable": name not in gpus.unusable,
-        "capacity": {resource: amounts[at] for resource, amounts in gpus.capacity.items() if amounts[at]},
-        "held": node.allocations.amounts.get(name, {}),
-        "tiles_held": sorted(node.allocations.subdevices.get(name, ())),
-        "tiles_off": sorted(gpus.subdevices_off.get(name, ())),
     }
