@@ -148,6 +148,34 @@ class NativeModeFixture:
             Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state}, SelectionIndex([policy], {})
         )
 
+    async def activate(self, *violating: str) -> None:
+        """Let the policy become active with labels on these nodes, and the watch show it."""
+        await self.step(*violating)
+        self.api.clock.advance(2)
+        await self.step(*violating)
+        self.watch()
+
+    async def step_without_policies(self) -> None:
+        """Run one step after all policies were deleted."""
+        snapshot = Snapshot(NodeIndex(self.names), {}, 0.0, 1)
+        await self.native.step(snapshot, {}, SelectionIndex((), {}))
+
+    async def put_pods(self, *pods: dict[str, Any]) -> None:
+        """Create pods, and let the watch deliver them."""
+        for pod in pods:
+            self.api.put(PODS, pod)
+        for _ in range(1000 + len(pods)):
+            await asyncio.sleep(0)
+
+    async def notes(self) -> list[str]:
+        """The notes of all Events."""
+        await self.recorder.flush()
+        return [event["note"] for event in self.api.objects(EVENTS).values()]
+
+    def status_with(self, *, active: bool, **fields: Any) -> dict[str, Any]:
+        """The expected status of a policy with a label."""
+        return {"nodeLabel": self.label, "active": active, **fields}
+
     async def step_without_native_mode(self) -> None:
         """Run one step of a leader that does not run in native mode."""
         state = PolicyState(Policy(KEY, "", None, uid=self.uid), None, (), None, None)
@@ -187,27 +215,24 @@ async def test_a_policy_is_active_once_every_node_is_labelled() -> None:
         fixture.api.takes_s = 0.1
         await fixture.step(*fixture.names)
         assert 10 < len(fixture.labelled()) < 40
-        assert fixture.status() is None or fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() is None or fixture.status() == fixture.status_with(active=False)
         fixture.api.takes_s = 0.0
         await fixture.step(*fixture.names)
         assert len(fixture.labelled()) == 100
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
         # kube-scheduler, which watches nodes and pods by separate requests, may not have seen the labels yet
         fixture.api.clock.advance(1.9)
         await fixture.step(*fixture.names)
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
         fixture.api.clock.advance(0.1)
         await fixture.step(*fixture.names)
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
 
 
 async def test_an_active_policy_stays_active_and_nothing_is_written_at_rest() -> None:
     async with native_mode() as fixture:
-        await fixture.step("n1")
-        fixture.api.clock.advance(2)
-        await fixture.step("n1")
+        await fixture.activate("n1")
         assert fixture.labelled() == {"n1": "violating"}
-        fixture.watch()
         before = fixture.api.patches()
         await fixture.step("n1")
         fixture.native.begin()
@@ -218,15 +243,12 @@ async def test_an_active_policy_stays_active_and_nothing_is_written_at_rest() ->
             await fixture.step("n2")
         await fixture.step("n2")
         assert fixture.labelled() == {"n2": "violating"}
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
 
 
 async def test_a_leader_without_native_mode_resets_the_status_of_native_mode_once() -> None:
     async with native_mode() as fixture:
-        await fixture.step("n1")
-        fixture.api.clock.advance(2)
-        await fixture.step("n1")
-        fixture.watch()
+        await fixture.activate("n1")
         fixture.api.fail(Unavailable("connection refused"), 1)
         with pytest.raises(NodewiseError):
             await fixture.step_without_native_mode()
@@ -237,14 +259,14 @@ async def test_a_leader_without_native_mode_resets_the_status_of_native_mode_onc
         fixture.native.begin()
         fixture.api.clock.advance(60)
         await fixture.step("n0", "n1")
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
         fixture.api.clock.advance(2)
         await fixture.step("n0", "n1")
         fixture.watch()
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
         # the same leader does not overwrite it, and the next one does
         await fixture.step_without_native_mode()
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
         fixture.reset.begin()
         await fixture.step_without_native_mode()
         assert fixture.status() == {"active": False}
@@ -274,11 +296,11 @@ async def test_a_policy_without_values_yet_is_not_active() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0", "n1", "n2", awaits_metrics=True)
         assert fixture.labelled() == {}
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
         await fixture.step("n0")
         fixture.api.clock.advance(2)
         await fixture.step("n0")
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
 
 
 REFUSALS = [
@@ -303,7 +325,7 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         for _ in range(2):  # a node that seems to be replaced is tried once more
             await fixture.step("n0", "n1")
         assert fixture.labelled() == {"n0": "violating"}
-        excluding = {"nodeLabel": fixture.label, "active": False, "excludedNodes": ["n1"]}
+        excluding = fixture.status_with(active=False, excludedNodes=["n1"])
         assert fixture.status() == excluding
         fixture.api.clock.advance(2)
         await fixture.step("n0", "n1")
@@ -317,22 +339,19 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         fixture.api.clock.advance(60)
         await fixture.step("n0", "n1")
         assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
         assert fixture.native.findings.refusals == {}
 
 
 async def test_an_active_policy_excludes_a_node_that_begins_to_violate_it_and_refuses_the_label() -> None:
     async with native_mode() as fixture:
-        await fixture.step("n0")
-        fixture.api.clock.advance(2)
-        await fixture.step("n0")
-        fixture.watch()
+        await fixture.activate("n0")
         fixture.api.refused = "n1"
         await fixture.step("n0", "n1")
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True, "excludedNodes": ["n1"]}
+        assert fixture.status() == fixture.status_with(active=True, excludedNodes=["n1"])
         fixture.watch()
         await fixture.step("n0")
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": True}
+        assert fixture.status() == fixture.status_with(active=True)
 
 
 async def test_a_refused_label_of_a_node_that_the_policy_accepts_excludes_nothing() -> None:
@@ -356,7 +375,7 @@ async def test_a_policy_waits_while_more_nodes_refuse_its_label_than_it_can_excl
         with pytest.raises(BadInput):
             await fixture.step(*fixture.names)
         assert len(fixture.labelled()) == 19
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
         assert "at most 10 nodes can be excluded by name" in fixture.native.findings.refusals[fixture.uid]
 
 
@@ -396,7 +415,7 @@ async def test_a_policy_that_rejects_no_node_needs_no_label() -> None:
         # with rules, its nodes have to be labelled first
         fixture.watch()
         await fixture.step("n0", awaits_metrics=True)
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
 
 
 async def test_a_policy_in_the_mode_shadow_has_no_labels_and_is_new_when_it_is_enforced() -> None:
@@ -410,7 +429,7 @@ async def test_a_policy_in_the_mode_shadow_has_no_labels_and_is_new_when_it_is_e
         assert (fixture.labelled(), fixture.status()["active"]) == ({}, False)
         fixture.watch()
         await fixture.step("n0", awaits_metrics=True)
-        assert fixture.status() == {"nodeLabel": fixture.label, "active": False}
+        assert fixture.status() == fixture.status_with(active=False)
 
 
 async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:
@@ -422,24 +441,21 @@ async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:
         assert "needs an extender" in fixture.native.findings.not_enforced[fixture.uid]
 
 
-async def test_a_label_of_another_manager_is_overwritten_and_counted() -> None:
+@pytest.mark.parametrize(("node", "value"), [("n0", "ok"), ("n1", "violating")])
+@pytest.mark.parametrize("is_followed", [False, True], ids=["same_leader", "new_leader"])
+async def test_a_label_of_another_manager_is_overwritten_or_removed(
+    node: str, value: str, is_followed: bool
+) -> None:
     async with native_mode() as fixture:
         await fixture.step("n0")
-        fixture.put_foreign_label("n0", "ok")
+        fixture.put_foreign_label(node, value)
         fixture.watch()
+        if is_followed:
+            fixture.native.begin()
         await fixture.step("n0")
         assert fixture.labelled() == {"n0": "violating"}
-        assert fixture.counted("foreign_verdict_labels_total") == 1
-
-
-async def test_a_label_of_another_manager_is_removed_from_a_node_that_passes() -> None:
-    async with native_mode() as fixture:
-        await fixture.step("n0")
-        fixture.put_foreign_label("n1", "violating")
-        fixture.watch()
-        await fixture.step("n0")
-        assert fixture.labelled() == {"n0": "violating"}
-        assert fixture.counted("foreign_verdict_labels_total") == 1
+        if not is_followed:
+            assert fixture.counted("foreign_verdict_labels_total") == 1
 
 
 async def test_a_new_leader_writes_without_reading_the_nodes_first() -> None:
@@ -453,16 +469,6 @@ async def test_a_new_leader_writes_without_reading_the_nodes_first() -> None:
             ("patch", NODES.path(name="n0"))
         ]
         assert fixture.labelled().keys() == set(fixture.names[1:])
-
-
-async def test_a_new_leader_removes_a_label_of_another_manager() -> None:
-    async with native_mode() as fixture:
-        await fixture.step("n0")
-        fixture.put_foreign_label("n1", "violating")
-        fixture.watch()
-        fixture.native.begin()
-        await fixture.step("n0")
-        assert fixture.labelled() == {"n0": "violating"}
 
 
 async def test_a_node_that_is_recreated_while_the_nodes_stay_the_same_is_labelled() -> None:
@@ -480,68 +486,50 @@ async def test_a_node_that_is_recreated_while_the_nodes_stay_the_same_is_labelle
 async def test_labels_of_a_deleted_policy_are_removed_once_pods_would_have_been_seen() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0")
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {"n0": "violating"}
         fixture.api.clock.advance(3.0)
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {}
 
 
 def _waiting_pod(name: str, *keys: str, namespace: str = "web") -> dict[str, Any]:
     """A pod without a node that requires labels."""
-    terms = [
-        {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]}
-    ]
-    affinity = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    }
+    expressions = [{"key": key, "operator": "NotIn", "values": ["violating"]} for key in keys]
+    required = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
     return {"metadata": metadata, "spec": {"affinity": affinity}, "status": {"phase": "Pending"}}
-
-
-def _without_policies(
-    fixture: NativeModeFixture,
-) -> tuple[Snapshot, dict[PolicyKey, PolicyState], SelectionIndex]:
-    """The arguments of a step after all policies were deleted."""
-    return Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
-
-
-async def _deliver_watch_events() -> None:
-    for _ in range(1000):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("is_followed", [False, True], ids=["same_leader", "new_leaders"])
 async def test_labels_of_a_deleted_policy_stay_for_its_waiting_pods_for_an_hour(is_followed: bool) -> None:
     async with native_mode() as fixture:
         await fixture.step("n0", selects=True)
-        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
-        await _deliver_watch_events()
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.put_pods(_waiting_pod("waits", fixture.label))
+        await fixture.step_without_policies()
         for seconds, labelled in ((1800.0, {"n0": "violating"}), (1799.0, {"n0": "violating"}), (1.0, {})):
             fixture.watch()
             fixture.api.clock.advance(seconds)
             if is_followed:
                 fixture.native.begin()
-            await fixture.native.step(*_without_policies(fixture))
+            await fixture.step_without_policies()
             assert fixture.labelled() == labelled
 
 
 async def test_labels_of_a_deleted_policy_go_with_its_last_waiting_pod() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0", selects=True)
-        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
-        await _deliver_watch_events()
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.put_pods(_waiting_pod("waits", fixture.label))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {"n0": "violating"}
         await fixture.api.delete(PODS.path("web", "waits"))
-        await _deliver_watch_events()
+        await fixture.put_pods()
         fixture.api.clock.advance(3.0)
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {}
-        fixture.api.put(PODS, _waiting_pod("later", fixture.label))
-        await _deliver_watch_events()
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.put_pods(_waiting_pod("later", fixture.label))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {}
         (lease,) = fixture.api.objects(LEASES).values()
         assert lease["metadata"]["annotations"]["nodewise.io/deleted-policies"] == "{}"
@@ -561,13 +549,12 @@ async def test_labels_are_written_although_the_lease_with_deleted_policies_canno
 async def test_labels_are_written_although_the_lease_with_deleted_policies_cannot_be_written() -> None:
     async with native_mode() as fixture:
         await fixture.step("n0", selects=True)
-        fixture.api.put(PODS, _waiting_pod("waits", fixture.label))
-        await _deliver_watch_events()
+        await fixture.put_pods(_waiting_pod("waits", fixture.label))
         fixture.api.unwritable = LEASES.path("nodewise")
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {"n0": "violating"}, "this leader remembers the policy"
         fixture.api.unwritable = ""
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.api.objects(LEASES), "the next step writes it"
 
 
@@ -576,11 +563,10 @@ async def test_labels_of_a_deleted_policy_do_not_stay_for_pods_that_it_did_not_s
     """Everyone who may create pods can name any label key."""
     async with native_mode() as fixture:
         await fixture.step("n0", selects=namespace != "web")
-        fixture.api.put(PODS, _waiting_pod("waits", fixture.label, namespace=namespace))
-        await _deliver_watch_events()
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.put_pods(_waiting_pod("waits", fixture.label, namespace=namespace))
+        await fixture.step_without_policies()
         fixture.api.clock.advance(3.0)
-        await fixture.native.step(*_without_policies(fixture))
+        await fixture.step_without_policies()
         assert fixture.labelled() == {}
         assert not fixture.api.objects(LEASES), "nothing was recorded"
 
@@ -609,9 +595,9 @@ async def test_labels_of_deleted_policies_of_a_namespace_stay_within_its_limit()
             snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
             await fixture.native.step(snapshot, states, SelectionIndex(policies, {}))
             fixture.api.put(PODS, _waiting_pod(f"waits{number}", *labels))
-            await _deliver_watch_events()
+            await fixture.put_pods()
             fixture.api.clock.advance(1.0)
-            await fixture.native.step(*_without_policies(fixture))
+            await fixture.step_without_policies()
             fixture.watch()
         node = fixture.api.objects(NODES)["", "n0"]["metadata"]["labels"]
         newest = {label_key(f"{number}-{part}") for number in (4, 5) for part in range(5)}
@@ -625,9 +611,7 @@ async def test_keys_that_belong_to_no_policy_take_no_memory_for_each_node() -> N
     async with native_mode(1) as fixture:
         for number in range(50):
             keys = [label_key(f"{number}-{key}") for key in range(20)]
-            fixture.api.put(PODS, _waiting_pod(f"p{number}", *keys))
-        for _ in range(1000):
-            await asyncio.sleep(0)
+            await fixture.put_pods(_waiting_pod(f"p{number}", *keys))
         tracemalloc.start()
         try:
             await fixture.native.step(snapshot, {}, SelectionIndex((), {}))
@@ -639,11 +623,8 @@ async def test_keys_that_belong_to_no_policy_take_no_memory_for_each_node() -> N
 
 async def test_a_waiting_pod_that_is_older_than_its_policy_is_named() -> None:
     async with native_mode() as fixture:
-        fixture.api.put(
-            PODS, {"metadata": {"name": "old", "namespace": "web"}, "status": {"phase": "Pending"}}
-        )
-        for _ in range(1000):  # the watch delivers the pod
-            await asyncio.sleep(0)
+        pod = {"metadata": {"name": "old", "namespace": "web"}, "status": {"phase": "Pending"}}
+        await fixture.put_pods(pod)
         await fixture.step("n0")
         assert fixture.native.findings.uncovered == {}, "the policy selects no pods"
         await fixture.step("n0", selects=True)
@@ -680,30 +661,22 @@ def _rejected_pod(name: str, key: str) -> Any:
 
 async def test_a_waiting_pod_of_a_deleted_policy_gets_an_event() -> None:
     async with native_mode() as fixture:
-        without_policy = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), {}, SelectionIndex((), {})
-        fixture.api.put(PODS, _rejected_pod("waits", fixture.label))
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        await fixture.native.step(*without_policy)
-        await fixture.recorder.flush()
-        assert not fixture.api.objects(EVENTS), "the watch may show the pod before its policy"
+        await fixture.put_pods(_rejected_pod("waits", fixture.label))
+        await fixture.step_without_policies()
+        assert not await fixture.notes(), "the watch may show the pod before its policy"
         fixture.api.clock.advance(31.0)
-        await fixture.native.step(*without_policy)
-        await fixture.recorder.flush()
-        (event,) = fixture.api.objects(EVENTS).values()
-        assert "policies that do not exist any more: " + fixture.label in event["note"]
+        await fixture.step_without_policies()
+        (note,) = await fixture.notes()
+        assert "policies that do not exist any more: " + fixture.label in note
 
 
 async def test_pod_of_another_namespace_learns_nothing_about_a_policy() -> None:
     async with native_mode() as fixture:
         rejected = _rejected_pod("waits", fixture.label)
-        fixture.api.put(PODS, rejected | {"metadata": rejected["metadata"] | {"namespace": "other"}})
-        for _ in range(1000):
-            await asyncio.sleep(0)
+        await fixture.put_pods(rejected | {"metadata": rejected["metadata"] | {"namespace": "other"}})
         await fixture.step("n0", "n1", "n2")
-        await fixture.recorder.flush()
-        (event,) = fixture.api.objects(EVENTS).values()
-        assert event["note"] == (
+        (note,) = await fixture.notes()
+        assert note == (
             "the pod requires node labels of policies that are not its own; create it again to remove the requirement:"
             " nodewise explain other/waits shows each node"
         )
@@ -711,10 +684,7 @@ async def test_pod_of_another_namespace_learns_nothing_about_a_policy() -> None:
 
 async def test_waiting_pods_get_events_within_a_limit() -> None:
     async with native_mode() as fixture:
-        for number in range(60):
-            fixture.api.put(PODS, _rejected_pod(f"p{number}", fixture.label))
-        for _ in range(1000):
-            await asyncio.sleep(0)
+        await fixture.put_pods(*(_rejected_pod(f"p{number}", fixture.label) for number in range(60)))
         await fixture.step("n0", "n1", "n2")
         await fixture.recorder.flush()
         events = list(fixture.api.objects(EVENTS).values())
@@ -723,16 +693,12 @@ async def test_waiting_pods_get_events_within_a_limit() -> None:
         assert "placement policy web/cool" in events[0]["note"]
         fixture.api.clock.advance(1.0)
         await fixture.step("n0", "n1", "n2")
-        await fixture.recorder.flush()
-        assert len(fixture.api.objects(EVENTS)) == 55
+        assert len(await fixture.notes()) == 55
 
 
 async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> None:
     async with native_mode(200) as fixture:
-        for number in range(2000):
-            fixture.api.put(PODS, _rejected_pod(f"p{number}", fixture.label))
-        for _ in range(3000):  # the watch delivers the pods
-            await asyncio.sleep(0)
+        await fixture.put_pods(*(_rejected_pod(f"p{number}", fixture.label) for number in range(2000)))
         await fixture.step(*fixture.names)
         assert len(fixture.labelled()) == 200
         fixture.watch()
