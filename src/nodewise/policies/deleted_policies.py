@@ -97,7 +97,15 @@ class DeletedPolicies:
 
         `selection` selects pods by these policies. `now_s` is in seconds since 1970.
         """
-        self._update_just_deleted(live, now_s)
+        just_deleted = dict(self._just_deleted)
+        if self._selection is not None:
+            for key in self._live.keys() - live.keys():
+                just_deleted[key] = _JustDeleted(self._live[key], self._selection, now_s)
+        self._just_deleted = {
+            key: deleted
+            for key, deleted in just_deleted.items()
+            if key not in live and now_s - deleted.at_s < _SEEN_LATER_S
+        }
         waiting = yield from self._waiting_namespaces(live, pods)
         now = clock.format_micro_time(now_s)  # policies that are deleted in one second have an order, too
         records = {}
@@ -108,16 +116,6 @@ class DeletedPolicies:
                 records[uid] = record
         self.records, self._live, self._selection = records, live, selection
 
-    def _update_just_deleted(self, live: Mapping[str, PolicyKey], now_s: float) -> None:
-        if self._selection is not None:
-            for key in self._live.keys() - live.keys():
-                self._just_deleted[key] = _JustDeleted(self._live[key], self._selection, now_s)
-        self._just_deleted = {
-            key: deleted
-            for key, deleted in self._just_deleted.items()
-            if key not in live and now_s - deleted.at_s < _SEEN_LATER_S
-        }
-
     def _waiting_namespaces(
         self, live: Mapping[str, PolicyKey], pods: Iterable[UnscheduledPod]
     ) -> Generator[None, None, dict[str, set[str]]]:
@@ -125,20 +123,26 @@ class DeletedPolicies:
 
         For a policy that was just deleted, pods that it selected count; later, pods of the namespaces in the record.
         """
-        by_key = {label_key(uid): record.namespaces for uid, record in self.records.items()}
-        recorded = {key: frozenset(by_key[key]) for key in by_key.keys() - live.keys()}
-        policies_by_group: dict[tuple[PodLabelGroup, int], frozenset[PolicyKey]] = {}
+        recorded = {label_key(uid): frozenset(record.namespaces) for uid, record in self.records.items()}
+        recorded = {key: namespaces for key, namespaces in recorded.items() if key not in live}
+        selecting: dict[tuple[PodLabelGroup, int], frozenset[PolicyKey]] = {}
+        """By group of pods and selection, the policies that select them."""
         waiting: dict[str, set[str]] = {}
         for pod in pods:
             yield
             namespace = pod.metadata.namespace
-            for key in pod.keys & recorded.keys():
-                if namespace in recorded[key]:
-                    waiting.setdefault(key, set()).add(namespace)
+            keys = {key for key in pod.keys & recorded.keys() if namespace in recorded[key]}
             for key in pod.keys & self._just_deleted.keys() - recorded.keys():
                 deleted = self._just_deleted[key]
-                if deleted.policy in _selecting_policies(pod.group, deleted.selection, policies_by_group):
-                    waiting.setdefault(key, set()).add(namespace)
+                if pod.group is None:
+                    continue
+                place = pod.group, id(deleted.selection)
+                if place not in selecting:
+                    selecting[place] = frozenset(deleted.selection.select(pod.group.pod()))
+                if deleted.policy in selecting[place]:
+                    keys.add(key)
+            for key in keys:
+                waiting.setdefault(key, set()).add(namespace)
         return waiting
 
     def keep(self, admitted: Container[str]) -> None:
@@ -156,17 +160,3 @@ class DeletedPolicies:
             if key not in recorded
         }
         return [*just_deleted.items(), *recorded.items()]
-
-
-def _selecting_policies(
-    group: PodLabelGroup | None,
-    selection: SelectionIndex,
-    known: dict[tuple[PodLabelGroup, int], frozenset[PolicyKey]],
-) -> frozenset[PolicyKey]:
-    """The policies that select pods of a group. `known` are those of earlier calls."""
-    if group is None:
-        return frozenset()
-    place = group, id(selection)
-    if place not in known:
-        known[place] = frozenset(selection.select(group.pod()))
-    return known[place]

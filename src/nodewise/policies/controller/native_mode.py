@@ -32,7 +32,7 @@ from nodewise.policies import (
 )
 from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
-from nodewise.policies.deleted_policies import LEASE, DeletedPolicies, DeletedPolicy, Records
+from nodewise.policies.deleted_policies import LEASE, DeletedPolicies, Records
 from nodewise.policies.labelling_progress import LabellingProgress
 from nodewise.policies.native_mode_pods import LabelledSelector, NoteSchedule, UncoveredPods, UnscheduledPod
 from nodewise.policies.node_labels import VERDICT_LABELS
@@ -54,83 +54,73 @@ class DeletedPolicyLease:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._path = LEASES.path(handle.namespace, LEASE)
-        self._object: dict[str, Any] | None = None
-        """As it was last read or written; None if there is none."""
+        self._object: dict[str, Any] = {}
+        """As it was last read or written; empty if there is none."""
         self._saved: Records | None = None
         """What the object contains; None while that is unknown."""
         self._is_refused = False
         self._attempts = 0
         self._error = ""
 
-    async def load(self) -> dict[str, DeletedPolicy]:
+    async def load(self) -> Records:
         """The records of earlier leaders; none if the Lease cannot be read.
 
         Raises Unavailable for the first `_MAX_ATTEMPTS` - 1 times, so that the next step tries again.
         """
-        self._object, self._saved, self._is_refused = None, {}, False
+        self._object, self._saved, self._is_refused = {}, {}, False
         try:
-            self._remember(await self._handle.api.get(self._path))
+            self._object = _decode_object(await self._handle.api.get(self._path))
         except NotFound:
             return {}
-        except Unavailable as error:
-            self._attempts += 1
-            if self._attempts < _MAX_ATTEMPTS:
-                raise
-            self._report(error)
-            return {}
         except NodewiseError as error:
-            self._is_refused = True
-            self._report(error)
+            self._attempts += isinstance(error, Unavailable)
+            if isinstance(error, Unavailable) and self._attempts < _MAX_ATTEMPTS:
+                raise
+            self._remember_failure(error)
             return {}
         self._attempts = 0
-        metadata: dict[str, Any] = self._object.get("metadata") or {} if self._object else {}
-        records = deleted_policies.decode(str((metadata.get("annotations") or {}).get(ANNOTATION, "{}")))
-        self._saved = records
-        return records
+        annotations = (self._object.get("metadata") or {}).get("annotations") or {}
+        self._saved = deleted_policies.decode(str(annotations.get(ANNOTATION, "{}")))
+        return self._saved
 
     async def save(self, records: Records) -> None:
         """Write the records if they have changed. Without any, no Lease is created."""
         if records == self._saved or self._is_refused:
             return
-        metadata = dict(
-            (self._object or {}).get("metadata") or {"name": LEASE, "namespace": self._handle.namespace}
-        )
+        api, namespace = self._handle.api, self._handle.namespace
+        metadata = self._object.get("metadata") or {"name": LEASE, "namespace": namespace}
         annotations = {**(metadata.get("annotations") or {}), ANNOTATION: deleted_policies.encode(records)}
-        body = {
-            "apiVersion": LEASES.api_version,
-            "kind": LEASES.kind,
-            **(self._object or {}),
-            "metadata": {**metadata, "annotations": annotations},
-        }
+        kind = {"apiVersion": LEASES.api_version, "kind": LEASES.kind}
+        body = {**kind, **self._object, "metadata": {**metadata, "annotations": annotations}}
         try:
-            if self._object is None:
-                written = await self._handle.api.create(LEASES.path(self._handle.namespace), body)
+            if self._object:
+                written = await api.replace(self._path, body)
             else:
-                written = await self._handle.api.replace(self._path, body)
+                written = await api.create(LEASES.path(namespace), body)
         except (Conflict, NotFound):
             # another client wrote or deleted it; the next step reads and writes it again
-            self._object, self._saved = None, None
+            self._object, self._saved = {}, None
             with contextlib.suppress(NodewiseError):
-                self._remember(await self._handle.api.get(self._path))
-            return
+                self._object = _decode_object(await api.get(self._path))
         except NodewiseError as error:
-            self._is_refused = not isinstance(error, Unavailable)
-            self._report(error)
-            return
-        self._remember(written)
-        self._saved, self._error = dict(records), ""
+            self._remember_failure(error)
+        else:
+            self._object = _decode_object(written)
+            self._saved, self._error = dict(records), ""
 
-    def _remember(self, body: bytes) -> None:
-        try:
-            self._object = msgspec.json.decode(body, type=dict[str, Any])
-        except UNREADABLE:
-            self._object = None
-
-    def _report(self, error: NodewiseError) -> None:
-        """Log an error once, not at every step."""
+    def _remember_failure(self, error: NodewiseError) -> None:
+        """Log an error once, not at every step. A refusal is not tried again."""
+        self._is_refused = not isinstance(error, Unavailable)
         if str(error) != self._error:
             self._error = str(error)
             logs.emit("deleted_policies_failed", lease=self._path, error=str(error))
+
+
+def _decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except UNREADABLE:
+        return {}
 
 
 _EVENTS_PER_S: Final = 5.0
