@@ -36,7 +36,7 @@ def test_the_version_of_today_is_spoken(api_client: BlockingApiClient) -> None:
     assert api_server.fetch_features(api_client) == api_server.TABLE[-1]
 
 
-def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str) -> None:
+def test_a_user_without_rights_is_refused(plane: ControlPlane, space: str) -> None:
     nobody = plane.user("nobody-of-cpus")
     options = KubeOptions(kubeconfig=str(nobody.kubeconfig))
     with BlockingApiClient(options) as opened, pytest.raises(Refused, match="grant this right"):

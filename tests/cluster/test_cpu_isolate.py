@@ -82,7 +82,7 @@ class TestConfigMapStoreOnReal(StoreSuite):
             yield ConfigMapStore(opened, space, NODE)
 
 
-def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str, account: Path) -> None:
+def test_a_user_without_rights_is_refused(plane: ControlPlane, space: str, account: Path) -> None:
     with pytest.raises(Refused, match="403"):
         ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
     (account / "token").write_text("no token")
@@ -104,7 +104,7 @@ def test_another_authority_is_not_believed(
         ServiceAccountClient(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
 
 
-def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
+def test_error_outside_of_pods_has_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="node agent"):
         ServiceAccountClient(tmp_path, {})
 

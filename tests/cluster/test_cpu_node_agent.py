@@ -205,7 +205,7 @@ def _isolate(
     )
 
 
-def test_a_container_gets_what_it_requested_and_no_more(cluster: TwoNodeCluster) -> None:
+def test_a_container_gets_no_more_than_its_request(cluster: TwoNodeCluster) -> None:
     place = cluster.places[0]
     with _containers(cluster, place, "one", 1) as (inside,):
         first = _isolate(place, inside, "cat")
@@ -252,7 +252,7 @@ def test_a_pod_of_another_node_gets_nothing(cluster: TwoNodeCluster) -> None:
         assert ran.returncode == 125
 
 
-def test_the_node_and_its_reports_say_what_is_so(cluster: TwoNodeCluster) -> None:
+def test_node_and_reports_show_the_current_state(cluster: TwoNodeCluster) -> None:
     for place in cluster.places:
         node = wait(
             f"{place.node} is labelled and advertises its core",
@@ -403,7 +403,7 @@ UNINSTALL_FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", UNINSTALL_FORBIDDEN)
-def test_who_leaves_nodes_may_not_write(cluster: TwoNodeCluster, what: str) -> None:
+def test_account_of_removal_may_not_write(cluster: TwoNodeCluster, what: str) -> None:
     """cmk-uninstall may write to every node, but only the CPU manager's fields."""
     method, path, body = UNINSTALL_FORBIDDEN[what]
     account = cluster.plane.service_account("cmk-uninstall", NAMESPACE)
@@ -471,7 +471,7 @@ def _inside(folder: Path) -> list[int]:
     return []
 
 
-def test_without_an_api_server_nobody_gets_exclusive_cpus(cluster: TwoNodeCluster) -> None:
+def test_no_exclusive_cpus_without_an_api_server(cluster: TwoNodeCluster) -> None:
     """This must be the last test, because it kills the API server."""
     place = cluster.places[0]
     with _containers(cluster, place, "orphan", 1) as (inside,):

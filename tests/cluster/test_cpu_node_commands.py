@@ -67,7 +67,7 @@ class TestPools:
         pools = node.answered("describe")["pools"]
         assert list(pools["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
 
-    def test_two_who_make_them_at_once_agree(self, node: CpuNode) -> None:
+    def test_concurrent_creations_agree(self, node: CpuNode) -> None:
         children = [node.start("init", "--sysfs", node.folder, "--num-exclusive-cores", 2) for _ in range(3)]
         for child in children:
             with child:
@@ -75,7 +75,7 @@ class TestPools:
             assert child.returncode == 0, err
         assert len(list(node.stored().pools["exclusive"].cpu_lists)) == 2
 
-    def test_classes_of_core_power_are_heeded_where_the_label_says_so(self, node: CpuNode) -> None:
+    def test_label_enables_classes_of_core_power(self, node: CpuNode) -> None:
         """Case 85, with the label that Node Feature Discovery writes."""
         for cpu in range(16):
             folder = node.folder / CPUS / f"cpu{cpu}" / "cpufreq"
@@ -106,7 +106,7 @@ class TestPools:
         assert "pool exclusive: 8 cores available; expected 40 requested" in done.stderr
         assert node.sandbox.api.find(node.config_map) is None
 
-    def test_a_table_says_who_holds_what(self, node: CpuNode) -> None:
+    def test_table_shows_the_tasks_of_each_list(self, node: CpuNode) -> None:
         node.init()
         node.store(
             node.stored().with_tasks(
@@ -147,7 +147,7 @@ def nobody(plane: ControlPlane) -> User:
 
 
 class TestDiscover:
-    def test_the_node_says_what_it_has(self, node: CpuNode) -> None:
+    def test_node_advertises_its_resources(self, node: CpuNode) -> None:
         node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         node.init()
         assert node.run("discover").returncode == 0
@@ -169,7 +169,7 @@ class TestDiscover:
         node.run("discover")
         assert node.now()["spec"]["taints"] == [FOREIGN, exclusive_core_advertisement.OURS]
 
-    def test_what_a_kubelet_took_back_is_said_again(self, node: CpuNode) -> None:
+    def test_resources_removed_by_a_kubelet_are_advertised_again(self, node: CpuNode) -> None:
         node.init()
         node.run("discover")
         zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
@@ -233,7 +233,7 @@ class TestDiscover:
 
 
 class TestReconcile:
-    def test_several_at_once_free_what_is_over_and_nothing_else(self, node: CpuNode) -> None:
+    def test_concurrent_collections_release_ended_tasks_only(self, node: CpuNode) -> None:
         node.init(4)
         me = os.getpid()
         tasks = {
@@ -259,7 +259,7 @@ class TestReconcile:
         (mine,) = [cpu_list.tasks[0] for _, cpu_list in node.stored().cpu_lists if cpu_list.tasks]
         assert mine.start is not None
 
-    def test_nothing_is_written_where_nothing_is_over(self, node: CpuNode) -> None:
+    def test_no_write_without_ended_tasks(self, node: CpuNode) -> None:
         node.init()
         before = node.sandbox.api.get(node.config_map)
         assert node.answered("reconcile", "--proc-fs", "/proc") == {"reclaimedCpuLists": []}
@@ -328,7 +328,9 @@ class TestReports:
         assert (done.returncode, "cpu_report" in done.stderr) == (0, False), done.stderr
         assert node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
 
-    def test_who_may_not_define_them_is_told(self, node: CpuNode, without_definitions: None) -> None:
+    def test_missing_right_to_define_report_kinds_is_reported(
+        self, node: CpuNode, without_definitions: None
+    ) -> None:
         plane = node.sandbox.plane
         reader = plane.user(
             f"reporter-{child_processes.number()}",
@@ -340,7 +342,7 @@ class TestReports:
         assert "cpu_report_undefined" in done.stderr
         assert "cpu_report_skipped" in done.stderr
 
-    def test_a_report_that_is_none_is_refused(self, node: CpuNode, without_definitions: None) -> None:
+    def test_invalid_report_is_refused(self, node: CpuNode, without_definitions: None) -> None:
         plane = node.sandbox.plane
         with requests(plane.admin) as client:
             dialect = api_server.TABLE[-1]

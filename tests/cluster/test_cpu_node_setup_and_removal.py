@@ -123,7 +123,7 @@ def outcomes(report: Any) -> list[str]:
     ]
 
 
-def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
+def test_second_run_changes_nothing(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
     report = prepare_nodes(sandbox, nodes, as_users_do=True)
     assert [node_report["node"] for node_report in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
@@ -142,7 +142,7 @@ def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], ku
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
 
 
-def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
+def test_differing_objects_are_replaced(sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets) -> None:
     first = nodes[:1]
     prepare_nodes(sandbox, first)
     before = object_versions(sandbox)
@@ -165,7 +165,7 @@ def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: 
     assert images == {"other:v2"}
 
 
-def test_a_pod_that_failed_is_told_and_tried_again(
+def test_failed_pod_is_reported_and_replaced(
     sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     ill, well = nodes
@@ -196,7 +196,7 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
     assert second["ready"]
 
 
-def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
+def test_agent_that_does_not_run_is_reported_and_shipped_one_replaced(
     sandbox: Sandbox, nodes: list[str], kubelets: FakeKubelets
 ) -> None:
     """If deploy/cpu-agent.yaml was applied first, cluster-init keeps its DaemonSet and sets the image."""
@@ -255,7 +255,7 @@ def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -
     assert object_versions(sandbox) == {}
 
 
-def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
+def test_api_server_knows_all_fields_of_created_objects(sandbox: Sandbox, nodes: list[str]) -> None:
     """The API server accepts the objects with strict field validation, which kubectl requests."""
     wish = SetupOptions(namespace=sandbox.namespace, pull_secret="sec")
     newest = api_server.TABLE[-1]
@@ -275,7 +275,7 @@ def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: 
 
 
 @pytest.mark.parametrize("name", ["cpu-cluster-init.yaml", "cpu-uninstall.yaml", "cpu-pods.yaml"])
-def test_the_manifests_that_ship_are_what_the_api_server_knows(sandbox: Sandbox, name: str) -> None:
+def test_api_server_knows_all_fields_of_shipped_manifests(sandbox: Sandbox, name: str) -> None:
     for manifest in extender_process.manifest(name):
         about = manifest["metadata"] | {"namespace": sandbox.namespace}
         version = manifest["apiVersion"]
@@ -329,7 +329,7 @@ class TestReconfigureSetup:
         kubelets.fates.clear()
         assert [node_report["state"] for node_report in self.reconfigured(sandbox)] == ["reconfigured"] * 2
 
-    def test_it_ends_where_it_fails(
+    def test_reconfiguration_ends_at_the_first_failure(
         self, sandbox: Sandbox, labelled: list[str], kubelets: FakeKubelets
     ) -> None:
         kubelets.fates[node_setup_objects.reconfiguration_pod_name(labelled[0])] = fake_kubelets.failed(
@@ -434,7 +434,7 @@ class TestUninstall:
         assert f"process {os.getpid()} of pod p1" in completed.stderr
         assert (object_versions(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
 
-    def test_elsewhere_no_task_is_taken_to_be_over(
+    def test_all_tasks_count_as_running_on_another_node(
         self, sandbox: Sandbox, node: str, kubelets: FakeKubelets, tmp_path: Path
     ) -> None:
         info = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}

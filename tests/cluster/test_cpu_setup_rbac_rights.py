@@ -94,7 +94,7 @@ def run(
         yield CpuCommands(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
 
 
-def test_of_who_prepares(run: CpuCommands) -> None:
+def test_rights_to_prepare_nodes(run: CpuCommands) -> None:
     setup = run.account("cmk-setup")
     arguments = ("cluster-init", "--all-hosts", f"--namespace={NAMESPACE}", "--timeout=60")
     run.cpu(setup, *arguments)
@@ -138,7 +138,7 @@ def dead_task(run: CpuCommands, node: str) -> None:
     run.plane.api.patch(path, {"data": {"config": config}})
 
 
-def test_of_who_leaves(run: CpuCommands) -> None:
+def test_rights_to_remove_nodes(run: CpuCommands) -> None:
     """This test must run after those above, whose objects it removes."""
     account = run.account("cmk-uninstall")
     boot = procfs.read_boot_id(Path("/proc"))

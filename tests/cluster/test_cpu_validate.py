@@ -64,7 +64,7 @@ def test_a_node_as_it_should_be(prepared: CpuNode) -> None:
     assert results[EXCLUSIVE_CORES]["seen"] == "capacity 2, allocatable 2; the pool has 2"
 
 
-def test_a_node_that_nobody_prepared(node: CpuNode) -> None:
+def test_unprepared_node(node: CpuNode) -> None:
     results = checks(node, code=3)
     assert wrong(results) == {"label", "taint", "pools", "agent", "cmk-nodereport"}
     assert f"discover --node-name {node.name}" in results["label"]["remedy"]
@@ -76,13 +76,13 @@ def test_a_node_that_is_none(node: CpuNode) -> None:
     assert wrong(checks(node, code=3)) == {"node"}
 
 
-def test_what_a_kubelet_took_back(prepared: CpuNode) -> None:
+def test_resources_removed_by_a_kubelet(prepared: CpuNode) -> None:
     zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
     prepared.sandbox.api.patch(f"{prepared.path}/status", {"status": zero})
     assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES}
 
 
-def test_a_taint_that_nobody_wants(prepared: CpuNode) -> None:
+def test_unexpected_taint(prepared: CpuNode) -> None:
     prepared.sandbox.api.patch(prepared.path, {"spec": {"taints": None}})
     assert wrong(checks(prepared, code=3)) == {"taint"}
     assert wrong(checks(prepared, "--no-taint")) == set()

@@ -180,9 +180,7 @@ def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: RunningWebhook)
 
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
-def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
-    plain: RunningWebhook, level: str
-) -> None:
+def test_namespace_with_pod_security_rejects_mutated_pods(plain: RunningWebhook, level: str) -> None:
     space, api = f"/api/v1/namespaces/{plain.sandbox.namespace}", plain.sandbox.api
     label = "pod-security.kubernetes.io/enforce"
     api.patch(space, {"metadata": {"labels": {label: level}}})
@@ -219,9 +217,7 @@ def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(
     assert "volumes" not in (sandbox.pod("elsewhere") or {})["spec"]
 
 
-def test_a_container_that_another_webhook_adds_gets_what_it_needs(
-    plain: RunningWebhook, tmp_path: Path
-) -> None:
+def test_container_of_another_webhook_is_mutated(plain: RunningWebhook, tmp_path: Path) -> None:
     """The other webhook is called later, because of its name, so the API server calls this one again."""
     added = {"name": "added", "image": "none", "resources": {"limits": {cmk_names.EXCLUSIVE_CORES: "2"}}}
     with another_webhook(plain.sandbox, tmp_path, added):
@@ -300,7 +296,7 @@ def test_a_certificate_made_anew_loses_no_pod(plain: RunningWebhook) -> None:
     expect_ready_for_cores(plain.offered(pod(requests={cmk_names.EXCLUSIVE_CORES: "1"})))
 
 
-def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
+def test_api_server_accepts_printed_manifests(sandbox: Sandbox) -> None:
     """The API server accepts the manifests with strict field validation: unknown fields and wrong types are errors."""
     printed = manifests(f"--namespace={sandbox.namespace}", "--insecure=false")
     printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{sandbox.namespace}"

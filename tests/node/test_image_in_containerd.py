@@ -174,7 +174,7 @@ def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> N
     assert image_assembly.sbom_path(files[0]).read_bytes() == image_assembly.sbom_path(files[1]).read_bytes()
 
 
-def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
+def test_start_of_its_python_leaves_no_path_or_time(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that was compiled so would stay, for it is newer than its source."""
@@ -316,7 +316,7 @@ def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_the_older_configurators_templates_are_where_it_had_them(image: ImageUnderTest) -> None:
+def test_templates_of_the_older_configurator_keep_their_paths(image: ImageUnderTest) -> None:
     script = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"
     read = json.loads(output(image.run("python3", "-c", script, *image_constants.TEMPLATES)))
     assert read == [scheduler_templates.template(agents) for agents in image_constants.TEMPLATES.values()]

@@ -86,7 +86,7 @@ def test_every_command_starts_there(empty: ReadOnlyRoot, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_command_that_is_not_in_it_says_where_it_is(empty: ReadOnlyRoot, name: str) -> None:
+def test_missing_command_names_the_image_that_has_it(empty: ReadOnlyRoot, name: str) -> None:
     completed = empty.run("/opt/bin/cmk", name, "--help")
     assert (completed.returncode, completed.stdout) == (1, "")
     assert f"{name} is not part of the program that is installed on hosts" in completed.stderr

@@ -72,7 +72,7 @@ SHOWN = {
     43: "conformance/test_node_commands.py::test_a_full_disk_frees_no_cpu_list",
     45: "unit/cli/test_cpu_common_options.py::test_is_never_guessed",
     50: "unit/webhook/test_manifests.py::test_options_are_applied",
-    51: "tests/cluster/test_cpu_node_setup_and_removal.py::test_all_that_is_made_is_what_the_api_server_knows",
+    51: "tests/cluster/test_cpu_node_setup_and_removal.py::test_api_server_knows_all_fields_of_created_objects",
     55: "tests/cluster/test_cpu_node_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
     56: "unit/cluster/test_node_setup_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
     65: "conformance/test_webhook.py::test_silent_clients_delay_no_others",

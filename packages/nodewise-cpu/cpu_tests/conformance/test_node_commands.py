@@ -160,7 +160,7 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
+def test_abandoned_reconfiguration_is_rolled_back(tmp_path: Path) -> None:
     store = DirectoryStore(directory_of(allocations_of({"exclusive": {0: "0"}}), tmp_path / "conf"))
     target = allocations_of({"exclusive": {0: "0 1"}})
     by = Task(99_999_999, 5, procfs.read_boot_id(Path("/proc")))
@@ -173,7 +173,7 @@ def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("row", case_table_rows.read("container", ContainerRow), ids=lambda row: row.id)
-def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_path: Path) -> None:
+def test_container_names_the_mount_of_the_hosts_processes(row: ContainerRow, tmp_path: Path) -> None:
     unshare = shutil.which("unshare") or skip_conditions.not_run(
         "there is no program unshare: install util-linux"
     )

@@ -38,6 +38,8 @@ _NODE: Final = re.compile(rf"({NODES}/node(\d+))/cpu(?:list|map)", re.ASCII)
 _UNIT: Final = re.compile(r"sys/devices/cpu_(\w+)/cpus", re.ASCII)
 _CACHE: Final = re.compile(rf"({CPUS}/cpu(\d+)/cache/index\d+)/level", re.ASCII)
 _L3: Final = "3"
+_LIST_FILES: Final = ("list", "present", "online", "isolated", "effective", "_memory", "/cpus")
+"""The ends of the names of files with lists of CPUs; others have masks."""
 _IMPLEMENTER_AND_PART: Final = 0xFF00FFF0
 _LARGEST_RATIO_WITHIN_A_KIND: Final = 1.1
 _UNITS: Final = {"core": FASTEST_KIND, "atom": "efficiency", "lowpower": "low-power"}
@@ -167,68 +169,72 @@ class _MachineFiles:
         return int(text) if int(text) >= 0 else None
 
     def cpus(self, *paths: str) -> frozenset[int] | None:
-        """The CPUs in the first of these files that has a line. Files with lists have names that end in `list`."""
+        """The CPUs in the first of these files that has a line."""
         for path in paths:
             text = self.texts.get(path)
             if not text:
                 continue
+            has_list = path.endswith(_LIST_FILES)
+            parse = cpu_set_formats.parse_cpu_numbers if has_list else cpu_set_formats.parse_cpu_mask
             try:
-                return frozenset(_parse_cpus(path, text))
+                return frozenset(parse(text, path))
             except BadInput as error:
                 self.problems += error.problems
         return None
 
 
-def _parse_cpus(path: str, text: str) -> Iterable[int]:
-    is_mask = not path.endswith(("list", "present", "online", "isolated", "effective", "_memory", "/cpus"))
-    return (
-        cpu_set_formats.parse_cpu_mask(text, path)
-        if is_mask
-        else cpu_set_formats.parse_cpu_numbers(text, path)
-    )
-
-
-def parse(texts: Mapping[str, str]) -> Topology:
+def parse(texts: Mapping[str, str]) -> Topology:  # complexity: one file of the kernel after the other
     """The topology of the machine with these files: path below its root to text (`machine_features.read_sysfs_files`).
 
     BadInput names every file that the kernel would not write like that, or says that there is no CPU.
     """
     files = _MachineFiles(texts)
-    folders = {int(match[1]) for path in texts if (match := _FOLDER.match(path))}
-    present = files.cpus(f"{CPUS}/present") or folders
+    present = files.cpus(f"{CPUS}/present") or {
+        int(match[1]) for path in texts if (match := _FOLDER.match(path))
+    }
     online = _online_cpus(files, present)
     places = {cpu: _read_cpu_place(files, cpu) for cpu in sorted(online)}
     nodes, overlaps = _numa_node_by_cpu(files)
     memory_nodes = files.cpus(f"{NODES}/has_memory", f"{NODES}/has_normal_memory")
-    caches = _l3_by_cpu(files)
-    kinds = _core_kinds(files, online)
-    isolated, unread = _isolated(files, max(present, default=None))
+    caches, kinds = _l3_by_cpu(files), _core_kinds(files, online)
+    unread: Sequence[Problem] = ()
+    isolated = files.cpus(f"{CPUS}/isolated")
+    if isolated is None:  # older kernels only have their command line
+        last = max(present, default=None)
+        isolated, unread = cpu_set_formats.parse_isolcpus(texts.get(COMMAND_LINE, ""), last)
     partitions = _cpus_of_partitions(files, online)
     if not online:
-        files.problems.append(
-            Problem(CPUS, "no CPU that is online", "the folders `sys` and `proc` of a machine")
-        )
+        expected = "the folders `sys` and `proc` of a machine"
+        files.problems.append(Problem(CPUS, "no CPU that is online", expected))
     if files.problems:
         raise BadInput("cannot read the machine's topology", files.problems)
-    cores, core_of = _group_cpus_into_cores(places)
-    cpus = tuple(
-        _create_cpu(cpu, places[cpu], cores[core_of[cpu]]) if cpu in online else Cpu(cpu, online=False)
+    cores = _group_cpus_into_cores(places, kinds, caches)
+    core_of = {cpu: core for core in cores for cpu in core.cpus}
+    cpus = [
+        Cpu(
+            cpu,
+            core=core_of[cpu].core,
+            core_id=places[cpu].core_id,
+            socket=core_of[cpu].socket,
+            package_id=places[cpu].package_id,
+            die=places[cpu].die,
+            siblings=core_of[cpu].cpus,
+            l3=caches.get(cpu),
+        )
+        if cpu in online
+        else Cpu(cpu, online=False)
         for cpu in sorted(present | online)
-    )
+    ]
     whole = tuple(
         cpu._replace(
             numa=nodes.get(cpu.cpu),
             kind=kinds.get(cpu.cpu),
             isolated=cpu.cpu in isolated,
-            l3=caches.get(cpu.cpu) if cpu.online else None,
             partition=cpu.cpu in partitions,
         )
         for cpu in cpus
     )
-    whole_cores = tuple(
-        core._replace(kind=kinds.get(core.cpus[0]), l3=caches.get(core.cpus[0])) for core in cores
-    )
-    return Topology(whole, whole_cores, (*unread, *overlaps), memory_nodes)
+    return Topology(whole, tuple(cores), (*unread, *overlaps), memory_nodes)
 
 
 def _online_cpus(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]:
@@ -249,48 +255,39 @@ def _online_cpus(files: _MachineFiles, present: Iterable[int]) -> frozenset[int]
 
 def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
     folder = f"{CPUS}/cpu{cpu}/topology"
+
+    def sets(*names: str) -> frozenset[int] | None:
+        """The CPUs in the list or the mask of the first of these, older and newer names of one set."""
+        return files.cpus(*(f"{folder}/{name}{form}" for name in names for form in ("_list", "")))
+
     package_id = files.number(f"{folder}/physical_package_id")
-    together = files.cpus(*_list_and_mask(f"{folder}/core_siblings", f"{folder}/package_cpus"))
-    threads = files.cpus(*_list_and_mask(f"{folder}/thread_siblings", f"{folder}/core_cpus"))
+    together = sets("core_siblings", "package_cpus")
     return _CpuLocation(
         core_id=files.number(f"{folder}/core_id"),
         die=files.number(f"{folder}/die_id"),
         package_id=package_id,
         package=package_id if package_id is not None else together or 0,
-        threads=threads or frozenset({cpu}),
+        threads=sets("thread_siblings", "core_cpus") or frozenset({cpu}),
     )
 
 
-def _list_and_mask(*paths: str) -> Sequence[str]:
-    """The files with the list and with the mask of each of these, older and newer names of one set of CPUs."""
-    return [f"{path}{form}" for path in paths for form in ("_list", "")]
-
-
-def _group_cpus_into_cores(places: Mapping[int, _CpuLocation]) -> tuple[list[Core], Mapping[int, int]]:
-    """The cores, and the core of each CPU. Every CPU is in one core, even if the kernel's sets contradict."""
+def _group_cpus_into_cores(
+    places: Mapping[int, _CpuLocation], kinds: Mapping[int, str], caches: Mapping[int, int]
+) -> list[Core]:
+    """The cores. Every CPU is in one core, even if the kernel's sets contradict."""
     cores: list[Core] = []
-    core_of: dict[int, int] = {}
+    grouped: set[int] = set()
     sockets: dict[int | frozenset[int], int] = {}
     for cpu, place in places.items():
         socket = sockets.setdefault(place.package, len(sockets))
-        if cpu in core_of:
-            continue
-        members = {sibling for sibling in place.threads & places.keys() if sibling not in core_of} | {cpu}
-        core_of.update(dict.fromkeys(members, len(cores)))
-        cores.append(Core(len(cores), place.core_id, socket, tuple(sorted(members))))
-    return cores, core_of
-
-
-def _create_cpu(cpu: int, place: _CpuLocation, core: Core) -> Cpu:
-    return Cpu(
-        cpu=cpu,
-        core=core.core,
-        core_id=place.core_id,
-        socket=core.socket,
-        package_id=place.package_id,
-        die=place.die,
-        siblings=core.cpus,
-    )
+        if cpu not in grouped:
+            members = tuple(sorted((place.threads & places.keys()) - grouped | {cpu}))
+            grouped.update(members)
+            first = members[0]
+            cores.append(
+                Core(len(cores), place.core_id, socket, members, kinds.get(first), caches.get(first))
+            )
+    return cores
 
 
 def _numa_node_by_cpu(files: _MachineFiles) -> tuple[Mapping[int, int], Sequence[Problem]]:
@@ -328,35 +325,24 @@ def _l3_by_cpu(files: _MachineFiles) -> Mapping[int, int]:
     return caches
 
 
-def _isolated(files: _MachineFiles, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
-    """The CPUs that the kernel isolates. Older kernels only have their command line."""
-    isolated = files.cpus(f"{CPUS}/isolated")
-    if isolated is not None:
-        return isolated, ()
-    return cpu_set_formats.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
-
-
 def _cpus_of_partitions(files: _MachineFiles, online: frozenset[int]) -> frozenset[int]:
     """The online CPUs in cgroup partitions (version 2), isolated or not.
 
     The root cgroup loses them, so that every other process that asks for one in its affinity gets EINVAL. A kernel that
     lists CPUs of `isolcpus=` as those of partitions leaves them to the root cgroup. (Documentation/admin-guide/
-    cgroup-v2.rst, cpuset.cpus.partition.) The node agent's own partitions hold CPUs of the pools and are left out.
+    cgroup-v2.rst, cpuset.cpus.partition.) The node agent's own partitions hold CPUs of the pools and are left out; if
+    its file cannot be read they count as foreign ones.
     """
     rest = files.cpus(ROOT_CPUS)
     isolated = (files.cpus(PARTITION_CPUS) or frozenset()) - (files.cpus(f"{CPUS}/isolated") or frozenset())
     taken = isolated if rest is None else isolated | (online - rest)
-    return (taken & online) - _cpus_of_own_partitions(files)
-
-
-def _cpus_of_own_partitions(files: _MachineFiles) -> frozenset[int]:
-    """The CPUs of the node agent's partitions; none if its file cannot be read, so that they count as foreign ones."""
     try:
         document = json.loads(files.texts.get(OWN_PARTITIONS) or "{}")
         lists = [str(entry["cpus"]) for entry in document.values()]
-        return frozenset(chain.from_iterable(map(cpu_set_formats.parse_cpu_numbers, lists)))
+        own = frozenset(chain.from_iterable(map(cpu_set_formats.parse_cpu_numbers, lists)))
     except (AttributeError, BadInput, KeyError, RecursionError, TypeError, ValueError):
-        return frozenset()
+        own = frozenset()
+    return (taken & online) - own
 
 
 def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, str]:
@@ -370,7 +356,12 @@ def _core_kinds(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, st
     units = {path: _UNITS.get(match[1], match[1]) for path in files.texts if (match := _UNIT.fullmatch(path))}
     if units:
         return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
-    return _rank_core_kinds(_performance_of_each_kind(files, online))
+    figures = _performance_of_each_kind(files, online)
+    slowest, quickest = min(figures.values(), default=0), max(figures.values(), default=0)
+    if slowest == quickest:
+        return {}
+    names = {slowest: "efficiency", quickest: FASTEST_KIND}
+    return {cpu: names.get(figure, "middle") for cpu, figure in figures.items()}
 
 
 def _performance_of_each_kind(files: _MachineFiles, online: frozenset[int]) -> Mapping[int, int]:
@@ -380,7 +371,11 @@ def _performance_of_each_kind(files: _MachineFiles, online: frozenset[int]) -> M
     highest = _values_of_all_cpus(files, online, "acpi_cppc/highest_perf")
     models = _model_of_each_cpu(files, online)
     if models and (capacities or highest):
-        return _highest_of_each_model(models, capacities or highest)
+        values = capacities or highest
+        fastest: dict[int, int] = {}
+        for cpu, model in models.items():
+            fastest[model] = max(fastest.get(model, 0), values[cpu])
+        return {cpu: fastest[model] for cpu, model in models.items()}
     if capacities:
         return _group_close_values(capacities)
     return nominal if nominal and highest and _ranges_are_disjoint(nominal, highest) else {}
@@ -399,13 +394,6 @@ def _model_of_each_cpu(files: _MachineFiles, online: frozenset[int]) -> Mapping[
             return {}
         models[cpu] = int(text, 16) & _IMPLEMENTER_AND_PART
     return models
-
-
-def _highest_of_each_model(models: Mapping[int, int], values: Mapping[int, int]) -> Mapping[int, int]:
-    highest: dict[int, int] = {}
-    for cpu, model in models.items():
-        highest[model] = max(highest.get(model, 0), values[cpu])
-    return {cpu: highest[model] for cpu, model in models.items()}
 
 
 def _group_close_values(values: Mapping[int, int]) -> Mapping[int, int]:
@@ -434,12 +422,3 @@ def _values_of_all_cpus(files: _MachineFiles, online: frozenset[int], name: str)
     figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
     known = {cpu: figure for cpu, figure in figures.items() if figure is not None}
     return known if len(known) == len(figures) else {}
-
-
-def _rank_core_kinds(figures: Mapping[int, int]) -> Mapping[int, str]:
-    """The kinds by value: the lowest and the highest one, and those between."""
-    lowest, highest = min(figures.values(), default=0), max(figures.values(), default=0)
-    if lowest == highest:
-        return {}
-    names = {lowest: "efficiency", highest: FASTEST_KIND}
-    return {cpu: names.get(figure, "middle") for cpu, figure in figures.items()}
