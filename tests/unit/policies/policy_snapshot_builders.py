@@ -87,6 +87,25 @@ def snapshot(
     )
 
 
+class PolicyTimeline:
+    """A state builder for one TASPolicy, and its history of responses. Each `see` is an evaluation at that time."""
+
+    def __init__(self, policy_object: PolicyObject, nodes: str = "n1 n2 n3") -> None:
+        self.builder = TelemetryStateBuilder(TelemetryOptions(), 60.0)
+        self.policy = policy_object
+        self.nodes = nodes
+        self.metrics = MetricsSnapshot()
+
+    def see(self, at: float, answer: Series | None = None) -> set[str]:
+        """The rejected nodes. Without a new response, the old one remains."""
+        if answer:
+            self.metrics = self.metrics.with_series(msgspec.structs.replace(answer, fetched_at=at))
+        cluster = msgspec.structs.replace(cluster_state([self.policy], self.metrics, self.nodes), now=at)
+        agent_state = cooperative_scheduling.run_without_pauses(self.builder.build(cluster))
+        [self.state] = agent_state.policies.values()
+        return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
+
+
 def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
     labels = {"app": "x"} if label is None else {"telemetry-policy": label}
     return PodFields(PodMetadata(namespace, labels))

@@ -1,6 +1,6 @@
 """Verdicts of `dontschedule`: the table of the specification (section 29.4) and further cases."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,16 +17,19 @@ from tests.unit.policies.policy_snapshot_builders import (
     snapshot,
 )
 
-TWO = (series("memory", n1=10), series("cpu", n1=200))
+POL = "telemetry policy d/pol: "
+REJECT = TelemetryOptions(when_missing="reject")
 
 
-def broken(rules: list[Any], logical: str | None = None, metrics: Any = TWO) -> bool:
+def verdict(
+    rules: Any, *values: Series, names: str = "n1 n2 n3", logical: str | None = None, **more: Any
+) -> dict[str, str]:
+    """The rejected nodes with their reasons, without the part that names the policy."""
     strategy = {"rules": rules} | ({} if logical is None else {"logicalOperator": logical})
-    reasons = rejected(
-        snapshot(cluster_state([policy(dontschedule=strategy)], metrics_snapshot(*metrics))), "n1"
-    )
+    cluster = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(*values))
+    reasons = rejected(snapshot(cluster, **more), names)
     assert reasons is not None
-    return bool(reasons)
+    return {node: reason.removeprefix(POL) for node, reason in reasons.items()}
 
 
 VIOLATIONS = {
@@ -40,9 +43,11 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize(("rules", "any_of", "all_of"), VIOLATIONS.values(), ids=VIOLATIONS)
 def test_any_of_and_all_of(rules: list[Any], any_of: bool, all_of: bool) -> None:
-    assert [broken(rules, logical) for logical in (None, "", "anyOf", "ALLOF", "allOf")] == [any_of] * 4 + [
-        all_of
+    two = (series("memory", n1=10), series("cpu", n1=200))
+    broken = [
+        bool(verdict(rules, *two, names="n1", logical=text)) for text in (None, "", "anyOf", "ALLOF", "allOf")
     ]
+    assert broken == [any_of] * 4 + [all_of]
 
 
 OPERATORS = {
@@ -68,174 +73,157 @@ OPERATORS = {
 
 @pytest.mark.parametrize(("value", "operator", "target", "expected"), OPERATORS.values(), ids=OPERATORS)
 def test_operator(value: str, operator: str, target: Any, expected: bool) -> None:
-    assert broken([rule("m", operator, target)], metrics=[series("m", n1=value)]) is expected
+    assert bool(verdict([rule("m", operator, target)], series("m", n1=value), names="n1")) is expected
 
 
-def test_a_reason_names_policy_rule_and_threshold_and_never_the_node() -> None:
-    cluster = cluster_state(
-        [policy(dontschedule=[rule("m", target="0.8")])], metrics_snapshot(series("m", n1=1, n2=2, n3=0))
+ABOVE_1 = [rule("m", target=1)]
+TWO_RULES = [rule("a", target=3), rule("b", "Equals", 7)]
+OLD = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
+MISSING = "no fresh value of m"
+NEVER = "metric absent was never fetched: no source has responded yet"
+HIGH = "m GreaterThan 1"
+REASONS: dict[str, tuple[Any, tuple[Series, ...], dict[str, Any], dict[str, str]]] = {
+    "the threshold as written": (
+        [rule("m", target="0.8")],
+        (series("m", n1=1, n2=2, n3=0),),
+        {},
+        {"n1": "m GreaterThan 0.8", "n2": "m GreaterThan 0.8"},
+    ),
+    "the first of several broken rules": (
+        [rule("a", "Equals", 1), rule("b", "Equals", 1)],
+        (series("a", n1=1, n2=0), series("b", n1=1, n2=1)),
+        {},
+        {"n1": "a Equals 1", "n2": "b Equals 1"},
+    ),
+    "every rule of allOf": (
+        [rule("m", target=1), rule("m", "LessThan", 10)],
+        (series("m", n1=5, n2=50),),
+        {"logical": "allOf"},
+        {"n1": "m GreaterThan 1 and m LessThan 10"},
+    ),
+    "allOf needs every value": (
+        TWO_RULES,
+        (series("a", n2=4), series("b", n1=7)),
+        {"logical": "allOf"},
+        {},
+    ),
+    "a metric that was never fetched": (
+        [rule("absent", target=1)],
+        (),
+        {"names": "n1 nX"},
+        {"n1": NEVER, "nX": NEVER},
+    ),
+    "a missing value passes": (ABOVE_1, (series("m", n1=5),), {"names": "n1 n2 nX"}, {"n1": HIGH}),
+    "a missing value is rejected by the option": (
+        ABOVE_1,
+        (series("m", n1=0, n3=None),),
+        {"names": "n1 n2 n3 nX", "options": REJECT},
+        dict.fromkeys(("n2", "n3", "nX"), MISSING),
+    ),
+    "a missing value is rejected by the rule": (
+        [rule("m", target=1, when_missing="reject")],
+        (series("m", n1=0, n3=None),),
+        {"names": "n1 n2 n3 nX"},
+        dict.fromkeys(("n2", "n3", "nX"), MISSING),
+    ),
+    "the rule precedes the option": (
+        [rule("m", target=1, when_missing="pass")],
+        (series("m", n1=0),),
+        {"options": REJECT},
+        {},
+    ),
+    "a value that is too old is missing": (ABOVE_1, (OLD,), {"max_age_s": 99}, {}),
+    "a value that is old enough counts": (ABOVE_1, (OLD,), {"max_age_s": 100}, {"n1": HIGH}),
+    "the age of a rule": (
+        [rule("m", target=1, max_age="5m")],
+        (series("m", at=800.0, n1=5),),
+        {"max_age_s": 60},
+        {"n1": HIGH},
+    ),
+    "a value of unknown age is fresh": (
+        ABOVE_1,
+        (series("m", at=None, n1=5),),
+        {"max_age_s": 1},
+        {"n1": HIGH},
+    ),
+}
+
+
+@pytest.mark.parametrize(("rules", "values", "more", "expected"), REASONS.values(), ids=REASONS)
+def test_reasons(rules: Any, values: Any, more: dict[str, Any], expected: dict[str, str]) -> None:
+    assert verdict(rules, *values, **more) == expected
+
+
+GIVEN = snapshot(cluster_state([policy(dontschedule=ABOVE_1)], metrics_snapshot(series("m", n1=5))))
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (pod(None), None),
+        (pod("nope"), "nodewise: policy d/nope does not exist"),
+        (pod(namespace="e"), "nodewise: policy e/pol does not exist"),
+        (pod(""), "nodewise: pod label telemetry-policy is empty, it must name a policy"),
+    ],
+    ids=["no policy", "an absent policy", "a policy of another namespace", "an empty label"],
+)
+def test_pod_that_names(of: Any, reason: str | None) -> None:
+    assert rejected(GIVEN, "n1 n2", of=of) == (None if reason is None else {"n1": reason, "n2": reason})
+
+
+def test_before_policies_are_read_a_pod_that_one_may_select_is_rejected() -> None:
+    empty = type(GIVEN)(GIVEN.nodes, {}, 0.0)
+    assert rejected(empty, "n1") == {"n1": "nodewise: starting, policies are not read yet"}
+    assert rejected(empty, "n1", of=pod(None)) == rejected(empty, "n1")
+    assert rejected(empty, of=pod(None, "kube-system")) is None
+
+
+def reasons_of(**strategies: Any) -> dict[str, str] | None:
+    return rejected(snapshot(cluster_state([policy(**strategies)], metrics_snapshot(series("m", n1=1)))))
+
+
+def test_an_unknown_strategy_rejects_every_node() -> None:
+    """The misspelt strategy may be the one that excludes nodes."""
+    reason = (
+        f"{POL}spec.strategies.dontSchedule: an unknown strategy; expected dontschedule, "
+        'scheduleonmetric, deschedule, labeling; did you mean "dontschedule"?'
     )
-    text = "telemetry policy d/pol: m GreaterThan 0.8"
-    assert rejected(snapshot(cluster)) == {"n1": text, "n2": text}
+    reasons = reasons_of(dontSchedule=[rule("m")], scheduleonmetric=[rule("m")])
+    assert reasons == dict.fromkeys(("n1", "n2", "n3"), reason)
 
 
-def test_of_several_broken_rules_the_first_is_the_reason() -> None:
-    cluster = cluster_state(
-        [policy(dontschedule=[rule("a", "Equals", 1), rule("b", "Equals", 1)])],
-        metrics_snapshot(series("a", n1=1, n2=0), series("b", n1=1, n2=1)),
-    )
-    assert rejected(snapshot(cluster), "n1 n2") == {
-        "n1": "telemetry policy d/pol: a Equals 1",
-        "n2": "telemetry policy d/pol: b Equals 1",
-    }
+@pytest.mark.parametrize("strategy", ["dontschedule", "scheduleonmetric", "deschedule", "labeling"])
+def test_an_unknown_field_of_any_rule_rejects_every_node(strategy: str) -> None:
+    reasons = reasons_of(**{strategy: [rule("m", whenMissing="reject")]}) or {}
+    assert len(reasons) == 3
+    assert all('did you mean "when_missing"?' in reason for reason in reasons.values())
 
 
-def test_all_of_names_every_rule() -> None:
-    strategy = {"logicalOperator": "allOf", "rules": [rule("m", target=1), rule("m", "LessThan", 10)]}
-    cluster = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(series("m", n1=5, n2=50)))
-    assert rejected(snapshot(cluster), "n1 n2") == {
-        "n1": "telemetry policy d/pol: m GreaterThan 1 and m LessThan 10"
-    }
+@pytest.mark.parametrize("strategies", [{}, {"dontschedule": []}, {"scheduleonmetric": [rule("m")]}])
+def test_a_policy_that_filters_nothing_passes_untouched(strategies: dict[str, Any]) -> None:
+    assert reasons_of(**strategies) is None
 
 
-class TestValuesThatAreNotThere:
-    def test_a_metric_that_was_never_fetched_rejects_every_node(self) -> None:
-        cluster = cluster_state([policy(dontschedule=[rule("absent", target=1)])], metrics_snapshot())
-        text = "telemetry policy d/pol: metric absent was never fetched: no source has responded yet"
-        assert rejected(snapshot(cluster), "n1 nX") == {"n1": text, "nX": text}
-
-    def test_a_node_without_a_value_passes(self) -> None:
-        cluster = cluster_state(
-            [policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(series("m", n1=5))
-        )
-        assert rejected(snapshot(cluster), "n1 n2 nX") == {"n1": "telemetry policy d/pol: m GreaterThan 1"}
-
-    @pytest.mark.parametrize("by", ["option", "rule"])
-    def test_or_is_rejected_where_that_is_asked_for(self, by: str) -> None:
-        rules = [rule("m", target=1) if by == "option" else rule("m", target=1, when_missing="reject")]
-        options = TelemetryOptions(when_missing="reject" if by == "option" else "pass")
-        cluster = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0, n3=None)))
-        text = "telemetry policy d/pol: no fresh value of m"
-        assert rejected(snapshot(cluster, options), "n1 n2 n3 nX") == dict.fromkeys(("n2", "n3", "nX"), text)
-
-    def test_the_rule_wins_over_the_option(self) -> None:
-        rules = [rule("m", target=1, when_missing="pass")]
-        cluster = cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=0)))
-        assert rejected(snapshot(cluster, TelemetryOptions(when_missing="reject")), "n2") == {}
-
-    def test_a_value_that_is_too_old_counts_as_missing(self) -> None:
-        old = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
-        cluster = cluster_state([policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(old))
-        assert rejected(snapshot(cluster, max_age_s=99), "n1") == {}
-        assert rejected(snapshot(cluster, max_age_s=100), "n1") != {}
-
-    def test_a_rule_may_have_its_own_max_age(self) -> None:
-        cluster = cluster_state(
-            [policy(dontschedule=[rule("m", target=1, max_age="5m")])],
-            metrics_snapshot(series("m", at=800.0, n1=5)),
-        )
-        assert rejected(snapshot(cluster, max_age_s=60), "n1") != {}
-
-    def test_a_value_of_unknown_age_is_fresh(self) -> None:
-        cluster = cluster_state(
-            [policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(series("m", at=None, n1=5))
-        )
-        assert rejected(snapshot(cluster, max_age_s=1), "n1") != {}
-
-    def test_all_of_needs_every_value(self) -> None:
-        strategy = {"logicalOperator": "allOf", "rules": [rule("a", target=3), rule("b", "Equals", 7)]}
-        cluster = cluster_state(
-            [policy(dontschedule=strategy)], metrics_snapshot(series("a", n2=4), series("b", n1=7))
-        )
-        assert rejected(snapshot(cluster), "n1 n2") == {}
+UNUSABLE: dict[str, Any] = {
+    "a target that is no quantity": [rule("m", target="warm")],
+    "no metric": [{"operator": "Equals"}],
+    "a rule that is no object": ["m > 3"],
+    "rules that are no list": {"rules": "m"},
+    "when_missing that is neither": [rule("m", when_missing="maybe")],
+    "a max_age that is none": [rule("m", max_age="soon")],
+}
 
 
-class TestPodsAndPolicies:
-    given = snapshot(
-        cluster_state([policy(dontschedule=[rule("m", target=1)])], metrics_snapshot(series("m", n1=5)))
-    )
-
-    def test_a_pod_that_names_no_policy_passes_untouched(self) -> None:
-        assert rejected(self.given, of=pod(None)) is None
-
-    def test_a_policy_that_does_not_exist_rejects_every_node(self) -> None:
-        text = "nodewise: policy d/nope does not exist"
-        assert rejected(self.given, "n1 n2", of=pod("nope")) == {"n1": text, "n2": text}
-
-    def test_a_policy_of_another_namespace_does_not_exist(self) -> None:
-        assert rejected(self.given, "n1", of=pod(namespace="e")) == {
-            "n1": "nodewise: policy e/pol does not exist"
-        }
-
-    def test_an_empty_label_rejects_every_node(self) -> None:
-        text = "nodewise: pod label telemetry-policy is empty, it must name a policy"
-        assert rejected(self.given, "n1", of=pod("")) == {"n1": text}
-
-    def test_before_policies_are_read_a_pod_that_one_may_select_is_rejected(self) -> None:
-        cluster_snapshot = snapshot(cluster_state([], metrics_snapshot()))
-        empty = type(cluster_snapshot)(cluster_snapshot.nodes, {}, 0.0)
-        assert rejected(empty, "n1") == {"n1": "nodewise: starting, policies are not read yet"}
-        assert rejected(empty, "n1", of=pod(None)) == rejected(empty, "n1")
-        assert rejected(empty, of=pod(None, "kube-system")) is None
-
-    def test_an_unknown_strategy_rejects_every_node(self) -> None:
-        """The misspelt strategy may be the one that excludes nodes."""
-        misspelt = policy(dontSchedule=[rule("m")], scheduleonmetric=[rule("m")])
-        reason = (
-            "telemetry policy d/pol: spec.strategies.dontSchedule: an unknown strategy; expected dontschedule, "
-            'scheduleonmetric, deschedule, labeling; did you mean "dontschedule"?'
-        )
-        reasons = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
-        assert reasons is not None
-        assert set(reasons.values()) == {reason}
-
-    @pytest.mark.parametrize("strategy", ["dontschedule", "scheduleonmetric", "deschedule", "labeling"])
-    def test_an_unknown_field_of_any_rule_rejects_every_node(self, strategy: str) -> None:
-        misspelt = policy(**{strategy: [rule("m", whenMissing="reject")]})
-        reasons = rejected(snapshot(cluster_state([misspelt], metrics_snapshot(series("m", n1=1)))))
-        assert reasons is not None
-        assert all('did you mean "when_missing"?' in reason for reason in reasons.values())
-
-    @pytest.mark.parametrize("strategies", [{}, {"dontschedule": []}, {"scheduleonmetric": [rule("m")]}])
-    def test_a_policy_that_filters_nothing_passes_untouched(self, strategies: dict[str, Any]) -> None:
-        assert (
-            rejected(snapshot(cluster_state([policy(**strategies)], metrics_snapshot(series("m", n1=1)))))
-            is None
-        )
-
-    UNUSABLE: ClassVar[dict[str, Any]] = {
-        "a target that is no quantity": [rule("m", target="warm")],
-        "no metric": [{"operator": "Equals"}],
-        "a rule that is no object": ["m > 3"],
-        "rules that are no list": {"rules": "m"},
-        "when_missing that is neither": [rule("m", when_missing="maybe")],
-        "a max_age that is none": [rule("m", max_age="soon")],
-    }
-
-    @pytest.mark.parametrize("rules", UNUSABLE.values(), ids=UNUSABLE)
-    def test_a_rule_that_cannot_be_evaluated_rejects_and_says_why(self, rules: Any) -> None:
-        cluster_snapshot = snapshot(
-            cluster_state([policy(dontschedule=rules)], metrics_snapshot(series("m", n1=1)))
-        )
-        reasons = rejected(cluster_snapshot, "n1")
-        assert reasons is not None
-        assert "spec.strategies.dontschedule.rules" in reasons["n1"]
-        assert "expected" in reasons["n1"]
+@pytest.mark.parametrize("rules", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_rule_that_cannot_be_evaluated_rejects_with_the_problem(rules: Any) -> None:
+    reason = (reasons_of(dontschedule=rules) or {})["n1"]
+    assert "spec.strategies.dontschedule.rules" in reason
+    assert "expected" in reason
 
 
-def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:
-    """The response contains it once for every node."""
-    reasons = rejected(
-        snapshot(cluster_state([], metrics_snapshot())), "n1", pod("x" * 100_000, "y" * 100_000)
-    )
-    assert reasons is not None
-    assert len(reasons["n1"]) < 200
-
-
-def test_the_reason_of_many_rules_is_truncated() -> None:
-    many = {"rules": [rule("m" * 200, target=9)] * 100, "logicalOperator": "allOf"}
-    reasons = rejected(
-        snapshot(cluster_state([policy(dontschedule=many)], metrics_snapshot(series("m" * 200, n1=10)))), "n1"
-    )
-    assert reasons is not None
-    assert len(reasons["n1"]) < 600
+def test_reasons_are_short() -> None:
+    """The response contains them once for every node."""
+    nothing = snapshot(cluster_state([], metrics_snapshot()))
+    assert len((rejected(nothing, "n1", pod("x" * 100_000, "y" * 100_000)) or {})["n1"]) < 200
+    many = [rule("m" * 200, target=9)] * 100
+    assert len(verdict(many, series("m" * 200, n1=10), logical="allOf")["n1"]) < 600

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import ClusterState, Snapshot
+from nodewise.agent import ClusterState
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -20,6 +20,7 @@ from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_status_fields import PolicyCondition, PolicyStatus
 from nodewise.policies.state import PolicyState, TelemetryStateBuilder
 from tests.unit.policies.policy_snapshot_builders import (
+    PolicyTimeline,
     cluster_state,
     metrics_snapshot,
     policy,
@@ -185,41 +186,23 @@ def test_a_node_without_a_value_is_rejected_with_the_cause() -> None:
         assert f"find out why there is no fresh m: {why}" in reason.remedy()
 
 
-class Timeline:
-    """A state builder and its history of responses. Each `see` is a response at that time."""
-
-    def __init__(self, policy_object: PolicyObject) -> None:
-        self.state = TelemetryStateBuilder(TelemetryOptions(), 60.0)
-        self.policy = policy_object
-        self.snapshot = MetricsSnapshot()
-
-    def see(self, at: float, answer: Series | None, nodes: str = NODES) -> set[str]:
-        """The rejected nodes. Without a new response, the old one remains."""
-        if answer:
-            self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
-        cluster = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
-        agent_state = cooperative_scheduling.run_without_pauses(self.state.build(cluster))
-        self.agent_state = agent_state.policies[tas_key()]
-        return set(rejected(Snapshot(cluster.nodes, {"telemetry": agent_state}, at), nodes) or ())
-
-
 class TestSuspension:
     def test_a_rule_that_had_values_holds_its_verdicts(self) -> None:
-        timeline = Timeline(HOT)
+        timeline = PolicyTimeline(HOT)
         assert timeline.see(NOW, series("m", n1=97, n2=41, n3=41)) == {"n1"}
         assert timeline.see(NOW + 5, invalid("n1", "n2", "n3")) == {"n1"}
-        assert timeline.agent_state.suspended
-        assert fetched(timeline.agent_state).status == "True"
+        assert timeline.state.suspended
+        assert fetched(timeline.state).status == "True"
 
     def test_an_edited_rule_had_none(self) -> None:
-        timeline = Timeline(HOT)
+        timeline = PolicyTimeline(HOT)
         timeline.see(NOW, series("m", n1=97, n2=41, n3=41))
         timeline.see(NOW + 5, invalid("n1", "n2", "n3"))
         timeline.policy = policy(dontschedule=[rule("m", target=90)])
-        assert timeline.see(NOW + 10, None) == {"n1", "n2", "n3"}
+        assert timeline.see(NOW + 10) == {"n1", "n2", "n3"}
 
     def test_it_ends_with_the_first_value(self) -> None:
-        timeline = Timeline(HOT)
+        timeline = PolicyTimeline(HOT)
         assert timeline.see(NOW, invalid("n1", "n2", "n3")) == {"n1", "n2", "n3"}
         assert timeline.see(NOW + 5, series("m", at=NOW + 5, n1=97)) == {"n1"}
 
@@ -279,30 +262,30 @@ class TestEmptyResult:
         )
 
     def test_nodes_that_heal_are_not_lost(self) -> None:
-        timeline = Timeline(emptying())
+        timeline = PolicyTimeline(emptying())
         assert timeline.see(NOW, empty(n1=1, n2=1, n3=1)) == {"n1", "n2", "n3"}
         assert timeline.see(NOW + 5, empty()) == set()
-        assert not timeline.agent_state.suspended
+        assert not timeline.state.suspended
 
     def test_their_labels_go(self) -> None:
-        timeline = Timeline(emptying(strategy="deschedule"))
+        timeline = PolicyTimeline(emptying(strategy="deschedule"))
         timeline.see(NOW, empty(n1=1))
-        (column,) = timeline.agent_state.labels
+        (column,) = timeline.state.labels
         assert (column.values, column.codes.tolist()) == ((VIOLATING,), [1, 0, 0, 0])
         timeline.see(NOW + 5, empty())
-        (column,) = timeline.agent_state.labels
+        (column,) = timeline.state.labels
         assert not column.codes.any()
         assert not column.hold.any()
 
     def test_a_source_that_dies_leaves_the_last_verdicts(self) -> None:
-        timeline = Timeline(emptying())
+        timeline = PolicyTimeline(emptying())
         timeline.see(NOW, empty(n1=1))
-        timeline.snapshot = timeline.snapshot.with_failure(f"m or nothing by {QUERY}", "refused", DOWN)
-        assert timeline.see(NOW + 600, None) == {"n1"}
-        assert timeline.agent_state.suspended
-        suspended = status_conditions(timeline.agent_state)["Suspended"].message
+        timeline.metrics = timeline.metrics.with_failure(f"m or nothing by {QUERY}", "refused", DOWN)
+        assert timeline.see(NOW + 600) == {"n1"}
+        assert timeline.state.suspended
+        suspended = status_conditions(timeline.state)["Suspended"].message
         assert f"lost their value at once ({DOWN})" in suspended
-        assert not np.any(timeline.agent_state.filter_rules[0].inputs.known[1:])
+        assert not np.any(timeline.state.filter_rules[0].inputs.known[1:])
 
 
 def test_a_rule_that_becomes_unusable_while_the_nodes_change_does_not_stop_the_agent() -> None:

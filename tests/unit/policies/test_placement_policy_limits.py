@@ -1,4 +1,4 @@
-"""Limits and trust of PlacementPolicies and ClusterPlacementPolicies."""
+"""Limits of PlacementPolicies and ClusterPlacementPolicies."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from nodewise.policies import placement_policy_parser, taspolicy_parser
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey, PolicyKind
 from nodewise.policies.policy_budgets import MAX_ENFORCED, NamespaceBudgets
-from nodewise.policies.policy_namespace_trust import NamespaceTrust
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 
 HOT = {"metric": "m", "above": 80}
@@ -114,19 +113,3 @@ def test_policies_of_the_cluster_have_no_budget_of_rules_and_labels_but_share_th
     message = enforce(*long)[long[-1].key].over_budget
     assert message.startswith("the ClusterPlacementPolicies request "), message
     assert "16384 bytes per node" in message
-
-
-def test_a_placement_policy_without_trust_has_the_limits_of_metrics_and_ages() -> None:
-    trust = NamespaceTrust(TelemetryOptions(allowed_metrics="node_.*"), 60.0)
-    rules = [
-        {"metric": "node_load", "above": 1},
-        {"metric": "secret", "above": 1},
-        {"metric": "node_load", "above": 1, "maxAge": "1h"},
-    ]
-    restricted = trust.restrict_untrusted_policy(policy("pol", avoid=rules))
-    assert [part.refusal for part in restricted.avoided()] == [
-        "",
-        "metric secret is not one of --allowed-metrics",
-        "rules with a maxAge above 15m cannot be used",
-    ]
-    assert "kubectl label namespace d nodewise.io/trusted=true" in restricted.not_trusted

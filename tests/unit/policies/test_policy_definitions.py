@@ -1,4 +1,4 @@
-"""The definitions of both kinds of placement policies and their admission policy are those of the table of fields."""
+"""The definitions of policies and their admission policies agree with the tables of fields."""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import yaml
 from tools import policy_definitions
 
 from nodewise.policies import placement_policy_fields as fields
+from nodewise.policies import taspolicy_parser
 
 KINDS = ("placementpolicies", "clusterplacementpolicies")
 
@@ -99,3 +100,26 @@ def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:
         fields.LABELING_KEY,
         fields.LABEL_NAME,
     ]
+
+
+def test_fields_of_taspolicies() -> None:
+    strategies = schema("taspolicies")["spec"]["properties"]["strategies"]
+    [strategy_rule] = strategies["x-kubernetes-validations"]
+    assert re.findall(r"'(\w+)'", strategy_rule["rule"]) == list(taspolicy_parser.STRATEGIES)
+    assert ", ".join(taspolicy_parser.STRATEGIES) in strategy_rule["message"]
+    strategy = strategies["additionalProperties"]
+    assert tuple(strategy["properties"]) == taspolicy_parser.STRATEGY_FIELDS
+    rule = strategy["properties"]["rules"]["items"]
+    assert tuple(rule["properties"]) == taspolicy_parser.RULE_FIELDS
+    for kept in (schema("taspolicies")["spec"], strategy, rule):
+        assert kept["x-kubernetes-preserve-unknown-fields"], "the admission policy refuses unknown fields"
+
+
+def test_suggestions_for_taspolicies_are_unambiguous() -> None:
+    """The API server recognizes strategies by their first two letters and fields by their first three."""
+    for names, length in (
+        (taspolicy_parser.STRATEGIES, 2),
+        (taspolicy_parser.RULE_FIELDS, 3),
+        (taspolicy_parser.STRATEGY_FIELDS, 3),
+    ):
+        assert len({name[:length].lower() for name in names}) == len(names)
