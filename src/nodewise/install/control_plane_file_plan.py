@@ -1,16 +1,16 @@
 """Plans the changes of the files of a control-plane host, after checking the host."""
 
 import datetime as dt
+import difflib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.base.errors import BadInput, Problem
+from nodewise.base.errors import BadInput, Problem, visible
 from nodewise.install import (
     client_certificate_checks,
-    file_diff,
     file_transaction,
     host_checks,
     scheduler_configuration_file,
@@ -18,10 +18,76 @@ from nodewise.install import (
     scheduler_versions,
     yaml_editor,
 )
-from nodewise.install.file_transaction import Backup, FileChange, digest, plan_file_change, read_file
+from nodewise.install.file_transaction import (
+    Backup,
+    BackupIndex,
+    FileChange,
+    digest,
+    plan_file_change,
+    read_file,
+)
 from nodewise.install.scheduler_configuration_file import RenderContext, RenderedConfiguration
-from nodewise.install.scheduler_static_pod import DesiredState, Manifest
+from nodewise.install.scheduler_static_pod import DesiredState, Manifest, PriorState
 from nodewise.install.scheduler_versions import SchedulerVersion
+
+_COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+_END: Final = "\x1b[0m"
+
+
+def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
+    """A unified diff; empty if nothing changes."""
+    old, new = (_split_text_lines(data) for data in (before, after))
+    names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
+    if before != after and old == new:
+        return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
+    lines = difflib.unified_diff(old, new, *names, lineterm="")
+    return "".join(f"{line}\n" for line in (_colour_diff_lines(lines) if colour else lines))
+
+
+def _split_text_lines(data: bytes | None) -> list[str]:
+    lines = (data or b"").decode(errors="replace").split("\n")
+    last = lines.pop()
+    if last:
+        lines += [last, "\\ No newline at end of file"]
+    return [visible(line) for line in lines]
+
+
+def _colour_diff_lines(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        colour = _COLOURS.get(line[:1])
+        yield f"{colour}{line}{_END}" if colour else line
+
+
+def describe_pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
+    """The changes of a pod, one line each."""
+
+    def parts(root: Mapping[str, Any]) -> dict[str, Any]:
+        spec = root["spec"]
+        container = spec["containers"][at]
+        lists = {name: container.get(name) or [] for name in ("command", "args", "volumeMounts")}
+        return {
+            **lists,
+            "volumes": spec.get("volumes") or [],
+            "dnsPolicy": [spec["dnsPolicy"]] if "dnsPolicy" in spec else [],
+            "annotations": [
+                f"{key}: {value}"
+                for key, value in ((root.get("metadata") or {}).get("annotations") or {}).items()
+            ],
+        }
+
+    before, after = parts(old), parts(new)
+    return [
+        f"{name}: {sign} {_shorten_value(item)}"
+        for name in before
+        for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
+        for item in these
+        if item not in others
+    ]
+
+
+def _shorten_value(item: Any) -> str:
+    return str(item.get("name")) if isinstance(item, dict) else str(item)
+
 
 CONFIG_NAME: Final = "scheduler-config.yaml"
 CERTIFICATE_NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
@@ -135,9 +201,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
         [*warnings, *rendered.warnings],
         version,
         [
-            *file_diff.describe_pod_changes(
-                files.manifest.document.value, value, files.manifest.container_index
-            ),
+            *describe_pod_changes(files.manifest.document.value, value, files.manifest.container_index),
             *rendered.carried,
         ],
         needed=_list_required_files(request, files, user_config),
@@ -408,3 +472,128 @@ def _flag_notes(container: Mapping[str, Any]) -> Iterable[str]:
 def _unused_path_notes(manifest: Manifest, desired_state: DesiredState) -> list[str]:
     pairs = ((manifest.own_config, desired_state.config), (manifest.own_certs, desired_state.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]
+
+
+def plan_uninstall(request: HostRequest) -> ChangePlan:
+    """The changes that remove everything that earlier runs added."""
+    manifest = scheduler_static_pod.parse_manifest(
+        read_required_file(request.manifest), request.manifest, request.container
+    )
+    value = scheduler_static_pod.remove_configuration(manifest)
+    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
+    changes: list[FileChange] = []
+    warnings: list[str] = []
+    if manifest.own_config is not None:
+        changes, warnings = _changes_to_own_files(manifest)
+        if manifest.user_config:
+            warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
+    summary = describe_pod_changes(manifest.document.value, value, manifest.container_index)
+    return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
+
+
+def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
+    """The changes that restore a backup, the manifest last.
+
+    `BadInput` for a backup of another manifest, cluster or kube-scheduler image, unless `existing` is `replace`.
+    """
+    changes = file_transaction.plan_backup_restore(folder, [scheduler_config_path(request), request.manifest])
+    index = file_transaction.read_backup_index(folder)
+    problems = [] if index is None else list(_backup_origin_problems(index, request))
+    manifests = _read_manifests(changes, request)
+    problems += _image_version_problems(*manifests) if manifests else []
+    if problems and request.existing != "replace":
+        remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
+        raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
+    own = list_managed_files(request)
+    if foreign_files := [
+        Problem("file", change.path, "one that this command manages")
+        for change in changes
+        if change.path not in own
+    ]:
+        remedy = "name the places of that run with -m, -d and --cert-dir"
+        raise BadInput(f"the backup {folder} does not belong here", foreign_files, remedy=remedy)
+    warnings = [str(problem) for problem in problems]
+    warnings += [] if index is None else _modified_file_warnings(index)
+    summary: list[str] = []
+    if manifests and manifests[0].container_index == manifests[1].container_index:
+        summary = describe_pod_changes(
+            manifests[0].document.value, manifests[1].document.value, manifests[0].container_index
+        )
+    changes = sorted(changes, key=lambda change: change.path == request.manifest)
+    return ChangePlan(changes, warnings=warnings, summary=summary)
+
+
+def _backup_origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
+    if index.manifest and index.manifest != request.manifest:
+        yield Problem(
+            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
+        )
+    here = cluster_ca_digest(request)
+    if index.cluster and here and index.cluster != here:
+        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
+
+
+def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tuple[Manifest, Manifest] | None:
+    """The current manifest and the one in the backup; None if one of them cannot be parsed, because the backup may
+    repair it.
+    """
+    for change in changes:
+        if change.path == request.manifest and change.before is not None and change.after is not None:
+            try:
+                now, then = (
+                    scheduler_static_pod.parse_manifest(data, request.manifest, request.container)
+                    for data in (change.before, change.after)
+                )
+            except BadInput:
+                return None
+            return now, then
+    return None
+
+
+def _image_version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
+    """Problems of images: after an upgrade, the old manifest would start the old kube-scheduler."""
+    images = now.container.get("image"), then.container.get("image")
+    if images[0] != images[1]:
+        yield Problem(
+            "--restore", f"a kube-scheduler of image {images[1]}, and now it is {images[0]}", "the same"
+        )
+
+
+def _modified_file_warnings(index: BackupIndex) -> Iterator[str]:
+    host = os.uname().nodename
+    if index.host and index.host != host:
+        yield f"this backup was made on the host {index.host}, and this is {host}"
+    for file in index.files:
+        if digest(read_file(file.path)) not in {file.before, file.after}:
+            yield f"{file.path} was changed since that run, which is lost"
+
+
+def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
+    """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
+    config = manifest.own_config or ""
+    before = manifest.recorded_state or PriorState()
+    certificates = _certificate_files_of_earlier_runs(manifest)
+    paths = [config, *certificates]
+    if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
+        return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
+    removed = [plan_file_change(path, None, 0) for path in certificates]
+    if not before.config or manifest.host_path(before.config) != config:
+        return [*removed, plan_file_change(config, None, 0)], []
+    if not before.backup:
+        raise BadInput(
+            config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
+        )
+    return [
+        plan_file_change(config, file_transaction.read_original_content(before.backup, config), 0),
+        *removed,
+    ], []
+
+
+def _certificate_files_of_earlier_runs(manifest: Manifest) -> list[str]:
+    """Paths of the existing certificate files of earlier runs."""
+    paths = (
+        [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]
+        if manifest.own_certs
+        else []
+    )
+    return [path for path in paths if os.path.isfile(path)]

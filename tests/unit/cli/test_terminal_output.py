@@ -14,7 +14,7 @@ from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.engine.decision_json import DecisionPage
-from nodewise.install import file_diff
+from nodewise.install import control_plane_file_plan
 from nodewise_cpu.store import configmap
 from nodewise_cpu.workload import isolate
 
@@ -46,7 +46,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "why a pod's state is not known": lambda text: print_messages(PodReadResult(None, error=text), HERE),
     "configure": host.print_message,
     "what changes in a file": lambda text: click.echo(
-        file_diff.unified_diff("x", b"", text.encode()), nl=False
+        control_plane_file_plan.unified_diff("x", b"", text.encode()), nl=False
     ),
     "who held a node's book": configmap._warn,
     "isolate": lambda text: isolate.print_log_line("error", text),

@@ -22,10 +22,8 @@ from nodewise.cli.configure.options import (
 )
 from nodewise.install import (
     control_plane_file_plan,
-    file_diff,
     file_transaction,
     host_checks,
-    rollback,
     scheduler_configuration,
     scheduler_static_pod,
 )
@@ -80,7 +78,7 @@ def print_file_diffs(options: ConfigureOptions, request: HostRequest, plan: Chan
         elif options.output == "text":
             sys.stderr.flush()
             click.echo(
-                file_diff.unified_diff(change.path, change.before, change.after, colour=colour),
+                control_plane_file_plan.unified_diff(change.path, change.before, change.after, colour=colour),
                 nl=False,
                 color=True,
             )
@@ -176,7 +174,7 @@ def print_json_summary(
 def _file_summary(change: FileChange) -> dict[str, Any]:
     is_secret = os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
     what = "none" if change.is_unchanged else "remove" if change.after is None else "write"
-    text = "" if is_secret else file_diff.unified_diff(change.path, change.before, change.after)
+    text = "" if is_secret else control_plane_file_plan.unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}
 
 
@@ -268,9 +266,9 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
 
 def _plan_changes(options: ConfigureOptions, request: HostRequest, backup: Backup | None) -> ChangePlan:
     if options.uninstall:
-        return rollback.plan_uninstall(request)
+        return control_plane_file_plan.plan_uninstall(request)
     if options.restore is not None:
-        return rollback.plan_restore(request, _backup_to_restore(options, request))
+        return control_plane_file_plan.plan_restore(request, _backup_to_restore(options, request))
     return control_plane_file_plan.plan_configuration(request, backup)
 
 
