@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, Problem, visible
 from nodewise.install import (
-    client_certificate_checks,
     file_transaction,
     host_checks,
     scheduler_configuration_file,
@@ -151,7 +150,7 @@ class HostFiles(NamedTuple):
 
     manifest: Manifest
     template: bytes | None
-    credentials: client_certificate_checks.ClientCredentials | None
+    credentials: host_checks.ClientCredentials | None
 
 
 def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
@@ -285,9 +284,7 @@ def _read_required_host_files(request: HostRequest) -> HostFiles:
         )
         ca = host_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
         problems += host_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
-        credentials = client_certificate_checks.ClientCredentials(
-            cert or b"", key or b"", ca if request.ca else None
-        )
+        credentials = host_checks.ClientCredentials(cert or b"", key or b"", ca if request.ca else None)
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
     problems += host_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
@@ -339,7 +336,7 @@ def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[st
     }
     others = {path: data for folder in sorted(folders) for path, data in _find_possible_ca_files(folder)}
     now = dt.datetime.now(dt.UTC)
-    result = client_certificate_checks.check_client_certificate_files(
+    result = host_checks.check_client_certificate_files(
         files.credentials, others, now, allow_ca_key=request.allow_ca_key
     )
     if result.problems:
@@ -433,7 +430,7 @@ def _check_files_named_in_config(
 
 
 def _plan_certificate_copies(
-    request: HostRequest, credentials: client_certificate_checks.ClientCredentials | None
+    request: HostRequest, credentials: host_checks.ClientCredentials | None
 ) -> list[FileChange]:
     """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
     changes = []
