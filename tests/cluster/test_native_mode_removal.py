@@ -5,7 +5,7 @@ import random
 import pytest
 import yaml
 
-from nodewise.install import native_mode as manifests
+from nodewise.install import platform_manifests as manifests
 from tests import short_and_long_case_counts
 from tests.cluster import admission_policy_waits, extender_process, kubernetes_objects, native_mode
 from tests.cluster.admission_policy_waits import DRY_RUN

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.install import second_scheduler
+from nodewise.install import platform_manifests
 from tests.conformance.configure.case_numbers import case
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -141,11 +141,11 @@ def expand_rules(rules) -> list[str]:
 @pytest.mark.parametrize(
     ("own", "file", "kind", "name"),
     [
-        (second_scheduler.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
-        (second_scheduler.RULES, "rbac.yaml", "Role", "nodewise"),
-        (second_scheduler.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
-        (second_scheduler.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
-        (second_scheduler.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
+        (platform_manifests.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
+        (platform_manifests.RULES, "rbac.yaml", "Role", "nodewise"),
+        (platform_manifests.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
+        (platform_manifests.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
+        (platform_manifests.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
     ],
 )
 def test_rights_are_those_that_ship(own, file, kind, name):

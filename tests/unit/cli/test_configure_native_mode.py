@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import nodewise
 from nodewise.base.errors import BadSettings
 from nodewise.cli.configure import command
-from nodewise.install import native_mode
+from nodewise.install import platform_manifests
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 VERSION = "--kubernetes-version=1.36"
@@ -40,7 +40,9 @@ def test_it_contains_the_shipped_files_with_the_definitions_first() -> None:
     made = objects()
     assert [document["kind"] for document in made[:4]] == ["CustomResourceDefinition"] * 3 + ["Namespace"]
     shipped = [
-        document for name in native_mode.FILES for document in yaml.safe_load_all((DEPLOY / name).read_text())
+        document
+        for name in platform_manifests.FILES
+        for document in yaml.safe_load_all((DEPLOY / name).read_text())
     ]
     different = [
         document["metadata"]["name"]

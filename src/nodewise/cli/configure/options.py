@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option
 from nodewise.cli.setting_declarations import CommandOptions, Setting, list_settings
-from nodewise.install.kubernetes_distribution_files import PLATFORMS
+from nodewise.install.platform_manifests import PLATFORMS
 
 DEFAULT_TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"

@@ -12,15 +12,8 @@ import msgspec
 import nodewise
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.cli.configure.options import NATIVE, SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
-from nodewise.install import (
-    kubernetes_distribution_files,
-    native_mode,
-    scheduler_configuration,
-    scheduler_versions,
-    second_scheduler,
-    yaml_editor,
-)
-from nodewise.install.kubernetes_distribution_files import PLATFORMS, Platform
+from nodewise.install import platform_manifests, scheduler_configuration, scheduler_versions, yaml_editor
+from nodewise.install.platform_manifests import PLATFORMS, Platform
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube import object_files
@@ -46,10 +39,10 @@ def _print_native_mode(options: ConfigureOptions) -> None:
     except _UnknownVersionError as error:
         note = f" The version of the cluster could not be read: {error}."
     else:
-        native_mode.check_version(version)
+        platform_manifests.check_version(version)
         _print_version_warnings(version, "Kubernetes")
-    text = native_mode.build_manifest(
-        native_mode.read_files(), options.service_namespace, _image(options), options.prometheus_url
+    text = platform_manifests.build_manifest(
+        platform_manifests.read_files(), options.service_namespace, _image(options), options.prometheus_url
     )
     if options.output == "json":
         documents = object_files.split_documents(text.encode(), "deploy")
@@ -57,7 +50,7 @@ def _print_native_mode(options: ConfigureOptions) -> None:
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
     else:
         click.echo(text, nl=False)
-    click.echo(f"Native mode needs Kubernetes {native_mode.OLDEST} or later.{note}", err=True)
+    click.echo(f"Native mode needs Kubernetes {platform_manifests.OLDEST} or later.{note}", err=True)
 
 
 def _image(options: ConfigureOptions) -> str:
@@ -80,14 +73,14 @@ def _print_second_scheduler(
         raise BadSettings(
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
-    scheduler_options = _scheduler_options(options, weights, second_scheduler.URL)._replace(
+    scheduler_options = _scheduler_options(options, weights, platform_manifests.URL)._replace(
         scheduler_name=name
     )
     configuration = scheduler_configuration.build_scheduler_configuration(roles, scheduler_options) | {
         "apiVersion": version.api_version
     }
-    objects = second_scheduler.build_second_scheduler_objects(
-        second_scheduler.SecondSchedulerOptions(
+    objects = platform_manifests.build_second_scheduler_objects(
+        platform_manifests.SecondSchedulerOptions(
             name,
             options.service_namespace,
             roles,
@@ -162,9 +155,7 @@ def _print_platform_files(
     for entry in configuration["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _print_or_write_files(
-        options, kubernetes_distribution_files.render_platform_files(platform, configuration)
-    )
+    _print_or_write_files(options, platform_manifests.render_platform_files(platform, configuration))
     click.echo(_INSTRUCTIONS[options.mode].format(platform), err=True)
 
 

@@ -48,7 +48,7 @@ from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.certificates import Chain
 from nodewise.doctor.parsing.objects import get, get_list, get_number, get_text, get_text_list
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
-from nodewise.install import scheduler_versions, second_scheduler
+from nodewise.install import platform_manifests, scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
@@ -73,10 +73,10 @@ _MUTATING: Final = (
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
 _MAX_METRICS: Final = 20
-_NATIVE_CLUSTER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
+_NATIVE_CLUSTER_RULES: Final[tuple[platform_manifests.Rule, ...]] = (
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
 )
-_CONTROLLER_RULES: Final[tuple[second_scheduler.Rule, ...]] = (
+_CONTROLLER_RULES: Final[tuple[platform_manifests.Rule, ...]] = (
     {
         "apiGroups": [LEASES.group],
         "resources": ["leases"],
@@ -129,24 +129,24 @@ def needed_rights(  # complexity: each agent and mode adds rules
     """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
-    cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
+    cluster_rules, own_rules = list(platform_manifests.CLUSTER_RULES), list(platform_manifests.RULES)
     if extender.is_set("native_mode"):
         cluster_rules += _NATIVE_CLUSTER_RULES
     if extender.is_controller:
         own_rules += _CONTROLLER_RULES
     if "gpu" in extender.agents:
-        cluster_rules += second_scheduler.GPU_CLUSTER_RULES
-        own_rules += second_scheduler.GPU_RULES
+        cluster_rules += platform_manifests.GPU_CLUSTER_RULES
+        own_rules += platform_manifests.GPU_RULES
     kinds = filter(None, map(agents.find_agent_kind, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
-        own_rules += second_scheduler.MEMORY_RULES
+        own_rules += platform_manifests.MEMORY_RULES
     rights = [right for rule in cluster_rules for right in _expand_rbac_rule(rule, "")]
     rights += [right for rule in own_rules for right in _expand_rbac_rule(rule, extender.workload.namespace)]
     rights = [right for right in rights if _is_right_needed(extender, right)]
     return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
 
 
-def _expand_rbac_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[AccessRight]:
+def _expand_rbac_rule(rule: platform_manifests.Rule, namespace: str) -> Iterator[AccessRight]:
     for group in rule["apiGroups"]:
         for name in rule["resources"]:
             for verb in rule["verbs"]:
