@@ -21,12 +21,7 @@ from nodewise.cli.options_from_settings import (
     settings_command,
 )
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.install import (
-    certificate_folder,
-    certificate_manifests,
-    certificate_renewal,
-    certificate_secrets,
-)
+from nodewise.install import certificate_folder, certificate_renewal, certificate_secrets
 from nodewise.install.certificate_renewal import (
     CertificateSpec,
     CertificateSummary,
@@ -289,12 +284,12 @@ def command(command_line: CommandLine) -> None:
     check_options(options)
     location = SecretLocation(options.namespace, (options.secret, options.client_secret))
     if options.cert_manager:
-        objects = certificate_manifests.build_cert_manager_objects(spec, options.namespace, location.names)
+        objects = certificate_secrets.build_cert_manager_objects(spec, options.namespace, location.names)
         _print_objects(objects, options.output)
     elif options.systemd:
         folder = Path(options.host_dir).absolute()
         certificate_folder.check_folder(folder)
-        units = certificate_manifests.render_systemd_units(_daily_renewal_command(str(folder)), str(folder))
+        units = certificate_secrets.render_systemd_units(_daily_renewal_command(str(folder)), str(folder))
         click.echo(units, nl=False)
     elif options.signer_name:
         asyncio.run(_sign_client_certificate(options, location, spec))
@@ -306,7 +301,7 @@ def command(command_line: CommandLine) -> None:
         certificates = certificate_renewal.apply_renewal_step(
             ConnectionCertificates(), "make", spec, datetime.now(UTC)
         )
-        objects = certificate_manifests.build_secrets(certificates, options.namespace, location.names)
+        objects = certificate_secrets.build_secrets(certificates, options.namespace, location.names)
         _print_objects(objects, options.output)
 
 
@@ -420,7 +415,7 @@ async def _sign_client_certificate(
             await _write_signed_certificate(api, location, spec, leaf, authorities)
             click.echo(f"Secret {location.namespace}/{location.names[1]}: a certificate of {signer}")
         else:
-            secret = certificate_manifests.build_secret(location.names[1], location.namespace, leaf)
+            secret = certificate_secrets.build_secret(location.names[1], location.namespace, leaf)
             _print_objects([secret], options.output)
     terminal_output.print_message(
         f"{signer} also issues certificates to others: start nodewise with --client-name {spec.client_name}"

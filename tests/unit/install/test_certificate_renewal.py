@@ -12,7 +12,7 @@ from cryptography.x509 import DNSName
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from nodewise.base.errors import BadSettings, Unavailable
-from nodewise.install import certificate_manifests, certificate_renewal
+from nodewise.install import certificate_renewal, certificate_secrets
 from nodewise.install.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
 from nodewise.tls import x509_certificates
 from nodewise.tls.x509_certificates import CertificateIssuer
@@ -309,20 +309,20 @@ def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
 
 def test_secrets_hold_both_sides_and_are_read_back() -> None:
     for certificates in (issue_certificates(), announce_authority()):
-        manifests = certificate_manifests.build_secrets(certificates, "web", ("nodewise-tls", "client"))
-        assert ConnectionCertificates(*map(certificate_manifests.parse_secret, manifests)) == certificates
-        assert all(map(certificate_manifests.is_written_by_nodewise, manifests))
+        manifests = certificate_secrets.build_secrets(certificates, "web", ("nodewise-tls", "client"))
+        assert ConnectionCertificates(*map(certificate_secrets.parse_secret, manifests)) == certificates
+        assert all(map(certificate_secrets.is_written_by_nodewise, manifests))
         assert [secret["type"] for secret in manifests] == ["kubernetes.io/tls"] * 2
         assert set(manifests[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tls.crt": "!", "tls.key": 5}])
 def test_a_secret_that_cannot_be_read_holds_nothing(data: dict | None) -> None:
-    assert certificate_manifests.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
+    assert certificate_secrets.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
 
 
 def test_the_request_is_for_a_client_only() -> None:
-    spec = certificate_manifests.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
+    spec = certificate_secrets.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
     assert spec == {
         "request": base64.b64encode(b"request").decode(),
         "signerName": "example.com/clients",
@@ -332,7 +332,7 @@ def test_the_request_is_for_a_client_only() -> None:
 
 
 def test_cert_manager_is_told_the_same_names_and_uses() -> None:
-    manifests = certificate_manifests.build_cert_manager_objects(
+    manifests = certificate_secrets.build_cert_manager_objects(
         SPEC._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
     )
     specs = {
@@ -350,7 +350,7 @@ def test_cert_manager_is_told_the_same_names_and_uses() -> None:
 
 
 def test_words_of_a_unit_are_quoted() -> None:
-    text = certificate_manifests.render_systemd_units(
+    text = certificate_secrets.render_systemd_units(
         ["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$"
     )
     assert 'ExecStart=/usr/bin/nodewise certs --name "a b" --host /x/%%n$$\n' in text
