@@ -103,7 +103,10 @@ def write_staged(path: str, data: bytes, mode: int, owner: tuple[int, int] | Non
 
 
 def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, like: str = "") -> None:
-    """Create a file with this content and sync it. On failure no file remains. OSError if the path exists."""
+    """Create a file with this content and sync it. On failure no file remains. OSError if the path exists.
+
+    `like`: a file whose preserved extended attributes the new file gets.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         left = memoryview(data)
@@ -112,14 +115,24 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode & PERMISSIONS)
-        for name, value in _read_extended_attributes(like):
-            os.setxattr(descriptor, name, value)
+        for name in _preserved_attributes(like):
+            os.setxattr(descriptor, name, os.getxattr(like, name))
         os.fsync(descriptor)
     except BaseException:
         os.unlink(path)
         raise
     finally:
         os.close(descriptor)
+
+
+def _preserved_attributes(path: str) -> list[str]:
+    """Names; empty without such a file or without support for attributes."""
+    try:
+        return [name for name in os.listxattr(path) if name.startswith(_PRESERVED_ATTRIBUTES)] if path else []
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP}:
+            return []
+        raise
 
 
 def remove_temporary_files(folders: Sequence[str]) -> None:
@@ -134,19 +147,6 @@ def remove_temporary_files(folders: Sequence[str]) -> None:
                     os.unlink(entry.path)
 
 
-def _read_extended_attributes(path: str) -> list[tuple[str, bytes]]:
-    """Names and values of the preserved extended attributes; empty without such a file or without support for
-    attributes.
-    """
-    try:
-        names = os.listxattr(path) if path else []
-        return [(name, os.getxattr(path, name)) for name in names if name.startswith(_PRESERVED_ATTRIBUTES)]
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.ENODATA}:
-            return []
-        raise
-
-
 def fsync_folder(folder: str | Path) -> None:
     """Sync the entries of a folder: only then a rename or removal survives a power loss. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -156,6 +156,9 @@ def fsync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
+RecoveryOutcome = Literal["undone", "left", "unreadable", "foreign"]
+"""`left`: a file was modified since, so nothing is restored. `foreign`: the backup names files that this run does not
+manage."""
 INDEX: Final = "nodewise-backup.json"
 _PREFIX: Final = "backup_"
 _PRIVATE: Final = 0o700
@@ -202,7 +205,7 @@ def new_backup_name() -> str:
     return f"{_PREFIX}{time.strftime('%Y-%m-%d')}_{secrets.randbelow(10**10):010}"
 
 
-def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
+def save_backup(changes: Sequence[FileChange], backup: Backup) -> BackupIndex:
     """Copy the current files into a new backup folder. The folder gets its final name only when it is complete."""
     folder = os.path.join(backup.parent, f"{STAGED_PREFIX}{secrets.token_hex(6)}")
     os.mkdir(folder, _PRIVATE)
@@ -223,16 +226,15 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> None:
     fsync_folder(folder)
     os.rename(folder, backup.path)
     fsync_folder(backup.parent)
+    return index
 
 
-def mark_backup_finished(folder: str) -> None:
+def mark_backup_finished(folder: str, index: BackupIndex) -> None:
     """Mark the run of a backup as finished."""
-    index = read_backup_index(folder)
-    if index is not None:
-        path = os.path.join(folder, INDEX)
-        data = _encode_index(msgspec.structs.replace(index, finished=True))
-        os.rename(write_staged(path, data, 0o600, None), path)
-        fsync_folder(folder)
+    path = os.path.join(folder, INDEX)
+    data = _encode_index(msgspec.structs.replace(index, finished=True))
+    os.rename(write_staged(path, data, 0o600, None), path)
+    fsync_folder(folder)
 
 
 def read_backup_index(folder: str) -> BackupIndex | None:
@@ -266,14 +268,15 @@ def _backup_index_error(folder: str, actual: str) -> BadInput:
     return BadInput(folder, [Problem(INDEX, actual, "as it was written")], remedy=remedy)
 
 
-def list_backups(parent: str) -> list[str]:
-    """All backup folders, sorted by name."""
-    return sorted(_list_folders(parent, _PREFIX))
-
-
-def list_incomplete_backups(parent: str) -> list[str]:
-    """Folders of backups that an interrupted run did not complete."""
-    return sorted(_list_folders(parent, STAGED_PREFIX))
+def list_backups(parent: str, prefix: str = _PREFIX) -> list[str]:
+    """All backup folders, sorted by name; with the prefix of temporary names those that were not completed."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        return sorted(
+            entry.path
+            for entry in entries
+            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
+        )
+    return []
 
 
 def newest_backup(parent: str, names: Sequence[str]) -> str | None:
@@ -327,27 +330,8 @@ def _encode_index(index: BackupIndex) -> bytes:
     return msgspec.json.format(msgspec.json.encode(index), indent=1)
 
 
-def _list_folders(parent: str, prefix: str) -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        return [
-            entry.path
-            for entry in entries
-            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
-        ]
-    return []
-
-
 _LOCK_TIMEOUT_S: Final = 10.0
 """Timeout for another run to end."""
-
-
-class RecoveredBackup(NamedTuple):
-    """The result for a backup of an interrupted run."""
-
-    folder: str
-    outcome: Literal["undone", "left", "unreadable", "foreign"]
-    """`left`: a file was modified since, so nothing is restored. `foreign`: the backup names files that this run does
-    not manage."""
 
 
 @contextlib.contextmanager
@@ -362,16 +346,17 @@ def lock_folder(folder: str) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > end:
-                    raise Conflict(
-                        f"another run works on {folder}", remedy="wait until it has ended, and run it again"
-                    ) from error
+                    remedy = "wait until it has ended, and run it again"
+                    raise Conflict(f"another run works on {folder}", remedy=remedy) from error
                 time.sleep(0.1)
         yield
     finally:
         os.close(descriptor)
 
 
-def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) -> None:
+def commit_changes(
+    changes: Sequence[FileChange], backup: Backup | None = None
+) -> None:  # complexity: stages, moves and reverts together
     """Apply the changes in this order. On any failure nothing is changed.
 
     `Conflict` if a file differs from the content that the change was computed from, `NodewiseError` for an error of the
@@ -381,12 +366,13 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
     for change in changes:
         trusted_files.check_folder(os.path.dirname(change.path))
         _check_file_unchanged(change)
+    index = None
     created_folders: list[str] = []
-    applied: list[FileChange] = []
     staged: dict[str, str] = {}
+    applied: list[FileChange] = []
     try:
         if backup is not None:
-            save_backup(changes, backup)
+            index = save_backup(changes, backup)
         for change in changes:
             _make_folder(os.path.dirname(change.path), created_folders)
             if change.after is not None:
@@ -394,51 +380,50 @@ def commit_changes(changes: Sequence[FileChange], backup: Backup | None = None) 
         for change in changes:
             _check_file_unchanged(change)
             applied.append(change)
-            _move_staged_file_in_place(staged, change)
-        _verify_written_files(changes)
+            _move_in_place(staged.get(change.path), change.path)
     except BaseException as error:
-        _undo_applied_changes(applied, list(staged.values()), created_folders, backup)
+        if _revert_changes(applied, [*staged.values()], created_folders) and backup is not None:
+            for folder in (backup.path, *list_backups(backup.parent, STAGED_PREFIX)):
+                shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise NodewiseError(f"nothing was changed: {error.strerror}: {error.filename}") from error
         raise
-    if backup is not None:
-        mark_backup_finished(backup.path)
+    if backup is not None and index is not None:
+        mark_backup_finished(backup.path, index)
 
 
-def restore_interrupted_runs(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
-    """Restore the files that interrupted runs changed, if this run manages them.
+def restore_interrupted_runs(
+    parent: str, managed: Collection[str]
+) -> Iterator[tuple[RecoveryOutcome, str]]:  # complexity: a branch for each outcome
+    """Restore the files that interrupted runs changed, if this run manages them. Yields the outcome and the folder of
+    each backup that needs a message.
 
     `BadInput` if users other than root can write to the folder.
     """
     trusted_files.check_folder(parent)
-    for folder in list_incomplete_backups(parent):
+    for folder in list_backups(parent, STAGED_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
-    recovered = []
     for folder in list_backups(parent):
         try:
             index = read_backup_index(folder)
         except BadInput:
-            recovered.append(RecoveredBackup(folder, "unreadable"))
+            yield "unreadable", folder
             continue
         if index is None:
             continue
         remove_temporary_files([folder])
-        if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
-            recovered.append(RecoveredBackup(folder, "foreign"))
-        elif not index.finished:
-            recovered += _restore_interrupted_run(folder, index)
-            mark_backup_finished(folder)
-    return recovered
-
-
-def _restore_interrupted_run(folder: str, index: BackupIndex) -> list[RecoveredBackup]:
-    now = [digest(read_file(entry.path)) for entry in index.files]
-    if all(actual == entry.after for actual, entry in zip(now, index.files, strict=True)):
-        return []
-    if any(actual not in {entry.before, entry.after} for actual, entry in zip(now, index.files, strict=True)):
-        return [RecoveredBackup(folder, "left")]
-    commit_changes([plan_file_restore(folder, entry) for entry in index.files])
-    return [RecoveredBackup(folder, "undone")]
+        if index.finished:
+            continue
+        if not {entry.path for entry in index.files} <= {*managed}:
+            yield "foreign", folder
+            continue
+        digests = [(digest(read_file(entry.path)), entry) for entry in index.files]
+        if any(actual not in (entry.before, entry.after) for actual, entry in digests):
+            yield "left", folder
+        elif any(actual != entry.after for actual, entry in digests):
+            commit_changes([plan_file_restore(folder, entry) for entry in index.files])
+            yield "undone", folder
+        mark_backup_finished(folder, index)
 
 
 def _check_file_unchanged(change: FileChange) -> None:
@@ -448,66 +433,45 @@ def _check_file_unchanged(change: FileChange) -> None:
 
 def _make_folder(path: str, created_folders: list[str]) -> None:
     """Create a folder with its parents, and append the created folders to the list."""
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for folder in reversed(missing):
-        created_folders.append(folder)
-        os.mkdir(folder, 0o700)
-        os.chmod(folder, 0o755)  # noqa: S103 - as other folders of /etc, whatever the umask
-        fsync_folder(os.path.dirname(folder))
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        _make_folder(parent, created_folders)
+        created_folders.append(path)
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o755)  # noqa: S103 - as other folders of /etc, whatever the umask
+        fsync_folder(parent)
 
 
-def _move_staged_file_in_place(staged: dict[str, str], change: FileChange) -> None:
-    if change.path in staged:
-        os.rename(staged[change.path], change.path)
-        del staged[change.path]
+def _move_in_place(staged: str | None, path: str) -> None:
+    """Replace a file by a staged one; None removes it."""
+    if staged is None:
+        os.unlink(path)
     else:
-        os.unlink(change.path)
-    fsync_folder(os.path.dirname(change.path))
+        os.rename(staged, path)
+    fsync_folder(os.path.dirname(path))
 
 
-def _verify_written_files(changes: Sequence[FileChange]) -> None:
-    for change in changes:
-        if read_file(change.path) != change.after:
-            raise Conflict(
-                f"{change.path} is not what was written",
-                remedy="another program writes to it; run the command again",
-            )
+def _revert_changes(
+    applied: Sequence[FileChange], staged: Sequence[str], created_folders: Sequence[str]
+) -> bool:
+    """Restore all files except those that someone else changed since, and remove staged files and created folders.
 
-
-def _undo_applied_changes(
-    applied: Sequence[FileChange],
-    staged: Sequence[str],
-    created_folders: Sequence[str],
-    backup: Backup | None,
-) -> None:
-    """Restore all files except those that someone else changed since. What cannot be restored stays in the backup."""
+    Returns whether all could be restored: otherwise the content stays in the backup.
+    """
     is_complete = True
     for change in reversed(applied):
         try:
-            if read_file(change.path) == change.after:
-                _restore_file(change)
+            if read_file(change.path) != change.after:
+                continue
+            if change.before is None:
+                Path(change.path).unlink(missing_ok=True)
+            else:
+                data = change.before, change.mode_before, change.owner
+                os.rename(write_staged(change.path, *data), change.path)
         except (OSError, BadInput):
             is_complete = False
-    for path in staged:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    for folder in sorted(created_folders, key=len, reverse=True):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
-    if is_complete and backup is not None:
-        shutil.rmtree(backup.path, ignore_errors=True)
-        for folder in list_incomplete_backups(backup.parent):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _restore_file(change: FileChange) -> None:
-    if change.before is None:
-        Path(change.path).unlink(missing_ok=True)
-    else:
-        os.rename(
-            write_staged(change.path, change.before, change.mode_before, change.owner),
-            change.path,
-        )
+    for remove, paths in ((os.unlink, staged), (os.rmdir, created_folders[::-1])):
+        for path in paths:
+            with contextlib.suppress(OSError):
+                remove(path)
+    return is_complete

@@ -200,11 +200,14 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
 def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeypatch):
     changes = planned_changes(tmp_path)
 
-    def verify(changes):
-        Path(changes[1].path).write_bytes(b"theirs")
-        raise OSError(errno.EIO, os.strerror(errno.EIO), changes[0].path)
+    manifest = Path(changes[1].path)
 
-    monkeypatch.setattr(file_transaction, "_verify_written_files", verify)
+    def fail_after_the_manifest_is_replaced(folder):
+        if manifest.read_bytes() == b"new":
+            manifest.write_bytes(b"theirs")
+            raise OSError(errno.EIO, os.strerror(errno.EIO), changes[0].path)
+
+    monkeypatch.setattr(file_transaction, "fsync_folder", fail_after_the_manifest_is_replaced)
     with pytest.raises(Exception, match="Input/output error"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"

@@ -299,10 +299,9 @@ def _new_backup(request: HostRequest) -> Backup | None:
 def _recover_interrupted_run(request: HostRequest) -> None:
     """Restore the files that an interrupted run changed, and remove its temporary files."""
     if request.backup_dir and os.path.isdir(request.backup_dir):
-        for recovered in file_transaction.restore_interrupted_runs(
-            request.backup_dir, control_plane_file_plan.list_managed_files(request)
-        ):
-            print_message(_RECOVERY_MESSAGES[recovered.outcome].format(recovered.folder))
+        managed = control_plane_file_plan.list_managed_files(request)
+        for outcome, folder in file_transaction.restore_interrupted_runs(request.backup_dir, managed):
+            print_message(_RECOVERY_MESSAGES[outcome].format(folder))
     folders = [
         request.config_dir,
         request.cert_dir,
