@@ -1,12 +1,13 @@
-"""Deploys a second scheduler: kube-scheduler and nodewise in one pod, with plain HTTP on loopback.
+"""Manifests and files for clusters whose static pods are not edited: a second scheduler, native mode, distributions.
 
-It needs no certificates, Service, name resolution or host access, so it works on clusters whose control plane cannot be
-changed. Its permissions are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and those of kube-scheduler.
+A second scheduler is kube-scheduler and nodewise in one pod, with plain HTTP on loopback. It needs no certificates,
+Service, name resolution or host access, so it works on clusters whose control plane cannot be changed. Its permissions
+are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and those of kube-scheduler.
 """
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -84,59 +85,41 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
     own = _rbac_rule("coordination.k8s.io", "leases", "get update", options.name)
     rules = [*RULES, own, *(GPU_RULES if binds else ())]
     rules += MEMORY_RULES if any(role.keeps_memory for role in options.agents) else ()
-    return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace}},
-        _object_header(options, "v1", "ServiceAccount"),
-        *_role_binding(options, "ClusterRole", "system:kube-scheduler", "scheduling"),
-        *_role_binding(options, "ClusterRole", "system:volume-scheduler", "volumes"),
-        *_role_binding(
-            options, "Role", "extension-apiserver-authentication-reader", "authentication", "kube-system"
-        ),
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": options.name},
-            "rules": cluster_rules,
-        },
-        *_role_binding(options, "ClusterRole", options.name),
-        {**_object_header(options, f"{_RBAC}/v1", "Role"), "rules": rules},
-        *_role_binding(options, "Role", options.name, "", options.namespace),
-        {
-            **_object_header(options, "v1", "ConfigMap"),
-            "data": {"scheduler.yaml": yaml_editor.dump_yaml(dict(_with_leader_election(options)))},
-        },
-        _deployment(options),
-    ]
-
-
-def _with_leader_election(options: SecondSchedulerOptions) -> Mapping[str, Any]:
     election = {
         "leaderElect": True,
         "resourceName": options.name,
         "resourceNamespace": options.namespace,
     }
-    return {**options.configuration, "leaderElection": election}
+    configuration = {**options.configuration, "leaderElection": election}
 
+    def header(version: str, kind: str) -> dict[str, Any]:
+        metadata = {"name": options.name, "namespace": options.namespace}
+        return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
-def _object_header(options: SecondSchedulerOptions, version: str, kind: str) -> dict[str, Any]:
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": options.name, "namespace": options.namespace},
-    }
+    def binding(kind: str, role: str, suffix: str = "", namespace: str = "") -> dict[str, Any]:
+        name = f"{options.name}-{suffix}" if suffix else options.name
+        return {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "RoleBinding" if namespace else "ClusterRoleBinding",
+            "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": options.name, "namespace": options.namespace}],
+        }
 
-
-def _role_binding(
-    options: SecondSchedulerOptions, kind: str, role: str, suffix: str = "", namespace: str = ""
-) -> Iterable[dict[str, Any]]:
-    name = f"{options.name}-{suffix}" if suffix else options.name
-    yield {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "RoleBinding" if namespace else "ClusterRoleBinding",
-        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
-        "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": options.name, "namespace": options.namespace}],
-    }
+    cluster_role = {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": options.name}}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace}},
+        header("v1", "ServiceAccount"),
+        binding("ClusterRole", "system:kube-scheduler", "scheduling"),
+        binding("ClusterRole", "system:volume-scheduler", "volumes"),
+        binding("Role", "extension-apiserver-authentication-reader", "authentication", "kube-system"),
+        {**cluster_role, "rules": cluster_rules},
+        binding("ClusterRole", options.name),
+        {**header(f"{_RBAC}/v1", "Role"), "rules": rules},
+        binding("Role", options.name, namespace=options.namespace),
+        {**header("v1", "ConfigMap"), "data": {"scheduler.yaml": yaml_editor.dump_yaml(configuration)}},
+        {**header("apps/v1", "Deployment"), "spec": _second_scheduler_deployment(options)},
+    ]
 
 
 _EXTENDER_LABELS: Final = {
@@ -144,10 +127,43 @@ _EXTENDER_LABELS: Final = {
     "app.kubernetes.io/component": "extender",
 }
 """The labels by which commands find the replicas, as in the chart (`nodewise.kube.replicas`)."""
+_RESTRICTED: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
-def _deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
+def _second_scheduler_deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
     labels = {"app": options.name}
+    health = {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": 10259}}
+    scheduler = {
+        "name": "scheduler",
+        "image": options.scheduler_image,
+        "command": ["kube-scheduler", f"--config={_CONFIG_FOLDER}/scheduler.yaml"],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "securityContext": _RESTRICTED,
+        "readinessProbe": health,
+        "livenessProbe": {**health, "initialDelaySeconds": 15},
+        "volumeMounts": [{"name": "config", "mountPath": _CONFIG_FOLDER, "readOnly": True}],
+    }
+    agents = ",".join(role.agent for role in options.agents)
+    flags = [f"--agents={agents}", "--unsafe", "--health-address=0.0.0.0"]
+    flags += [f"--prometheus-url={url}" for url in options.prometheus_urls]
+    extender = {
+        "name": "nodewise",
+        "image": options.image,
+        "command": ["nodewise", "extender", *flags],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": _RESTRICTED,
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 2},
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": 9002},
+            "periodSeconds": 5,
+            "timeoutSeconds": 2,
+            "failureThreshold": 6,
+        },
+    }
     pod = {
         "serviceAccountName": options.name,
         "enableServiceLinks": False,  # a Service named nodewise would set variables that look like our settings
@@ -157,70 +173,17 @@ def _deployment(options: SecondSchedulerOptions) -> dict[str, Any]:
             "runAsUser": _NOBODY_UID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_scheduler_container(options), _nodewise_container(options)],
+        "containers": [scheduler, extender],
         "volumes": [{"name": "config", "configMap": {"name": options.name}}],
     }
     return {
-        **_object_header(options, "apps/v1", "Deployment"),
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels | _EXTENDER_LABELS}, "spec": pod},
-        },
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels | _EXTENDER_LABELS}, "spec": pod},
     }
 
 
-def _scheduler_container(options: SecondSchedulerOptions) -> dict[str, Any]:
-    return {
-        "name": "scheduler",
-        "image": options.scheduler_image,
-        "command": ["kube-scheduler", f"--config={_CONFIG_FOLDER}/scheduler.yaml"],
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": _restricted_security_context(),
-        "readinessProbe": {"httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": 10259}},
-        "livenessProbe": {
-            "httpGet": {"scheme": "HTTPS", "path": "/healthz", "port": 10259},
-            "initialDelaySeconds": 15,
-        },
-        "volumeMounts": [{"name": "config", "mountPath": _CONFIG_FOLDER, "readOnly": True}],
-    }
-
-
-def _nodewise_container(options: SecondSchedulerOptions) -> dict[str, Any]:
-    agents = ",".join(role.agent for role in options.agents)
-    urls = [f"--prometheus-url={url}" for url in options.prometheus_urls]
-    return {
-        "name": "nodewise",
-        "image": options.image,
-        "command": [
-            "nodewise",
-            "extender",
-            f"--agents={agents}",
-            "--unsafe",
-            "--health-address=0.0.0.0",
-            *urls,
-        ],
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
-        "securityContext": _restricted_security_context(),
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9002}, "periodSeconds": 2},
-        "livenessProbe": {
-            "httpGet": {"path": "/healthz", "port": 9002},
-            "periodSeconds": 5,
-            "timeoutSeconds": 2,
-            "failureThreshold": 6,
-        },
-    }
-
-
-def _restricted_security_context() -> dict[str, Any]:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-OLDEST: Final = SchedulerVersion(36)
+OLDEST_NATIVE: Final = SchedulerVersion(36)
 """The first version in which MutatingAdmissionPolicies are enabled by default."""
 FILES: Final = (
     "crds/taspolicies.yaml",
@@ -238,25 +201,19 @@ FILES: Final = (
 _COMMAND: Final = "command: [nodewise, controller, --native-mode, --health-address=0.0.0.0]"
 
 
-def read_files() -> dict[str, str]:
-    """The content of `FILES`: beside the package, or in the checkout."""
-    package = Path(nodewise.__file__).parent
-    inside = package / "deploy"
-    folder = inside if inside.exists() else package.parents[1] / "deploy"
-    return {name: (folder / name).read_text() for name in FILES}
-
-
-def check_version(version: SchedulerVersion) -> None:
+def check_native_version(version: SchedulerVersion) -> None:
     """`BadSettings` if the API server of this version does not change pods by MutatingAdmissionPolicies."""
-    if version < OLDEST:
-        expected = f"{OLDEST} or later; --mode second-scheduler works with older clusters"
+    if version < OLDEST_NATIVE:
+        expected = f"{OLDEST_NATIVE} or later; --mode second-scheduler works with older clusters"
         raise BadSettings("settings", [Problem("--mode native", f"Kubernetes {version}", expected)])
 
 
-def build_manifest(
-    texts: Mapping[str, str], namespace: str, image: str, prometheus_urls: Sequence[str]
-) -> str:
-    """The files as one YAML stream."""
+def build_native_manifest(namespace: str, image: str, prometheus_urls: Sequence[str]) -> str:
+    """The files of `FILES`, beside the package or in the checkout, as one YAML stream."""
+    package = Path(nodewise.__file__).parent
+    inside = package / "deploy"
+    folder = inside if inside.exists() else package.parents[1] / "deploy"
+    urls = "".join(", " + json.dumps(f"--prometheus-url={url}") for url in prometheus_urls)
     replacements = {
         "namespace: nodewise}": f"namespace: {namespace}}}",
         "namespace: nodewise,": f"namespace: {namespace},",
@@ -266,156 +223,140 @@ def build_manifest(
         f"image: nodewise:{nodewise.__version__}": f"image: {image}",
         # pods need no request, because kube-scheduler does not call nodewise for them
         "{name: resource, expression: \"'telemetry/scheduling'\"}": "{name: resource, expression: \"''\"}",
-        _COMMAND: _command(prometheus_urls),
+        _COMMAND: f"{_COMMAND[:-1]}{urls}]",
     }
-    text = "---\n".join(texts[name] for name in FILES)
+    text = "---\n".join((folder / name).read_text() for name in FILES)
     for shipped, own in replacements.items():
         text = text.replace(shipped, own)
     return text
 
 
-def _command(prometheus_urls: Sequence[str]) -> str:
-    urls = [json.dumps(f"--prometheus-url={url}") for url in prometheus_urls]
-    return f"{_COMMAND[:-1]}{''.join(f', {url}' for url in urls)}]"
-
-
-class Platform(NamedTuple):
-    folder: str
-    """Folder on control-plane hosts for the configuration and the certificates."""
-    certs: str
-    """The certificate folder as kube-scheduler sees it."""
-    kubeconfig: str
-    render: Callable[["Platform", Mapping[str, Any]], Mapping[str, str]]
-    has_dns: bool = False
-    """Whether kube-scheduler can resolve Services by name."""
-
-    @property
-    def config(self) -> str:
-        return posixpath.join(self.folder, "scheduler-config.yaml")
-
-
-CONFIG_FILE: Final = "scheduler-config.yaml"
-PATCH_FILE: Final = "patches/kube-scheduler+strategic.yaml"
+_KUBECONFIG: Final = "/etc/kubernetes/scheduler.conf"
+_CONFIG_FILE: Final = "scheduler-config.yaml"
+_PATCH_FILE: Final = "patches/kube-scheduler+strategic.yaml"
 _PATCH_FOLDER: Final = "/etc/kubernetes/nodewise/patches"
 _KUBEADM_VERSIONS: Final = ("v1beta3", "v1beta4")
 """Versions of kubeadm's configuration: v1beta3 up to Kubernetes 1.36, v1beta4 from 1.31 on."""
 _SECRET_KEYS: Final = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
 """Keys of the Secret that `nodewise certs` creates for kube-scheduler, by file name."""
+_DNS_POLICY_PATCH: Final = {"spec": {"dnsPolicy": scheduler_static_pod.DNS_POLICY}}
+
+Files = Mapping[str, str | Sequence[Mapping[str, Any]]]
+"""Texts, or the documents of YAML files, by name."""
+
+
+class Platform(NamedTuple):
+    folder: str
+    """Folder on control-plane hosts for the configuration and the certificates."""
+    render: Callable[["Platform", Mapping[str, Any]], Files]
+    kubeconfig: str = _KUBECONFIG
+    certs: str = scheduler_static_pod.CERTS_MOUNT
+    """The certificate folder as kube-scheduler sees it."""
+    has_dns: bool = False
+    """Whether kube-scheduler can resolve Services by name."""
+
+    @property
+    def config(self) -> str:
+        return posixpath.join(self.folder, _CONFIG_FILE)
 
 
 def render_platform_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    """The content of the files by name."""
-    return dict(platform.render(platform, value))
-
-
-def _scheduler_volumes(platform: Platform) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": scheduler_static_pod.CONFIG_VOLUME,
-            "hostPath": platform.config,
-            "mountPath": platform.config,
-            "readOnly": True,
-            "pathType": "File",
-        },
-        {
-            "name": scheduler_static_pod.CERTS_VOLUME,
-            "hostPath": f"{platform.folder}/certs",
-            "mountPath": platform.certs,
-            "readOnly": True,
-            "pathType": "Directory",
-        },
-    ]
+    """The content of the files by name. Those for Cluster API, k3s, RKE2, MicroK8s and Talos follow their documentation
+    and are not tested.
+    """
+    return {
+        name: content if isinstance(content, str) else "---\n".join(map(yaml_editor.dump_yaml, content))
+        for name, content in platform.render(platform, dict(value)).items()
+    }
 
 
 def _scheduler_component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
     """The `scheduler` part of kubeadm's configuration. `extraArgs` was a map before it became a list."""
-    args = [{"name": "config", "value": platform.config}] if is_list else {"config": platform.config}
-    return {"extraArgs": args, "extraVolumes": _scheduler_volumes(platform)}
-
-
-def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
+    volumes = [
+        (scheduler_static_pod.CONFIG_VOLUME, platform.config, platform.config, "File"),
+        (scheduler_static_pod.CERTS_VOLUME, f"{platform.folder}/certs", platform.certs, "Directory"),
+    ]
     return {
-        "apiVersion": f"kubeadm.k8s.io/{version}",
-        "kind": "ClusterConfiguration",
-        "scheduler": _scheduler_component(platform, is_list=version != "v1beta3"),
+        "extraArgs": [{"name": "config", "value": platform.config}]
+        if is_list
+        else {"config": platform.config},
+        "extraVolumes": [
+            {"name": name, "hostPath": host, "mountPath": mount, "readOnly": True, "pathType": kind}
+            for name, host, mount, kind in volumes
+        ],
     }
 
 
-def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    texts_by_name = {CONFIG_FILE: yaml_editor.dump_yaml(dict(value)), PATCH_FILE: _dns_policy_patch()}
-    for version in _KUBEADM_VERSIONS:
-        init = {
-            "apiVersion": f"kubeadm.k8s.io/{version}",
-            "kind": "InitConfiguration",
-            "patches": {"directory": _PATCH_FOLDER},
-        }
-        texts = [
-            yaml_editor.dump_yaml(document) for document in (_cluster_configuration(platform, version), init)
-        ]
-        texts_by_name[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
-    return texts_by_name
+def _kubeadm_documents(platform: Platform, version: str, patches: str) -> list[dict[str, Any]]:
+    """The ClusterConfiguration and the InitConfiguration."""
+    header = {"apiVersion": f"kubeadm.k8s.io/{version}"}
+    component = _scheduler_component(platform, is_list=version != "v1beta3")
+    return [
+        {**header, "kind": "ClusterConfiguration", "scheduler": component},
+        {**header, "kind": "InitConfiguration", "patches": {"directory": patches}},
+    ]
 
 
-def _dns_policy_patch() -> str:
-    return yaml_editor.dump_yaml({"spec": {"dnsPolicy": scheduler_static_pod.DNS_POLICY}})
+def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> Files:
+    by_version = {
+        f"kubeadm-{version}.yaml": _kubeadm_documents(platform, version, _PATCH_FOLDER)
+        for version in _KUBEADM_VERSIONS
+    }
+    return {_CONFIG_FILE: [value], _PATCH_FILE: [_DNS_POLICY_PATCH], **by_version}
 
 
-def _kind_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _kind_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """Files for kind, with patches in both versions: kind uses those of the version that the node image requires."""
-    patches = []
-    for version in _KUBEADM_VERSIONS:
-        init = {
-            "apiVersion": f"kubeadm.k8s.io/{version}",
-            "kind": "InitConfiguration",
-            "patches": {"directory": f"{platform.folder}/patches"},
-        }
-        patches += [_cluster_configuration(platform, version), init]
+    patches = [
+        yaml_editor.dump_yaml(document)
+        for version in _KUBEADM_VERSIONS
+        for document in _kubeadm_documents(platform, version, f"{platform.folder}/patches")
+    ]
     node = {"role": "control-plane", "extraMounts": [{"hostPath": ".", "containerPath": platform.folder}]}
     cluster = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "kubeadmConfigPatches": [yaml_editor.dump_yaml(patch) for patch in patches],
+        "kubeadmConfigPatches": patches,
         "nodes": [node, {"role": "worker"}],
     }
-    return {
-        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
-        PATCH_FILE: _dns_policy_patch(),
-        "kind.yaml": yaml_editor.dump_yaml(cluster),
-    }
+    return {_CONFIG_FILE: [value], _PATCH_FILE: [_DNS_POLICY_PATCH], "kind.yaml": [cluster]}
 
 
-def _capi_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _capi_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """A KubeadmControlPlane whose bootstrap provider writes the files on each machine."""
-    texts = {
-        platform.config: yaml_editor.dump_yaml(dict(value)),
-        f"{_PATCH_FOLDER}/{posixpath.basename(PATCH_FILE)}": _dns_policy_patch(),
+    sources: dict[str, dict[str, Any]] = {
+        platform.config: {"content": yaml_editor.dump_yaml(value)},
+        f"{_PATCH_FOLDER}/{posixpath.basename(_PATCH_FILE)}": {
+            "content": yaml_editor.dump_yaml(_DNS_POLICY_PATCH)
+        },
     }
-    written = [_cluster_api_machine_file(path, {"content": text}) for path, text in texts.items()]
     for name, key in _SECRET_KEYS.items():
-        source = {"contentFrom": {"secret": {"name": "nodewise-scheduler-client", "key": key}}}
-        written.append(_cluster_api_machine_file(f"{platform.folder}/certs/{name}", source))
-    texts_by_name = {}
+        secret = {"name": "nodewise-scheduler-client", "key": key}
+        sources[f"{platform.folder}/certs/{name}"] = {"contentFrom": {"secret": secret}}
+    files: dict[str, Sequence[Mapping[str, Any]]] = {}
     for version, is_list in (("v1beta1", False), ("v1beta2", True)):
-        spec = {
-            "files": written,
+        bootstrap = {
+            "files": [
+                {
+                    "path": path,
+                    "owner": "root:root",
+                    "permissions": "0600" if path.endswith(".key") else "0644",
+                    **source,
+                }
+                for path, source in sources.items()
+            ],
             "clusterConfiguration": {"scheduler": _scheduler_component(platform, is_list=is_list)},
             "initConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
             "joinConfiguration": {"patches": {"directory": _PATCH_FOLDER}},
         }
-        texts_by_name[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump_yaml(
-            {
-                "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
-                "kind": "KubeadmControlPlane",
-                "metadata": {"name": "CONTROL-PLANE"},
-                "spec": {"kubeadmConfigSpec": spec},
-            }
-        )
-    return {**texts_by_name, "clusterresourceset.yaml": yaml_editor.dump_yaml(_RESOURCE_SET)}
-
-
-def _cluster_api_machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
-    permissions = "0600" if path.endswith(".key") else "0644"
-    return {"path": path, "owner": "root:root", "permissions": permissions, **source}
+        control_plane = {
+            "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
+            "kind": "KubeadmControlPlane",
+            "metadata": {"name": "CONTROL-PLANE"},
+            "spec": {"kubeadmConfigSpec": bootstrap},
+        }
+        files[f"kubeadmcontrolplane-{version}.yaml"] = [control_plane]
+    return {**files, "clusterresourceset.yaml": [_RESOURCE_SET]}
 
 
 _RESOURCE_SET: Final = {
@@ -434,79 +375,51 @@ _RESOURCE_SET: Final = {
 """Makes the management cluster install nodewise and its certificate in each cluster with this label."""
 
 
-def _k3s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _k3s_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     snippet = {"kube-scheduler-arg+": [f"config={platform.config}"]}
-    return {
-        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
-        "config.yaml.d/nodewise.yaml": yaml_editor.dump_yaml(snippet),
-    }
+    return {_CONFIG_FILE: [value], "config.yaml.d/nodewise.yaml": [snippet]}
 
 
-def _rke2_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _rke2_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     snippet = {
         "kube-scheduler-arg+": [f"config={platform.config}"],
         "kube-scheduler-extra-mount+": [f"{platform.folder}:{platform.folder}:ro"],
     }
-    return {
-        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
-        "config.yaml.d/nodewise.yaml": yaml_editor.dump_yaml(snippet),
-    }
+    return {_CONFIG_FILE: [value], "config.yaml.d/nodewise.yaml": [snippet]}
 
 
-def _microk8s_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        CONFIG_FILE: yaml_editor.dump_yaml(dict(value)),
-        "args/kube-scheduler": f"--config={platform.config}\n",
-    }
+def _microk8s_files(platform: Platform, value: Mapping[str, Any]) -> Files:
+    return {_CONFIG_FILE: [value], "args/kube-scheduler": f"--config={platform.config}\n"}
 
 
-def _talos_files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+def _talos_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """The machine configuration includes the whole scheduler configuration; Talos sets the client connection itself."""
     config = {name: item for name, item in value.items() if name != "clientConnection"}
     volume = {"hostPath": platform.folder, "mountPath": platform.certs, "readonly": True}
     scheduler = {"config": config, "extraVolumes": [volume]}
-    return {"machine-config-patch.yaml": yaml_editor.dump_yaml({"cluster": {"scheduler": scheduler}})}
+    return {"machine-config-patch.yaml": [{"cluster": {"scheduler": scheduler}}]}
+
+
+def _distribution(
+    folder: str, render: Callable[[Platform, Mapping[str, Any]], Files], kubeconfig: str
+) -> Platform:
+    return Platform(folder, render, kubeconfig, f"{folder}/certs")
 
 
 PLATFORMS: Final = {
-    "kubeadm": Platform(
-        "/etc/kubernetes/nodewise",
-        scheduler_static_pod.CERTS_MOUNT,
-        "/etc/kubernetes/scheduler.conf",
-        _kubeadm_files,
-        has_dns=True,
+    "kubeadm": Platform("/etc/kubernetes/nodewise", _kubeadm_files, has_dns=True),
+    "kind": Platform("/nodewise", _kind_files, has_dns=True),
+    "capi": Platform("/etc/kubernetes/nodewise", _capi_files, has_dns=True),
+    "k3s": _distribution(
+        "/etc/rancher/k3s/nodewise", _k3s_files, "/var/lib/rancher/k3s/server/cred/scheduler.kubeconfig"
     ),
-    "kind": Platform(
-        "/nodewise",
-        scheduler_static_pod.CERTS_MOUNT,
-        "/etc/kubernetes/scheduler.conf",
-        _kind_files,
-        has_dns=True,
+    "rke2": _distribution(
+        "/etc/rancher/rke2/nodewise", _rke2_files, "/var/lib/rancher/rke2/server/cred/scheduler.kubeconfig"
     ),
-    "capi": Platform(
-        "/etc/kubernetes/nodewise",
-        scheduler_static_pod.CERTS_MOUNT,
-        "/etc/kubernetes/scheduler.conf",
-        _capi_files,
-        has_dns=True,
-    ),
-    "k3s": Platform(
-        "/etc/rancher/k3s/nodewise",
-        "/etc/rancher/k3s/nodewise/certs",
-        "/var/lib/rancher/k3s/server/cred/scheduler.kubeconfig",
-        _k3s_files,
-    ),
-    "rke2": Platform(
-        "/etc/rancher/rke2/nodewise",
-        "/etc/rancher/rke2/nodewise/certs",
-        "/var/lib/rancher/rke2/server/cred/scheduler.kubeconfig",
-        _rke2_files,
-    ),
-    "microk8s": Platform(
+    "microk8s": _distribution(
         "/var/snap/microk8s/current/nodewise",
-        "/var/snap/microk8s/current/nodewise/certs",
-        "/var/snap/microk8s/current/credentials/scheduler.config",
         _microk8s_files,
+        "/var/snap/microk8s/current/credentials/scheduler.config",
     ),
-    "talos": Platform("/var/nodewise/certs", scheduler_static_pod.CERTS_MOUNT, "", _talos_files),
+    "talos": Platform("/var/nodewise/certs", _talos_files, ""),
 }

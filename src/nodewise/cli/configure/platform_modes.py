@@ -39,10 +39,10 @@ def _print_native_mode(options: ConfigureOptions) -> None:
     except _UnknownVersionError as error:
         note = f" The version of the cluster could not be read: {error}."
     else:
-        platform_manifests.check_version(version)
+        platform_manifests.check_native_version(version)
         _print_version_warnings(version, "Kubernetes")
-    text = platform_manifests.build_manifest(
-        platform_manifests.read_files(), options.service_namespace, _image(options), options.prometheus_url
+    text = platform_manifests.build_native_manifest(
+        options.service_namespace, _image(options), options.prometheus_url
     )
     if options.output == "json":
         documents = object_files.split_documents(text.encode(), "deploy")
@@ -50,7 +50,7 @@ def _print_native_mode(options: ConfigureOptions) -> None:
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
     else:
         click.echo(text, nl=False)
-    click.echo(f"Native mode needs Kubernetes {platform_manifests.OLDEST} or later.{note}", err=True)
+    click.echo(f"Native mode needs Kubernetes {platform_manifests.OLDEST_NATIVE} or later.{note}", err=True)
 
 
 def _image(options: ConfigureOptions) -> str:
