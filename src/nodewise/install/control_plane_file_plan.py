@@ -1,11 +1,12 @@
-"""Plans the changes of the files of a control-plane host, after checking the host."""
+"""Plans the changes of the files of a control-plane host: configuration, removal of earlier changes, and restore."""
 
 import datetime as dt
 import difflib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from nodewise.base.errors import BadInput, Problem, visible
@@ -30,31 +31,25 @@ from nodewise.install.scheduler_static_pod import DesiredState, Manifest, PriorS
 from nodewise.install.scheduler_versions import SchedulerVersion
 
 _COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
-_END: Final = "\x1b[0m"
 
 
 def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
     """A unified diff; empty if nothing changes."""
-    old, new = (_split_text_lines(data) for data in (before, after))
+
+    def split_lines(data: bytes | None) -> list[str]:
+        lines = (data or b"").decode(errors="replace").split("\n")
+        last = lines.pop()
+        return [visible(line) for line in lines + ([last, "\\ No newline at end of file"] if last else [])]
+
+    old, new = split_lines(before), split_lines(after)
     names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
     if before != after and old == new:
         return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
     lines = difflib.unified_diff(old, new, *names, lineterm="")
-    return "".join(f"{line}\n" for line in (_colour_diff_lines(lines) if colour else lines))
-
-
-def _split_text_lines(data: bytes | None) -> list[str]:
-    lines = (data or b"").decode(errors="replace").split("\n")
-    last = lines.pop()
-    if last:
-        lines += [last, "\\ No newline at end of file"]
-    return [visible(line) for line in lines]
-
-
-def _colour_diff_lines(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        colour = _COLOURS.get(line[:1])
-        yield f"{colour}{line}{_END}" if colour else line
+    if colour:
+        starts = ((_COLOURS.get(line[:1]), line) for line in lines)
+        lines = (f"{start}{line}\x1b[0m" if start else line for start, line in starts)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def describe_pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
@@ -76,16 +71,12 @@ def describe_pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int
 
     before, after = parts(old), parts(new)
     return [
-        f"{name}: {sign} {_shorten_value(item)}"
+        f"{name}: {sign} {item.get('name') if isinstance(item, dict) else item}"
         for name in before
         for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
         for item in these
         if item not in others
     ]
-
-
-def _shorten_value(item: Any) -> str:
-    return str(item.get("name")) if isinstance(item, dict) else str(item)
 
 
 CONFIG_NAME: Final = "scheduler-config.yaml"
@@ -156,61 +147,53 @@ class HostFiles(NamedTuple):
 def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
     """The changes that make kube-scheduler call nodewise. Nothing is written. `BadInput` lists all problems."""
     files = _read_required_host_files(request)
+    manifest = files.manifest
     version = (
         scheduler_versions.parse_version(request.version)
         if request.version
-        else scheduler_static_pod.scheduler_version(files.manifest)
+        else scheduler_static_pod.scheduler_version(manifest)
     )
     destination = scheduler_config_path(request)
-    warnings = [
-        *_check_client_certificate(request, files),
-        *_hard_link_warnings(request.manifest),
-        *version.untested_warnings(),
-    ]
+    warnings = _check_client_certificate(request, files)
+    if os.stat(request.manifest).st_nlink > 1:
+        warnings.append(f"{request.manifest} has another name, a hard link, which keeps the old content")
+    warnings += version.untested_warnings()
     ca = f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}" if request.ca else ""
-    container = files.manifest.container
-    ignored_flags = scheduler_versions.list_ignored_flags(container, version.minor)
-    context = RenderContext(version, files.manifest.kubeconfig, ca, not request.ca, ignored_flags)
+    ignored_flags = scheduler_versions.list_ignored_flags(manifest.container, version.minor)
+    context = RenderContext(version, manifest.kubeconfig, ca, not request.ca, ignored_flags)
     user_config = _read_user_configuration(request, files)
     rendered = _render_configuration(request, files, user_config, context)
     _check_files_named_in_config(request, files, rendered)
-    config = plan_file_change(
-        destination,
-        rendered.data,
-        0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644,
-    )
+    mode = 0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644
+    config = plan_file_change(destination, rendered.data, mode)
     credentials = _plan_certificate_copies(request, files.credentials)
-    before = scheduler_static_pod.state_before_first_run(files.manifest)
-    if (
-        files.manifest.recorded_state is None
-        and before.config
-        and files.manifest.host_path(before.config) == destination
-    ):
+    before = scheduler_static_pod.state_before_first_run(manifest)
+    if manifest.recorded_state is None and before.config and manifest.host_path(before.config) == destination:
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
     desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
-    value = scheduler_static_pod.add_configuration(files.manifest, desired_state)
-    pod = plan_file_change(
-        request.manifest, yaml_editor.rewrite_document(files.manifest.document, value), 0o600
-    )
-    changes = [*credentials, config, *_older_extender_manifest_changes(request, version), pod]
+    value = scheduler_static_pod.add_configuration(manifest, desired_state)
+    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value))
+    summary = describe_pod_changes(manifest.document.value, value, manifest.container_index)
     return ChangePlan(
-        changes,
-        [*_unused_path_notes(files.manifest, desired_state), *_flag_notes(container)],
+        [*credentials, config, *_older_extender_manifest_changes(request, version), pod],
+        _describe_unused_paths_and_flags(manifest, desired_state),
         [*warnings, *rendered.warnings],
         version,
-        [
-            *describe_pod_changes(files.manifest.document.value, value, files.manifest.container_index),
-            *rendered.carried,
-        ],
+        [*summary, *rendered.carried],
         needed=_list_required_files(request, files, user_config),
         config_hash=hashed,
     )
 
 
-def _hard_link_warnings(path: str) -> Iterable[str]:
-    if os.stat(path).st_nlink > 1:
-        yield f"{path} has another name, a hard link, which keeps the old content"
+def _describe_unused_paths_and_flags(manifest: Manifest, desired_state: DesiredState) -> list[str]:
+    pairs = ((manifest.own_config, desired_state.config), (manifest.own_certs, desired_state.certs))
+    notes = [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]
+    if flag := scheduler_versions.flag_without_field(manifest.container):
+        notes.append(
+            f"{flag} has no field in the configuration; kube-scheduler reads this flag beside --config"
+        )
+    return notes
 
 
 def cluster_ca_digest(request: HostRequest) -> str:
@@ -225,10 +208,9 @@ def cluster_ca_digest(request: HostRequest) -> str:
 def _list_required_files(
     request: HostRequest, files: HostFiles, user_config: tuple[str, bytes] | None
 ) -> dict[str, bytes]:
-    credentials = {
-        getattr(request, field): getattr(files.credentials, field, None) for field in CERTIFICATE_NAMES
-    }
-    contents = {**({request.template: files.template} if request.template else {}), **credentials}
+    contents = {request.template: files.template} if request.template else {}
+    for field in CERTIFICATE_NAMES:
+        contents[getattr(request, field)] = getattr(files.credentials, field, None)
     used = {path: data for path, data in contents.items() if data is not None}
     return {**dict([user_config] if user_config else []), **used}
 
@@ -265,56 +247,45 @@ def config_hash(contents: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
-def _read_required_host_files(request: HostRequest) -> HostFiles:
+def _read_required_host_files(
+    request: HostRequest,
+) -> HostFiles:  # complexity: all problems of a host at once
     """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
-    pod = host_checks.read_file_or_append_problem(request.manifest, problems, writes=request.writes)
-    template = (
-        host_checks.read_file_or_append_problem(request.template, problems) if request.template else None
-    )
+    read = partial(host_checks.read_file_or_append_problem, problems=problems)
+    pod = read(request.manifest, writes=request.writes)
+    template = read(request.template) if request.template else None
     path = scheduler_config_path(request)
-    problems += host_checks.configuration_path_problems(
-        path, [request.manifest, *_client_certificate_paths(request)], writes=request.writes
-    )
+    others = [request.manifest, request.key, request.cert, request.ca]
+    problems += host_checks.configuration_path_problems(path, others, writes=request.writes)
     credentials = None
-    if _needs_client_certificate(request, template):
-        key, cert = (
-            host_checks.read_file_or_append_problem(request.key, problems),
-            host_checks.read_file_or_append_problem(request.cert, problems),
+    if request.template:
+        needs_certificate = template is None or b"https://" in template
+    else:
+        needs_certificate = any(
+            "tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"]
         )
-        ca = host_checks.read_file_or_append_problem(request.ca, problems) if request.ca else None
+    if needs_certificate:
+        key, cert = read(request.key), read(request.cert)
+        ca = read(request.ca) if request.ca else None
         problems += host_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
-        credentials = host_checks.ClientCredentials(cert or b"", key or b"", ca if request.ca else None)
+        credentials = host_checks.ClientCredentials(cert or b"", key or b"", ca)
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
     problems += host_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
         problems += host_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
-        raise BadInput(
-            "file check error: " + "\n".join([*dict.fromkeys(problems), *_missing_manifest_hint(request)])
-        )
-    return HostFiles(
-        scheduler_static_pod.parse_manifest(pod, request.manifest, request.container), template, credentials
-    )
+        if not os.path.lexists(request.manifest):
+            problems.append(_MISSING_MANIFEST_HINT)
+        raise BadInput("file check error: " + "\n".join(dict.fromkeys(problems)))
+    manifest = scheduler_static_pod.parse_manifest(pod, request.manifest, request.container)
+    return HostFiles(manifest, template, credentials)
 
 
-def _missing_manifest_hint(request: HostRequest) -> list[str]:
-    """A hint at other modes, if the manifest does not exist."""
-    if os.path.lexists(request.manifest):
-        return []
-    text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
-    modes = "--mode native from Kubernetes 1.36, --mode second-scheduler before, or --mode with their distribution"
-    return [text + f"Clusters without one have {modes}."]
-
-
-def _client_certificate_paths(request: HostRequest) -> list[str]:
-    return [getattr(request, field) for field in CERTIFICATE_NAMES]
-
-
-def _needs_client_certificate(request: HostRequest, template: bytes | None) -> bool:
-    if request.template:
-        return template is None or b"https://" in template
-    return any("tlsConfig" in entry for entry in request.builtin("", request.ca)["extenders"])
+_MISSING_MANIFEST_HINT: Final = (
+    "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. Clusters without one"
+    " have --mode native from Kubernetes 1.36, --mode second-scheduler before, or --mode with their distribution."
+)
 
 
 def read_required_file(path: str) -> bytes:
@@ -408,22 +379,17 @@ def _check_files_named_in_config(
     request: HostRequest, files: HostFiles, rendered: RenderedConfiguration
 ) -> None:
     """`BadInput` if the configuration names missing files, because kube-scheduler would not start."""
-    ours = (
-        {f"{scheduler_static_pod.CERTS_MOUNT}/{name}" for name in CERTIFICATE_NAMES.values()}
-        if files.credentials
-        else set()
-    )
-    if not request.ca:
-        ours.discard(f"{scheduler_static_pod.CERTS_MOUNT}/{CERTIFICATE_NAMES['ca']}")
+    mount = scheduler_static_pod.CERTS_MOUNT
+    ours = {
+        f"{mount}/{name}"
+        for field, name in CERTIFICATE_NAMES.items()
+        if files.credentials and (field != "ca" or request.ca)
+    }
     problems = []
-    for field, path in scheduler_configuration_file.list_files_in_configuration(rendered.value):
+    for field, path in scheduler_configuration_file.list_files_of_entries(rendered.value):
         inside, name = os.path.split(path)
-        host = (
-            os.path.join(request.cert_dir, name)
-            if inside == scheduler_static_pod.CERTS_MOUNT
-            else files.manifest.host_path(path)
-        )
-        if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
+        host = os.path.join(request.cert_dir, name) if inside == mount else files.manifest.host_path(path)
+        if path not in ours and not os.path.isfile(host):
             problems.append(Problem(field, f"{path}, and there is no {host}", "a file that is there"))
     if problems:
         raise BadInput(request.template or scheduler_configuration_file.BUILTIN_NAME, problems)
@@ -460,24 +426,13 @@ def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVer
     return changes
 
 
-def _flag_notes(container: Mapping[str, Any]) -> Iterable[str]:
-    flag = scheduler_versions.flag_without_field(container)
-    if flag is not None:
-        yield f"{flag} has no field in the configuration; kube-scheduler reads this flag beside --config"
-
-
-def _unused_path_notes(manifest: Manifest, desired_state: DesiredState) -> list[str]:
-    pairs = ((manifest.own_config, desired_state.config), (manifest.own_certs, desired_state.certs))
-    return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]
-
-
 def plan_uninstall(request: HostRequest) -> ChangePlan:
     """The changes that remove everything that earlier runs added."""
     manifest = scheduler_static_pod.parse_manifest(
         read_required_file(request.manifest), request.manifest, request.container
     )
     value = scheduler_static_pod.remove_configuration(manifest)
-    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value), 0o600)
+    pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value))
     changes: list[FileChange] = []
     warnings: list[str] = []
     if manifest.own_config is not None:
@@ -495,9 +450,17 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     """
     changes = file_transaction.plan_backup_restore(folder, [scheduler_config_path(request), request.manifest])
     index = file_transaction.read_backup_index(folder)
-    problems = [] if index is None else list(_backup_origin_problems(index, request))
+    problems, warnings = _check_backup_index(index, request) if index is not None else ([], [])
     manifests = _read_manifests(changes, request)
-    problems += _image_version_problems(*manifests) if manifests else []
+    summary: list[str] = []
+    if manifests:
+        now, then = manifests
+        images = now.container.get("image"), then.container.get("image")
+        if images[0] != images[1]:  # after an upgrade, the old manifest would start the old kube-scheduler
+            actual = f"a kube-scheduler of image {images[1]}, and now it is {images[0]}"
+            problems.append(Problem("--restore", actual, "the same"))
+        if now.container_index == then.container_index:
+            summary = describe_pod_changes(now.document.value, then.document.value, now.container_index)
     if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
@@ -509,25 +472,29 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
     ]:
         remedy = "name the places of that run with -m, -d and --cert-dir"
         raise BadInput(f"the backup {folder} does not belong here", foreign_files, remedy=remedy)
-    warnings = [str(problem) for problem in problems]
-    warnings += [] if index is None else _modified_file_warnings(index)
-    summary: list[str] = []
-    if manifests and manifests[0].container_index == manifests[1].container_index:
-        summary = describe_pod_changes(
-            manifests[0].document.value, manifests[1].document.value, manifests[0].container_index
-        )
     changes = sorted(changes, key=lambda change: change.path == request.manifest)
-    return ChangePlan(changes, warnings=warnings, summary=summary)
+    return ChangePlan(changes, warnings=[*map(str, problems), *warnings], summary=summary)
 
 
-def _backup_origin_problems(index: BackupIndex, request: HostRequest) -> Iterator[Problem]:
+def _check_backup_index(index: BackupIndex, request: HostRequest) -> tuple[list[Problem], list[str]]:
+    """Problems of a backup of another manifest or cluster, and warnings."""
+    problems, warnings = [], []
     if index.manifest and index.manifest != request.manifest:
-        yield Problem(
-            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {request.manifest}"
-        )
+        actual = f"a backup of another manifest, {index.manifest}"
+        problems.append(Problem("--restore", actual, f"one of {request.manifest}"))
     here = cluster_ca_digest(request)
     if index.cluster and here and index.cluster != here:
-        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
+        actual = "a backup of another cluster, by its pki/ca.crt"
+        problems.append(Problem("--restore", actual, "one of this cluster"))
+    host = os.uname().nodename
+    if index.host and index.host != host:
+        warnings.append(f"this backup was made on the host {index.host}, and this is {host}")
+    warnings += [
+        f"{file.path} was changed since that run, which is lost"
+        for file in index.files
+        if digest(read_file(file.path)) not in {file.before, file.after}
+    ]
+    return problems, warnings
 
 
 def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tuple[Manifest, Manifest] | None:
@@ -547,50 +514,22 @@ def _read_manifests(changes: Sequence[FileChange], request: HostRequest) -> tupl
     return None
 
 
-def _image_version_problems(now: Manifest, then: Manifest) -> Iterator[Problem]:
-    """Problems of images: after an upgrade, the old manifest would start the old kube-scheduler."""
-    images = now.container.get("image"), then.container.get("image")
-    if images[0] != images[1]:
-        yield Problem(
-            "--restore", f"a kube-scheduler of image {images[1]}, and now it is {images[0]}", "the same"
-        )
-
-
-def _modified_file_warnings(index: BackupIndex) -> Iterator[str]:
-    host = os.uname().nodename
-    if index.host and index.host != host:
-        yield f"this backup was made on the host {index.host}, and this is {host}"
-    for file in index.files:
-        if digest(read_file(file.path)) not in {file.before, file.after}:
-            yield f"{file.path} was changed since that run, which is lost"
-
-
-def _changes_to_own_files(manifest: Manifest) -> tuple[list[FileChange], list[str]]:
+def _changes_to_own_files(
+    manifest: Manifest,
+) -> tuple[list[FileChange], list[str]]:  # complexity: a branch for each state of the files
     """Changes that remove or restore the files of earlier runs, and warnings. Files that were modified since stay."""
     config = manifest.own_config or ""
     before = manifest.recorded_state or PriorState()
-    certificates = _certificate_files_of_earlier_runs(manifest)
-    paths = [config, *certificates]
+    names = CERTIFICATE_NAMES.values() if manifest.own_certs else ()
+    certificates = [os.path.join(manifest.own_certs or "", name) for name in names]
+    paths = [config, *filter(os.path.isfile, certificates)]
     if config_hash([read_file(path) or b"" for path in paths]) != manifest.config_hash:
         return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
-    removed = [plan_file_change(path, None, 0) for path in certificates]
+    removed = [plan_file_change(path, None) for path in paths[1:]]
     if not before.config or manifest.host_path(before.config) != config:
-        return [*removed, plan_file_change(config, None, 0)], []
+        return [*removed, plan_file_change(config, None)], []
     if not before.backup:
-        raise BadInput(
-            config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
-        )
-    return [
-        plan_file_change(config, file_transaction.read_original_content(before.backup, config), 0),
-        *removed,
-    ], []
-
-
-def _certificate_files_of_earlier_runs(manifest: Manifest) -> list[str]:
-    """Paths of the existing certificate files of earlier runs."""
-    paths = (
-        [os.path.join(manifest.own_certs, name) for name in CERTIFICATE_NAMES.values()]
-        if manifest.own_certs
-        else []
-    )
-    return [path for path in paths if os.path.isfile(path)]
+        problem = Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")
+        raise BadInput(config, [problem])
+    original = file_transaction.read_original_content(before.backup, config)
+    return [plan_file_change(config, original), *removed], []

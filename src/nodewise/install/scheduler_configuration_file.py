@@ -146,11 +146,8 @@ def render_builtin_configuration(value: Mapping[str, Any], context: RenderContex
     return RenderedConfiguration(data, configuration, conflicts, carried)
 
 
-def list_files_in_configuration(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """The fields of a configuration that name files, with the paths."""
-    kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
-    if kubeconfig:
-        yield "clientConnection.kubeconfig", kubeconfig
+def list_files_of_entries(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """The fields of extenders that name files, with the paths."""
     for at, entry in enumerate(value.get("extenders") or []):
         for field in ("caFile", "certFile", "keyFile"):
             path = (entry.get("tlsConfig") or {}).get(field)

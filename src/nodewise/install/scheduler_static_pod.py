@@ -24,16 +24,22 @@ _OBSOLETE: Final = {
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 
-def find_flags_field(container: Mapping[str, Any]) -> str:
+def find_flags_field(container: Mapping[str, Any]) -> str:  # complexity: one branch for each refused form
     """The field with the flags: `args` if set, because it comes last, else `command`. `BadInput` without either."""
-    _check_list_of_strings(container, "command")
-    _check_list_of_strings(container, "args")
+    for name in ("command", "args"):
+        words = container.get(name)
+        if name not in container or (name == "args" and words is None):
+            continue
+        if not isinstance(words, list):
+            actual = f"{name} is not an array type in manifest file"
+            raise BadInput("type assertion error", [Problem("", actual, "")])
+        if not all(isinstance(word, str) for word in words):
+            actual = f"{name} array item is not a string type in manifest file"
+            raise BadInput("type assertion error", [Problem("", actual, "")])
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     if not words:
-        raise BadInput(
-            "not found error",
-            [Problem("command", "'command' missing from YAML spec container in manifest file", "")],
-        )
+        actual = "'command' missing from YAML spec container in manifest file"
+        raise BadInput("not found error", [Problem("command", actual, "")])
     if posixpath.basename(words[0]) in _SHELLS or "-c" in words:
         expected = "kube-scheduler with its flags: what follows a shell's command is not kube-scheduler's"
         remedy = "list kube-scheduler and each flag as an entry of `command`, without a shell"
@@ -91,18 +97,6 @@ def _flag_argument(words: Sequence[str], at: int) -> str:
     if following is None or following.startswith("-"):
         raise BadInput("manifest", [Problem("command", f"{words[at]} without a value", f"{words[at]}=VALUE")])
     return following
-
-
-def _check_list_of_strings(container: Mapping[str, Any], name: str) -> None:
-    if name not in container or (name == "args" and container[name] is None):
-        return
-    words = container[name]
-    if not isinstance(words, list):
-        actual = f"{name} is not an array type in manifest file"
-        raise BadInput("type assertion error", [Problem("", actual, "")])
-    if not all(isinstance(word, str) for word in words):
-        actual = f"{name} array item is not a string type in manifest file"
-        raise BadInput("type assertion error", [Problem("", actual, "")])
 
 
 CONFIG_VOLUME: Final = "schedulerconfig"
@@ -254,7 +248,11 @@ def parse_manifest(data: bytes, name: str, container: str = "") -> Manifest:
         raise BadInput(f"not found error: spec not found in {name}")
     if not all(isinstance(key, str) for key in [*root, *spec]):
         raise BadInput(f"{name}", [Problem("spec", "a key that is no text", "names of fields")])
-    _check_metadata(root, name)
+    metadata = root.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise BadInput(name, [Problem("metadata", "no map", "a map")])
+    if not isinstance(metadata.get("annotations"), dict | None):
+        raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
     manifest = Manifest(document, _find_container(spec.get("containers"), container))
     for where, field in ((manifest.container, "volumeMounts"), (spec, "volumes")):
         _check_list_of_mappings(where, field)
@@ -304,7 +302,7 @@ def add_configuration(manifest: Manifest, desired_state: DesiredState) -> dict[s
     return root
 
 
-def remove_configuration(manifest: Manifest) -> dict[str, Any]:
+def remove_configuration(manifest: Manifest) -> dict[str, Any]:  # complexity: every part that was added
     """The pod without anything that `add_configuration` added, and with what it replaced."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     if manifest.recorded_state is None and manifest.own_config is None:
@@ -313,24 +311,16 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:
     before = manifest.recorded_state or PriorState()
     container.update(set_config_flag(container, manifest.user_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
-        _set_or_remove_field(
-            where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
-        )
+        others = [entry for entry in where.get(field) or [] if entry["name"] not in OWN_VOLUMES]
+        _set_or_remove_field(where, field, others)
     if spec.get("dnsPolicy") == DNS_POLICY:
         _set_or_remove_field(spec, "dnsPolicy", before.dns_policy)
-    _remove_annotations(root.get("metadata") or {})
+    own = {PRIOR_STATE_ANNOTATION, HASH_ANNOTATION}
+    annotations = (root.get("metadata") or {}).get("annotations") or {}
+    if not own.isdisjoint(annotations):
+        foreign = {key: value for key, value in annotations.items() if key not in own}
+        _set_or_remove_field(root["metadata"], "annotations", foreign)
     return root
-
-
-def _remove_annotations(metadata: dict[str, Any]) -> None:
-    annotations = metadata.get("annotations") or {}
-    if not {PRIOR_STATE_ANNOTATION, HASH_ANNOTATION}.isdisjoint(annotations):
-        others = {
-            key: value
-            for key, value in annotations.items()
-            if key not in (PRIOR_STATE_ANNOTATION, HASH_ANNOTATION)
-        }
-        _set_or_remove_field(metadata, "annotations", others)
 
 
 def state_before_first_run(manifest: Manifest) -> PriorState:
@@ -382,15 +372,6 @@ def _check_other_containers(spec: Mapping[str, Any], container_index: int) -> No
                 raise BadInput("manifest", [Problem("volumes", actual, "that name free for us")])
 
 
-def _check_metadata(root: Mapping[str, Any], name: str) -> None:
-    metadata = root.get("metadata", {})
-    if not isinstance(metadata, dict):
-        raise BadInput(name, [Problem("metadata", "no map", "a map")])
-    annotations = metadata.get("annotations")
-    if annotations is not None and not isinstance(annotations, dict):
-        raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
-
-
 def _check_list_of_mappings(where: Mapping[str, Any], field: str) -> None:
     if field not in where:
         return
@@ -406,11 +387,17 @@ def _check_list_of_mappings(where: Mapping[str, Any], field: str) -> None:
             raise BadInput("manifest", [Problem(field, f"a {kind} without a name", "a name for each")])
 
 
-def _find_container(containers: Any, name: str) -> int:
+def _find_container(
+    containers: Any, name: str
+) -> int:  # complexity: the rules by which a container is chosen
     """The index of a container: the named one, else the one named kube-scheduler, else the only one, else the one that
     runs it.
     """
-    _check_containers(containers)
+    if not isinstance(containers, list) or not containers:
+        problem = Problem("spec.containers", "none", "kube-scheduler")
+        raise BadInput("not found error: imageName not found", [problem])
+    if not all(isinstance(container, dict) for container in containers):
+        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
     names = [container.get("name") for container in containers]
     if (name or "kube-scheduler") in names:
         return names.index(name or "kube-scheduler")
@@ -421,41 +408,27 @@ def _find_container(containers: Any, name: str) -> int:
         return 0
     programs = [at for at, candidate in enumerate(containers) if _program_name(candidate) == "kube-scheduler"]
     if len(programs) != 1:
-        raise BadInput(
-            "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
-        )
+        problem = Problem("spec.containers", f"{names}", "kube-scheduler, or --container")
+        raise BadInput("not found error", [problem])
     return programs[0]
+
+
+def _program_name(container: Mapping[str, Any]) -> str:
+    words = container.get("command")
+    return posixpath.basename(str(words[0])) if isinstance(words, list) and words else ""
 
 
 def _check_is_scheduler(container: Mapping[str, Any]) -> None:
     """`BadInput` if neither name, image nor command line says that the only container runs a scheduler: the API server
     does not start with the flags of kube-scheduler.
     """
-    words = [word for field in ("command", "args") for word in _list_or_empty(container.get(field))]
-    programs = [posixpath.basename(str(word)) for word in words if not str(word).startswith("-")]
+    lists = [words for field in ("command", "args") if isinstance(words := container.get(field), list)]
+    programs = [posixpath.basename(str(word)) for words in lists for word in words if str(word)[:1] != "-"]
     image = str(container.get("image")).partition("@")[0].rpartition("/")[2]
     if not any("scheduler" in name for name in (str(container.get("name")), image, *programs)):
         problem = Problem("spec.containers", f"only {shown(container.get('name'))}", "kube-scheduler")
         remedy = "name the manifest of kube-scheduler with -m, or with --container a container that runs it"
         raise BadInput("not found error", [problem], remedy=remedy)
-
-
-def _list_or_empty(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _check_containers(containers: Any) -> None:
-    if not isinstance(containers, list) or not containers:
-        raise BadInput(
-            "not found error: imageName not found", [Problem("spec.containers", "none", "kube-scheduler")]
-        )
-    if not all(isinstance(container, dict) for container in containers):
-        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
-
-
-def _program_name(container: Mapping[str, Any]) -> str:
-    words = container.get("command")
-    return posixpath.basename(str(words[0])) if isinstance(words, list) and words else ""
 
 
 def _host_paths(volumes: Any) -> dict[Any, str]:

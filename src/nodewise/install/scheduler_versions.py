@@ -137,16 +137,20 @@ def list_ignored_flags(container: Mapping[str, Any], minor: int) -> list[Ignored
     """
     flags: dict[Any, IgnoredFlag] = {}
     problems = []
+    reads_leader_election = minor >= _FIRST_WITH_LEADER_ELECTION_FLAGS
     for name, text, value in _command_line_flags(container):
-        if name not in _FIELDS or (name.startswith("leader-elect") and not _is_leader_election_lost(minor)):
+        if name not in _FIELDS or (name.startswith("leader-elect") and reads_leader_election):
             continue
         path, parse = _FIELDS[name]
         try:
-            flags[path or name] = IgnoredFlag(text, path, _client_default(path, parse(value)))
+            parsed = parse(value)
         except ValueError as error:
-            problems.append(
-                Problem("command", shown(text), f"{error}: --config needs it as {'.'.join(path)}")
-            )
+            expected = f"{error}: --config needs it as {'.'.join(path)}"
+            problems.append(Problem("command", shown(text), expected))
+            continue
+        if path[:1] == ("clientConnection",):
+            parsed = parsed or _CLIENT_DEFAULTS[path[-1]]
+        flags[path or name] = IgnoredFlag(text, path, parsed)
     if problems:
         raise BadInput("manifest", problems)
     return list(flags.values())
@@ -178,10 +182,6 @@ def set_field(configuration: dict[str, Any], path: Sequence[str], value: Any) ->
     place[last] = value
 
 
-def _is_leader_election_lost(minor: int) -> bool:
-    return minor < _FIRST_WITH_LEADER_ELECTION_FLAGS
-
-
 def _command_line_flags(container: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None]]:
     """Name, text and value of each flag in the order of the command line; the value is None without one. Like
     kube-scheduler, reads `_` in a name as `-`.
@@ -197,10 +197,6 @@ def _command_line_flags(container: Mapping[str, Any]) -> Iterator[tuple[str, str
             else:
                 following = words[at + 1] if at + 1 < len(words) else None
                 yield name, word if following is None else f"{word}={following}", following
-
-
-def _client_default(path: tuple[str, ...], value: Any) -> Any:
-    return _CLIENT_DEFAULTS[path[-1]] if path[:1] == ("clientConnection",) and not value else value
 
 
 def _parse_boolean(text: str | None) -> bool:
@@ -228,25 +224,21 @@ def _parse_text(text: str | None) -> str:
     return text
 
 
-def _leader_election(field: str, parse: Callable[[str | None], Any] = _parse_text) -> Any:
-    return ("leaderElection", field), parse
-
-
 _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str | None], Any]]]] = {
     "profiling": (("enableProfiling",), _parse_boolean),
     "contention-profiling": (("enableContentionProfiling",), _parse_boolean),
     "kube-api-qps": (("clientConnection", "qps"), _parse_rate),
     "kube-api-burst": (("clientConnection", "burst"), _parse_burst),
     "kube-api-content-type": (("clientConnection", "contentType"), _parse_text),
-    "lock-object-name": _leader_election("resourceName"),
-    "lock-object-namespace": _leader_election("resourceNamespace"),
-    "leader-elect": _leader_election("leaderElect", _parse_boolean),
-    "leader-elect-lease-duration": _leader_election("leaseDuration"),
-    "leader-elect-renew-deadline": _leader_election("renewDeadline"),
-    "leader-elect-retry-period": _leader_election("retryPeriod"),
-    "leader-elect-resource-lock": _leader_election("resourceLock"),
-    "leader-elect-resource-name": _leader_election("resourceName"),
-    "leader-elect-resource-namespace": _leader_election("resourceNamespace"),
+    "lock-object-name": (("leaderElection", "resourceName"), _parse_text),
+    "lock-object-namespace": (("leaderElection", "resourceNamespace"), _parse_text),
+    "leader-elect": (("leaderElection", "leaderElect"), _parse_boolean),
+    "leader-elect-lease-duration": (("leaderElection", "leaseDuration"), _parse_text),
+    "leader-elect-renew-deadline": (("leaderElection", "renewDeadline"), _parse_text),
+    "leader-elect-retry-period": (("leaderElection", "retryPeriod"), _parse_text),
+    "leader-elect-resource-lock": (("leaderElection", "resourceLock"), _parse_text),
+    "leader-elect-resource-name": (("leaderElection", "resourceName"), _parse_text),
+    "leader-elect-resource-namespace": (("leaderElection", "resourceNamespace"), _parse_text),
     # up to 1.21, without a field of the whole configuration
     "algorithm-provider": ((), _parse_text),
     "hard-pod-affinity-symmetric-weight": ((), _parse_text),

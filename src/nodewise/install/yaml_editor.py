@@ -8,7 +8,7 @@ this way are refused.
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -38,7 +38,7 @@ class Document(NamedTuple):
     value: Any
 
     @property
-    def detect_line_ending(self) -> str:
+    def line_ending(self) -> str:
         return "\r\n" if "\r\n" in self.text else "\n"
 
 
@@ -99,11 +99,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(
+    str,
+    lambda dumper, value: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+    ),
+)
 
 
 def dump_yaml(value: Any) -> str:
@@ -114,18 +115,17 @@ def dump_yaml(value: Any) -> str:
 def exact_comparison_text(value: Any) -> str:
     """A text that is equal for equal values only: 1 differs from true, and the order of keys does not count."""
     if isinstance(value, dict):
-        return (
-            "{"
-            + ",".join(sorted(f"{key!r}:{exact_comparison_text(item)}" for key, item in value.items()))
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ",".join(map(exact_comparison_text, value)) + "]"
-    return repr(value)
+        pairs = sorted(f"{key!r}:{exact_comparison_text(item)}" for key, item in value.items())
+        return f"{{{','.join(pairs)}}}"
+    return f"[{','.join(map(exact_comparison_text, value))}]" if isinstance(value, list) else repr(value)
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    return exact_comparison_text(first) == exact_comparison_text(second)
 
 
 def _node_edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
-    if exact_comparison_text(old) == exact_comparison_text(new):
+    if _is_equal(old, new):
         return
     if isinstance(node, yaml.MappingNode) and isinstance(old, dict) and isinstance(new, dict) and new:
         yield from _mapping_edits(document, node, old, new)
@@ -136,87 +136,58 @@ def _node_edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iter
         yield Edit(start, end, (" " if start == end else "") + _format_flow(new, plain=True))
 
 
-def _mapping_edits(
+def _mapping_edits(  # complexity: block and flow style in one order
     document: Document, node: yaml.MappingNode, old: dict[Any, Any], new: dict[Any, Any]
 ) -> Iterator[Edit]:
     entries = {key.value: (key, value) for key, value in node.value}
+    names = list(entries)
     spans = [(key.start_mark.index, _entry_end(document.text, key, value)) for key, value in entries.values()]
-    deleted = [at for at, name in enumerate(entries) if name in old and name not in new]
-    yield from _value_edits(document, entries, old, new)
+    deleted = [at for at, name in enumerate(names) if name in old.keys() - new.keys()]
     added = {name: item for name, item in new.items() if name not in old}
+    for name in new.keys() - added.keys():
+        if not _is_equal(old[name], new[name]):
+            _, value = entries.get(name) or _raise_yaml_edit_error(document)
+            yield from _node_edits(document, value, old[name], new[name])
     if not entries:
         yield Edit(node.start_mark.index, node.end_mark.index, _format_flow(new))
     elif node.flow_style:
         yield from _flow_deletions(spans, deleted)
-        yield from _flow_entry_insertion(spans, added)
-    else:
-        yield from (_line_deletion(document, *spans[at]) for at in deleted)
-        column = node.value[0][0].start_mark.column
-        for name, item in sorted(added.items()):
-            yield _line_insertion(
-                document, spans, _key_position(list(entries), name), _entry_lines(name, item, column)
-            )
-
-
-def _value_edits(
-    document: Document,
-    entries: Mapping[Any, tuple[yaml.Node, yaml.Node]],
-    old: Mapping[Any, Any],
-    new: Mapping[Any, Any],
-) -> Iterator[Edit]:
-    for name, item in new.items():
-        if name in old and exact_comparison_text(old[name]) != exact_comparison_text(item):
-            if name not in entries:
-                _raise_yaml_edit_error(document)
-            yield from _node_edits(document, entries[name][1], old[name], item)
-
-
-def _flow_entry_insertion(spans: Sequence[tuple[int, int]], added: Mapping[Any, Any]) -> Iterator[Edit]:
-    if added:
         text = "".join(f", {json.dumps(name)}: {_format_flow(item)}" for name, item in added.items())
         yield Edit(spans[-1][1], spans[-1][1], text)
+    else:
+        for at in deleted:
+            yield _line_deletion(document, *spans[at])
+        column = node.value[0][0].start_mark.column
+        for name, item in sorted(added.items()):
+            lines = _entry_lines(name, item, column)
+            yield _line_insertion(document, spans, _key_position(names, name), lines)
 
 
-def _key_position(names: Sequence[str], name: str) -> int:
+def _key_position(names: list[str], name: str) -> int:
     """The index for a new key: in order if the keys are sorted, else at the end."""
-    return sum(other < name for other in names) if list(names) == sorted(names) else len(names)
+    return sum(other < name for other in names) if names == sorted(names) else len(names)
 
 
 def _sequence_edits(
     document: Document, node: yaml.SequenceNode, old: list[Any], new: list[Any]
 ) -> Iterator[Edit]:
     spans = _sequence_item_spans(document, node)
-    matcher = difflib.SequenceMatcher(
-        None,
-        [exact_comparison_text(item) for item in old],
-        [exact_comparison_text(item) for item in new],
-        False,
-    )
+    old_texts, new_texts = ([exact_comparison_text(item) for item in items] for items in (old, new))
+    matcher = difflib.SequenceMatcher(None, old_texts, new_texts, False)
     for what, start, end, first, last in matcher.get_opcodes():
-        kept = min(end - start, last - first) if what == "replace" else 0
-        for at in range(kept):
-            yield from _node_edits(document, node.value[start + at], old[start + at], new[first + at])
         if what == "equal":
             continue
+        kept = min(end - start, last - first)
+        for at in range(kept):
+            yield from _node_edits(document, node.value[start + at], old[start + at], new[first + at])
         deleted, added = range(start + kept, end), new[first + kept : last]
         if node.flow_style or not spans:
-            yield from _flow_deletions(spans, list(deleted))
+            yield from _flow_deletions(spans, deleted)
             yield from _flow_item_insertion(node, spans, end, added)
         else:
             yield from (_line_deletion(document, *spans[at]) for at in deleted)
-            yield from _block_item_insertion(document, node, spans, end, added)
-
-
-def _block_item_insertion(
-    document: Document,
-    node: yaml.SequenceNode,
-    spans: Sequence[tuple[int, int]],
-    at: int,
-    added: Sequence[Any],
-) -> Iterator[Edit]:
-    lines = [line for item in added for line in _item_lines(item, node.start_mark.column)]
-    if lines:
-        yield _line_insertion(document, spans, at, lines)
+            if lines := [line for item in added for line in _item_lines(item, node.start_mark.column)]:
+                yield _line_insertion(document, spans, end, lines)
 
 
 def _flow_item_insertion(
@@ -265,13 +236,13 @@ def _line_insertion(
     document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]
 ) -> Edit:
     """Insert lines before the entry with this index, or after the last entry."""
-    text = "".join(line + document.detect_line_ending for line in lines)
+    text = "".join(line + document.line_ending for line in lines)
     before = _line_start(document, spans[0][0]) if at == 0 else None
     if before is not None:
         return Edit(before, before, text)
     place = _line_end(document.text, spans[max(at, 1) - 1][1])
     if not document.text[:place].endswith("\n"):
-        text = document.detect_line_ending + text.removesuffix(document.detect_line_ending)
+        text = document.line_ending + text.removesuffix(document.line_ending)
     return Edit(place, place, text)
 
 
@@ -320,10 +291,10 @@ def _entry_lines(name: str, value: Any, column: int) -> list[str]:
 
 
 def _item_lines(value: Any, column: int) -> list[str]:
+    lines = [_format_flow(value, plain=True)]
     if isinstance(value, dict) and value:
         lines = [line for key, item in value.items() for line in _entry_lines(key, item, column + 2)]
-        return [" " * column + "- " + lines[0].lstrip(), *lines[1:]]
-    return [" " * column + "- " + _format_flow(value, plain=True)]
+    return [" " * column + "- " + lines[0].lstrip(), *lines[1:]]
 
 
 def _format_flow(value: Any, *, plain: bool = False) -> str:
