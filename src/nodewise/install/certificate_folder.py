@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ from nodewise.base import trusted_files
 from nodewise.base.errors import BadInput, Problem
 from nodewise.install import host_checks
 from nodewise.install.certificate_renewal import ConnectionCertificates, PeerCertificates
-from nodewise.install.file_transaction import fsync_folder, read_file
+from nodewise.install.file_transaction import fsync_folder, read_file, write
 from nodewise.tls.x509_certificates import merge_authorities
 
 _DATA: Final = "..data"
@@ -72,11 +72,16 @@ def read_certificates(folder: Path) -> FolderContents:
     device, a folder or a huge file.
     """
 
-    def read_peer(names: Mapping[str, str]) -> PeerCertificates:
-        values: dict[str, Any] = {field: _read_file(folder, name) for field, name in names.items()}
-        return PeerCertificates(trusted=trusted, **values)
+    def read(name: str) -> bytes:
+        # the owner of a file may be the user of nodewise, so only the folder has to be root's
+        where = folder / name if name in FILE_NAMES else folder / _DATA / name
+        return read_file(str(where), is_trusted=False) or b""
 
-    trusted = _read_file(folder, "ca.crt")
+    trusted = read("ca.crt")
+    values: list[dict[str, Any]] = [
+        {field: read(name) for field, name in names.items()} for names in (_SERVER, _CLIENT)
+    ]
+    certificates = ConnectionCertificates(*(PeerCertificates(trusted=trusted, **each) for each in values))
     foreign = [
         name
         for name in FILE_NAMES
@@ -85,7 +90,7 @@ def read_certificates(folder: Path) -> FolderContents:
     data = folder / _DATA
     if os.path.lexists(data) and not (data.is_symlink() and data.readlink().name.startswith(_PREFIX)):
         foreign.append(_DATA)
-    return FolderContents(ConnectionCertificates(read_peer(_SERVER), read_peer(_CLIENT)), tuple(foreign))
+    return FolderContents(certificates, tuple(foreign))
 
 
 def check_folder(folder: Path) -> None:
@@ -95,11 +100,10 @@ def check_folder(folder: Path) -> None:
     """
     inside = Path(os.path.realpath(folder))
     pods = Path(os.path.realpath(_STATIC_POD_FOLDER))
-    if inside == pods or pods in inside.parents or any(map(_is_pod_manifest, _visible_files(inside))):
-        actual, expected = (
-            "a folder of static pods: the kubelet reads its files as pods",
-            "a folder of its own",
-        )
+    files = inside.iterdir() if inside.is_dir() else ()
+    if inside == pods or pods in inside.parents or any(map(_is_pod_manifest, files)):
+        actual = "a folder of static pods: the kubelet reads its files as pods"
+        expected = "a folder of its own"
     elif (name := host_checks.find_cluster_certificate_file(inside)) is not None:
         actual = f"the cluster's own certificates are there, such as {name}"
         expected = "a folder of its own, such as /etc/nodewise/pki"
@@ -108,21 +112,12 @@ def check_folder(folder: Path) -> None:
     raise BadInput("files", [Problem(f"--host {folder}", actual, expected)])
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
-    return []
-
-
 def _is_pod_manifest(path: Path) -> bool:
     """Whether the kubelet would read this file as a pod."""
-    if path.stat().st_size > _MAX_MANIFEST_BYTES:
+    if path.name.startswith(".") or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
         return False
-    return bool(
-        re.search(
-            rb"""^(?:\xef\xbb\xbf)?[\s{]*["']?kind["']?\s*:\s*["']?Pod\b""", path.read_bytes(), re.MULTILINE
-        )
-    )
+    pattern = rb"""^(?:\xef\xbb\xbf)?[\s{]*["']?kind["']?\s*:\s*["']?Pod\b"""
+    return bool(re.search(pattern, path.read_bytes(), re.MULTILINE))
 
 
 def check_ownership(folder: Path, existing: FolderContents) -> None:
@@ -137,12 +132,17 @@ def check_ownership(folder: Path, existing: FolderContents) -> None:
 
 def write_certificates(folder: Path, certificates: ConnectionCertificates) -> None:
     """Replace all files at once. Each file keeps the owner of the file that it replaces."""
+    contents = {"ca.crt": merge_authorities(certificates.server.trusted, certificates.client.trusted)}
+    for peer, names in zip(certificates, (_SERVER, _CLIENT), strict=True):
+        values = peer._asdict()
+        contents |= {name: values[field] for field, name in names.items() if values[field]}
     fresh = folder / f"{_PREFIX}{secrets.token_hex(8)}"
     fresh.mkdir(mode=0o755)
     fresh.chmod(0o755)
     try:
-        for name, content in _file_contents(certificates).items():
-            _write_file(fresh / name, content, _owner_of_file_to_replace(folder, name))
+        for name, content in contents.items():
+            mode = _PRIVATE if name.endswith(".key") else _PUBLIC
+            write(str(fresh / name), content, mode, _owner_of_file_to_replace(folder, name))
         fsync_folder(fresh)
         _replace_by_symbolic_link(folder / _DATA, fresh.name)
     except BaseException:
@@ -152,21 +152,11 @@ def write_certificates(folder: Path, certificates: ConnectionCertificates) -> No
         if not _is_own_symbolic_link(folder, name):
             _replace_by_symbolic_link(folder / name, f"{_DATA}/{name}")
     fsync_folder(folder)
-    _remove_unused_folders(folder)
-
-
-def _file_contents(certificates: ConnectionCertificates) -> dict[str, bytes]:
-    contents = {"ca.crt": merge_authorities(certificates.server.trusted, certificates.client.trusted)}
-    for peer, names in zip(certificates, (_SERVER, _CLIENT), strict=True):
-        values = peer._asdict()
-        contents |= {name: values[field] for field, name in names.items() if values[field]}
-    return contents
-
-
-def _read_file(folder: Path, name: str) -> bytes:
-    where = folder / name if name in FILE_NAMES else folder / _DATA / name
-    # the owner of a file may be the user of nodewise, so only the folder has to be root's
-    return read_file(str(where), is_trusted=False) or b""
+    for path in folder.glob(f"{_PREFIX}*"):  # previous content and remains of interrupted runs, with keys
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        elif path.name != fresh.name:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_own_symbolic_link(folder: Path, name: str) -> bool:
@@ -184,30 +174,9 @@ def _owner_of_file_to_replace(folder: Path, name: str) -> tuple[int, int] | None
     return status.st_uid, status.st_gid
 
 
-def _write_file(path: Path, content: bytes, owner: tuple[int, int] | None) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        if owner is not None and owner != (os.geteuid(), os.getegid()):
-            os.fchown(descriptor, *owner)
-        os.fchmod(descriptor, _PRIVATE if path.suffix == ".key" else _PUBLIC)
-        os.fsync(descriptor)
-
-
 def _replace_by_symbolic_link(path: Path, to: str) -> None:
     """Replace whatever has this path by a symbolic link."""
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)
     fresh.rename(path)
     fsync_folder(path.parent)
-
-
-def _remove_unused_folders(folder: Path) -> None:
-    """Remove the previous content and the remains of interrupted runs, because they contain keys."""
-    current = (folder / _DATA).readlink().name
-    for path in folder.glob(f"{_PREFIX}*"):
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        elif path.name != current:
-            shutil.rmtree(path, ignore_errors=True)

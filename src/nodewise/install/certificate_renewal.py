@@ -7,8 +7,8 @@ certificates determine the next one. The key of an authority exists only during 
 certificates is issued again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from cryptography import x509
@@ -121,38 +121,39 @@ def service_dns_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]
     return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
 
 
-def check_certificate_spec(spec: CertificateSpec) -> None:
+def check_certificate_spec(spec: CertificateSpec) -> None:  # complexity: one condition for each field
     """Raise BadSettings with every invalid field of a spec."""
-    problems = [*_spec_name_problems(spec), *_spec_period_problems(spec)]
+    problems = [
+        Problem("--name", repr(name), "a host name or an IP address")
+        for name in spec.names
+        if not (is_ip_address(name) or is_host(name.removeprefix("*.")))
+    ]
+    if not 0 < len(spec.client_name) <= _MAX_NAME_LENGTH or not spec.client_name.isprintable():
+        expected = f"1 to {_MAX_NAME_LENGTH} characters"
+        problems.append(Problem("--client-name", repr(spec.client_name), expected))
+    if not _MIN_LIFETIME <= spec.lifetime <= _MAX_LIFETIME:
+        problems.append(Problem("--lifetime", f"{spec.lifetime}", f"{_MIN_LIFETIME} to {_MAX_LIFETIME}"))
+    elif not timedelta() < (spec.renew_before or spec.lifetime / 3) < spec.lifetime:
+        problems.append(Problem("--renew-before", f"{spec.renew_before}", f"less than {spec.lifetime}"))
+    for name, value in (("--switch-after", spec.switch_after), ("--settle", spec.settle)):
+        if value is not None and value < timedelta():
+            problems.append(Problem(name, f"{value}", "no time before now"))
     if problems:
         raise BadSettings("settings", problems)
 
 
-def _spec_name_problems(spec: CertificateSpec) -> Iterator[Problem]:
-    for name in spec.names:
-        if not (is_ip_address(name) or is_host(name.removeprefix("*."))):
-            yield Problem("--name", repr(name), "a host name or an IP address")
-    if not 0 < len(spec.client_name) <= _MAX_NAME_LENGTH or not spec.client_name.isprintable():
-        yield Problem("--client-name", repr(spec.client_name), f"1 to {_MAX_NAME_LENGTH} characters")
-
-
-def _spec_period_problems(spec: CertificateSpec) -> Iterator[Problem]:
-    if not _MIN_LIFETIME <= spec.lifetime <= _MAX_LIFETIME:
-        yield Problem("--lifetime", f"{spec.lifetime}", f"{_MIN_LIFETIME} to {_MAX_LIFETIME}")
-    elif not timedelta() < (spec.renew_before or spec.lifetime / 3) < spec.lifetime:
-        yield Problem("--renew-before", f"{spec.renew_before}", f"less than {spec.lifetime}")
-    for name, value in (("--switch-after", spec.switch_after), ("--settle", spec.settle)):
-        if value is not None and value < timedelta():
-            yield Problem(name, f"{value}", "no time before now")
-
-
 def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: datetime) -> RenewalPlan:
     """The next step for these certificates."""
-    server = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
-    client = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
+    server, client = _assess_certificates(before, spec, now)
     peers = (server, client) if not before.client.signer else (server,)
-    if (latest_start := _latest_validity_start(server, client)) > now and not spec.is_forced:
-        next_step = RenewalPlan("clock", [_clock_behind_message(latest_start, now)], latest_start)
+    starts = [peer.leaf.not_valid_before_utc for peer in (server, client) if peer.leaf is not None]
+    if starts and max(starts) > now and not spec.is_forced:
+        reason = (
+            f"this machine's clock is at {format_rfc3339_time(now)}, and existing certificates are valid from"
+            f" {format_rfc3339_time(max(starts))}: correct the clock; or, if it was wrong when they were issued, use"
+            " --renew"
+        )
+        next_step = RenewalPlan("clock", [reason], max(starts))
     elif due_step := _plan_issue_step(peers, now) or _plan_switch_step(peers, now):
         next_step = due_step
     elif spec.is_forced:
@@ -192,20 +193,6 @@ def _plan_switch_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPla
     )
 
 
-def _latest_validity_start(*peers: _PeerStatus) -> datetime:
-    """The time from which all certificates are valid; the minimum of datetime without certificates."""
-    leaves = [peer.leaf for peer in peers if peer.leaf is not None]
-    return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
-
-
-def _clock_behind_message(latest_start: datetime, now: datetime) -> str:
-    return (
-        f"this machine's clock is at {format_rfc3339_time(now)}, and existing certificates are valid from "
-        f"{format_rfc3339_time(latest_start)}: "
-        "correct the clock; or, if it was wrong when they were issued, use --renew"
-    )
-
-
 def plan_after_scheduler_restart(plan: RenewalPlan, spec: CertificateSpec, now: datetime) -> RenewalPlan:
     """The plan after a restart of kube-scheduler. Unavailable if the announcement is too recent for that restart."""
     if plan.step != "wait" or plan.announced_at is None:
@@ -224,31 +211,44 @@ def apply_renewal_step(
 ) -> ConnectionCertificates:
     """The certificates after a step. An authority that the step creates signs them; its key is then discarded."""
     if step == "switch":
-        return ConnectionCertificates(
-            _switch_to_stored_certificate(before.server), _switch_to_stored_certificate(before.client)
-        )
+        return ConnectionCertificates(*map(_switch_to_stored_certificate, before))
     if step not in {"make", "announce"}:
         return before
     issuer = CertificateIssuer(f"{_AUTHORITY_PREFIX}{x509.random_serial_number():x}"[:24], now, spec.lifetime)
-    server_status = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
-    client_status = _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
+    server_status, client_status = _assess_certificates(before, spec, now)
     common = next((name for name in spec.names if not is_ip_address(name)), SERVICE)
     server = _add_issued_certificate(before.server, server_status, issuer.server(spec.names, common))
     client, foreign = before.client, b""
     if client.signer:  # any of these authorities, or one that they signed, may have issued its certificate
-        held = load_certificates(before.server.trusted)
         foreign = encode_pem(
             authority
-            for authority in held
-            if not _is_issued_by_nodewise(authority) and authority.not_valid_after_utc > now
+            for authority in load_certificates(before.server.trusted)
+            if not common_name(authority).startswith(_AUTHORITY_PREFIX)
+            and authority.not_valid_after_utc > now
         )
     else:
         client = _add_issued_certificate(client, client_status, issuer.client(spec.client_name))
-    known = (before.server.trusted, before.client.trusted)
+    known = load_certificates(before.server.trusted + before.client.trusted)
+
+    def trusted_bundle(other: _PeerStatus, kept: bytes = b"") -> bytes:
+        """The new authority, the known authority that signed the other peer's certificate, and those to keep."""
+        leaf = other.leaf if other.is_usable else None
+        signers = [authority for authority in known if leaf is not None and is_issued_by(leaf, authority)]
+        return encode_pem(
+            dict.fromkeys([*load_certificates(issuer.cert), *signers, *load_certificates(kept)])
+        )
+
     return ConnectionCertificates(
-        server._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, client_status, foreign)),
-        client._replace(trusted=_build_trusted_ca_bundle(issuer.cert, known, server_status)),
+        server._replace(trusted=trusted_bundle(client_status, foreign)),
+        client._replace(trusted=trusted_bundle(server_status)),
     )
+
+
+def _assess_certificates(
+    before: ConnectionCertificates, spec: CertificateSpec, now: datetime
+) -> tuple[_PeerStatus, _PeerStatus]:
+    server = _assess_peer_certificate(before.server, before.client, spec, now, is_server=True)
+    return server, _assess_peer_certificate(before.client, before.server, spec, now, is_server=False)
 
 
 def _assess_peer_certificate(
@@ -273,15 +273,12 @@ def _assess_peer_certificate(
     reasons = [f"{who} ends at {format_rfc3339_time(leaf.not_valid_after_utc)}"] if due_at <= now else []
     if problem := find_problem(leaf):
         due_at, reasons = now, [*reasons, f"{who} {problem}"]
-    switch_at = _switch_time(leaf, next_leaf, spec) if next_leaf is not None else now
+    switch_at = now
+    if next_leaf is not None:  # without a restart: at half of the old certificate's remaining time, or sooner
+        announced = next_leaf.not_valid_before_utc + SKEW
+        wait = spec.switch_after if spec.switch_after is not None else _renewal_margin(leaf, spec) / 2
+        switch_at = announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
     return _PeerStatus(leaf, True, reasons, due_at, next_leaf, switch_at)
-
-
-def _switch_time(leaf: x509.Certificate, next_leaf: x509.Certificate, spec: CertificateSpec) -> datetime:
-    """When the switch happens without a restart: at half of the old certificate's remaining time, or sooner."""
-    announced = next_leaf.not_valid_before_utc + SKEW
-    wait = spec.switch_after if spec.switch_after is not None else _renewal_margin(leaf, spec) / 2
-    return announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
 
 
 def _renewal_margin(leaf: x509.Certificate, spec: CertificateSpec) -> timedelta:
@@ -337,19 +334,3 @@ def _switch_to_stored_certificate(peer: PeerCertificates) -> PeerCertificates:
     if not peer.next_cert:
         return peer
     return peer._replace(cert=peer.next_cert, key=peer.next_key, next_cert=b"", next_key=b"")
-
-
-def _build_trusted_ca_bundle(
-    fresh: bytes, known: Iterable[bytes], other: _PeerStatus, kept: bytes = b""
-) -> bytes:
-    """A bundle of the new authority, of the known authority that signed the other peer's certificate, and of `kept`."""
-    signers = [
-        authority
-        for authority in load_certificates(b"".join(known))
-        if other.is_usable and other.leaf is not None and is_issued_by(other.leaf, authority)
-    ]
-    return encode_pem(dict.fromkeys([*load_certificates(fresh), *signers, *load_certificates(kept)]))
-
-
-def _is_issued_by_nodewise(authority: x509.Certificate) -> bool:
-    return common_name(authority).startswith(_AUTHORITY_PREFIX)

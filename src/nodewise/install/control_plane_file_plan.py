@@ -1,7 +1,6 @@
 """Plans the changes of the files of a control-plane host: configuration, removal of earlier changes, and restore."""
 
 import datetime as dt
-import difflib
 import hashlib
 import os
 import stat
@@ -9,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from nodewise.base.errors import BadInput, Problem, visible
+from nodewise.base.errors import BadInput, Problem
 from nodewise.install import (
+    client_certificate_checks,
     file_transaction,
     host_checks,
     scheduler_configuration_file,
@@ -29,55 +29,6 @@ from nodewise.install.file_transaction import (
 from nodewise.install.scheduler_configuration_file import RenderContext, RenderedConfiguration
 from nodewise.install.scheduler_static_pod import DesiredState, Manifest, PriorState
 from nodewise.install.scheduler_versions import SchedulerVersion
-
-_COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
-
-
-def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
-    """A unified diff; empty if nothing changes."""
-
-    def split_lines(data: bytes | None) -> list[str]:
-        lines = (data or b"").decode(errors="replace").split("\n")
-        last = lines.pop()
-        return [visible(line) for line in lines + ([last, "\\ No newline at end of file"] if last else [])]
-
-    old, new = split_lines(before), split_lines(after)
-    names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
-    if before != after and old == new:
-        return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
-    lines = difflib.unified_diff(old, new, *names, lineterm="")
-    if colour:
-        starts = ((_COLOURS.get(line[:1]), line) for line in lines)
-        lines = (f"{start}{line}\x1b[0m" if start else line for start, line in starts)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def describe_pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
-    """The changes of a pod, one line each."""
-
-    def parts(root: Mapping[str, Any]) -> dict[str, Any]:
-        spec = root["spec"]
-        container = spec["containers"][at]
-        lists = {name: container.get(name) or [] for name in ("command", "args", "volumeMounts")}
-        return {
-            **lists,
-            "volumes": spec.get("volumes") or [],
-            "dnsPolicy": [spec["dnsPolicy"]] if "dnsPolicy" in spec else [],
-            "annotations": [
-                f"{key}: {value}"
-                for key, value in ((root.get("metadata") or {}).get("annotations") or {}).items()
-            ],
-        }
-
-    before, after = parts(old), parts(new)
-    return [
-        f"{name}: {sign} {item.get('name') if isinstance(item, dict) else item}"
-        for name in before
-        for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
-        for item in these
-        if item not in others
-    ]
-
 
 CONFIG_NAME: Final = "scheduler-config.yaml"
 CERTIFICATE_NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
@@ -141,7 +92,7 @@ class HostFiles(NamedTuple):
 
     manifest: Manifest
     template: bytes | None
-    credentials: host_checks.ClientCredentials | None
+    credentials: client_certificate_checks.ClientCredentials | None
 
 
 def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePlan:
@@ -174,7 +125,7 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
     value = scheduler_static_pod.add_configuration(manifest, desired_state)
     pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value))
-    summary = describe_pod_changes(manifest.document.value, value, manifest.container_index)
+    summary = scheduler_static_pod.describe_pod_changes(manifest, value)
     return ChangePlan(
         [*credentials, config, *_older_extender_manifest_changes(request, version), pod],
         _describe_unused_paths_and_flags(manifest, desired_state),
@@ -269,7 +220,7 @@ def _read_required_host_files(
         key, cert = read(request.key), read(request.cert)
         ca = read(request.ca) if request.ca else None
         problems += host_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
-        credentials = host_checks.ClientCredentials(cert or b"", key or b"", ca)
+        credentials = client_certificate_checks.ClientCredentials(cert or b"", key or b"", ca)
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
     problems += host_checks.static_pod_folder_problems(folders, request.pod_folders)
     if request.backup_dir and request.writes:
@@ -307,7 +258,7 @@ def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[st
     }
     others = {path: data for folder in sorted(folders) for path, data in _find_possible_ca_files(folder)}
     now = dt.datetime.now(dt.UTC)
-    result = host_checks.check_client_certificate_files(
+    result = client_certificate_checks.check_client_certificate_files(
         files.credentials, others, now, allow_ca_key=request.allow_ca_key
     )
     if result.problems:
@@ -396,7 +347,7 @@ def _check_files_named_in_config(
 
 
 def _plan_certificate_copies(
-    request: HostRequest, credentials: host_checks.ClientCredentials | None
+    request: HostRequest, credentials: client_certificate_checks.ClientCredentials | None
 ) -> list[FileChange]:
     """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
     changes = []
@@ -439,7 +390,7 @@ def plan_uninstall(request: HostRequest) -> ChangePlan:
         changes, warnings = _changes_to_own_files(manifest)
         if manifest.user_config:
             warnings.append(f"the configuration {manifest.user_config} is not ours, and stays")
-    summary = describe_pod_changes(manifest.document.value, value, manifest.container_index)
+    summary = scheduler_static_pod.describe_pod_changes(manifest, value)
     return ChangePlan([pod, *changes], (), warnings, None, summary, manifest.own_certs or "")
 
 
@@ -460,7 +411,7 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
             actual = f"a kube-scheduler of image {images[1]}, and now it is {images[0]}"
             problems.append(Problem("--restore", actual, "the same"))
         if now.container_index == then.container_index:
-            summary = describe_pod_changes(now.document.value, then.document.value, now.container_index)
+            summary = scheduler_static_pod.describe_pod_changes(now, then.document.value)
     if problems and request.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)

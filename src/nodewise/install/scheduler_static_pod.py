@@ -323,6 +323,33 @@ def remove_configuration(manifest: Manifest) -> dict[str, Any]:  # complexity: e
     return root
 
 
+def describe_pod_changes(manifest: Manifest, new: Mapping[str, Any]) -> list[str]:
+    """The changes that make a pod a new one, one line each."""
+
+    def parts(root: Mapping[str, Any]) -> dict[str, Any]:
+        spec = root["spec"]
+        container = spec["containers"][manifest.container_index]
+        lists = {name: container.get(name) or [] for name in ("command", "args", "volumeMounts")}
+        return {
+            **lists,
+            "volumes": spec.get("volumes") or [],
+            "dnsPolicy": [spec["dnsPolicy"]] if "dnsPolicy" in spec else [],
+            "annotations": [
+                f"{key}: {value}"
+                for key, value in ((root.get("metadata") or {}).get("annotations") or {}).items()
+            ],
+        }
+
+    before, after = parts(manifest.document.value), parts(new)
+    return [
+        f"{name}: {sign} {item.get('name') if isinstance(item, dict) else item}"
+        for name in before
+        for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
+        for item in these
+        if item not in others
+    ]
+
+
 def state_before_first_run(manifest: Manifest) -> PriorState:
     """The state before the first run. For a pod that the older configurator edited, only part of it is known."""
     prior = manifest.recorded_state

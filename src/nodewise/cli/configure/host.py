@@ -1,6 +1,7 @@
 """`nodewise configure` on a host with kubeadm: plans and applies changes, and prints both."""
 
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -78,12 +79,34 @@ def print_file_diffs(options: ConfigureOptions, request: HostRequest, plan: Chan
         elif options.output == "text":
             sys.stderr.flush()
             click.echo(
-                control_plane_file_plan.unified_diff(change.path, change.before, change.after, colour=colour),
+                unified_diff(change.path, change.before, change.after, colour=colour),
                 nl=False,
                 color=True,
             )
     for line in plan.summary:
         print_message(f"  {line}")
+
+
+_COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+
+
+def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
+    """A unified diff; empty if nothing changes."""
+
+    def split_lines(data: bytes | None) -> list[str]:
+        lines = (data or b"").decode(errors="replace").split("\n")
+        last = lines.pop()
+        return [visible(line) for line in lines + ([last, "\\ No newline at end of file"] if last else [])]
+
+    old, new = split_lines(before), split_lines(after)
+    names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
+    if before != after and old == new:
+        return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
+    lines = difflib.unified_diff(old, new, *names, lineterm="")
+    if colour:
+        starts = ((_COLOURS.get(line[:1]), line) for line in lines)
+        lines = (f"{start}{line}\x1b[0m" if start else line for start, line in starts)
+    return "".join(f"{line}\n" for line in lines)
 
 
 _HEADINGS: Final = {
@@ -174,7 +197,7 @@ def print_json_summary(
 def _file_summary(change: FileChange) -> dict[str, Any]:
     is_secret = os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
     what = "none" if change.is_unchanged else "remove" if change.after is None else "write"
-    text = "" if is_secret else control_plane_file_plan.unified_diff(change.path, change.before, change.after)
+    text = "" if is_secret else unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}
 
 
