@@ -229,14 +229,14 @@ class TestPriorities:
         with pytest.raises(BadSettings, match=seen):
             weights(text, TwoPriorities())
 
-    def test_a_weight_of_nobody_is_not_that_of_who_has_no_names(self) -> None:
+    def test_an_empty_name_is_no_priority_without_a_label(self) -> None:
         with pytest.raises(BadSettings, match="name=number"):
             weights("=5", TwoPriorities(), Rejecting("nameless", "a"))
 
-    def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
+    def test_a_disabled_filter_is_not_called(self) -> None:
         assert AgentChain([ScoringOnly()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
 
-    def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
+    def test_prioritize_counts_the_pod_once_per_call(self) -> None:
         class Counting:
             def __init__(self) -> None:
                 self.pods: list[object] = []

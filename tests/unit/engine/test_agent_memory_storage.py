@@ -97,7 +97,7 @@ async def learning(agent_memory: AgentMemory, state: Sum, news: int) -> None:
 
 
 class TestMemory:
-    async def test_what_was_learnt_outlives_the_process(self, shared: SharedMemory) -> None:
+    async def test_a_memory_outlives_the_process(self, shared: SharedMemory) -> None:
         first, second = Sum(), Sum()
         await steps(memory(shared, first), 1)
         first.news = 7
@@ -137,7 +137,7 @@ class TestMemory:
         assert later.known == 0
 
     @pytest.mark.parametrize(("each", "recalled"), [(True, [b"3", b"5"]), (False, [b"3"])])
-    async def test_what_cannot_be_known_from_what_was_seen_is_told(
+    async def test_subscribers_get_memories_of_other_processes(
         self, shared: SharedMemory, *, each: bool, recalled: list[bytes]
     ) -> None:
         shared.spoil("3")
@@ -152,7 +152,7 @@ class TestMemory:
         assert notified == [("sum", text) for text in recalled]
 
     @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
-    async def test_what_cannot_be_read_is_begun_anew(self, shared: SharedMemory, text: str) -> None:
+    async def test_an_unreadable_memory_is_replaced(self, shared: SharedMemory, text: str) -> None:
         shared.spoil(text)
         state, later = Sum(), Sum()
         await learning(memory(shared, state), state, 2)
@@ -230,7 +230,7 @@ class TestFile:
         await steps(memory(shared, later), 1)
         assert later.known == 2
 
-    async def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
+    async def test_a_foreign_file_is_not_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "state.json"
         path.write_text("not ours")
         state = Sum()
@@ -257,7 +257,7 @@ class TestConfigMap:
         with pytest.raises(Conflict):
             await keeping.write(StoredMemory({"a": b"3"}, seen.version))
 
-    async def test_what_others_write_beside_it_stays(self) -> None:
+    async def test_labels_of_other_clients_stay(self) -> None:
         api = FakeApi()
         meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
         api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})

@@ -71,7 +71,7 @@ def test_one_rule(rule: str, values: str, wanted: str) -> None:
     assert [change.alone for change in changes] == ([rejected] if rejected else [])
 
 
-def test_many_nodes_are_told_in_four_steps_at_most() -> None:
+def test_many_nodes_have_at_most_four_proposed_targets() -> None:
     values = " ".join(str(81 + number / 10) for number in range(500))
     (change,) = counterfactuals.changes(decision(heat=values))
     assert len(change.relaxed) == 4
@@ -108,7 +108,7 @@ def test_nodes_without_a_value_are_no_matter_of_a_threshold() -> None:
 
 
 @pytest.mark.parametrize("joined", ["any", None])
-def test_nothing_is_told_where_more_than_the_evidence_decides(joined: None) -> None:
+def test_no_counterfactuals_without_a_rule_that_decides(joined: None) -> None:
     held = replace(verdict(evidence("heat", "90 70")), evidence=(evidence("heat", "- 70"),), joined=joined)
     assert list(counterfactuals.changes(of(("t", held)))) == []
 
@@ -121,7 +121,7 @@ def test_a_change_names_the_rule_that_it_is_about() -> None:
         assert int((passing & ~rejected.feasible()).sum()) == change.relaxed[-1].more
 
 
-def test_an_operator_that_is_not_known_rejects_nobody() -> None:
+def test_an_unknown_operator_rejects_no_node() -> None:
     rule = replace(evidence("heat", "85 70"), operator="Above")
     assert not counterfactuals.rejects(rule).any()
     assert not counterfactuals.rejects(counterfactuals.rule_without_effect(rule)).any()
@@ -180,7 +180,7 @@ def removals(decision_: Decision) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_what_would_pass_without_a_policy() -> None:
+def test_nodes_that_pass_without_a_policy() -> None:
     heat, dust = evidence("heat", "85 85 70 85"), evidence("dust", "1 90 90 90")
     both = policies_verdict((COOL, [heat]), (WIDE, [dust]))
     assert removals(of(("t", both))) == [(COOL, 3, 1), (WIDE, 3, 1)]

@@ -68,7 +68,7 @@ def test_a_prioritize_answer() -> None:
     assert words(scored)["scores"] == {"a": 10, "b": 9}
 
 
-def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
+def test_parts_add_up_to_the_whole_document() -> None:
     document = words(large())
     assert document["rejected"] == decision_json.rejection_reasons(large())
     assert json.dumps(document["values"]) == decision_json.encode_document(
@@ -83,7 +83,7 @@ def test_a_decision_without_an_opinion() -> None:
     assert (document["feasible"], document["rejected"], document["values"]) == (["a"], {}, [])
 
 
-def test_why_nobody_could_answer() -> None:
+def test_no_failure_without_a_failed_agent() -> None:
     assert decision_json.failure_text(decision(heat="81 70 -")) is None
 
 
@@ -93,7 +93,7 @@ def test_values_without_a_target() -> None:
     assert decision_json.measured_values(filtered)[0]["target"] is None
 
 
-def test_details_are_told_by_node_and_agent() -> None:
+def test_details_are_by_node_and_agent() -> None:
     lacks, gets = StaticDetails(["lacks 2", ""], np.ones(2)), StaticDetails(["c: card1"], np.ones(1))
     filtered = decision_notation.of(
         ("gpu", Verdict(np.array([1, 0], np.int16), (StaticReason("full"),), details=lacks))
@@ -109,7 +109,7 @@ def test_details_are_told_by_node_and_agent() -> None:
 NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
 
 
-def test_numbers_are_told_by_agent_and_node() -> None:
+def test_numbers_are_by_agent_and_node() -> None:
     details = ShareDetails((0.5, -1.0, float("nan")))
     rejected = of(("a", Verdict(np.array([0, 1, 0], np.int16), (StaticReason("no"),), details=details)))
     nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
@@ -158,7 +158,7 @@ def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
     assert named["parts"] == {"load": {"agent": "t", "weight": 1.0, "scores": {"n1": 3, "n2": 4}}}
 
 
-def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
+def test_numbers_survive_encoding_as_arrays() -> None:
     scored = prioritize_decision(
         ("a", Scores(np.array([3, 4]), details=ShareDetails((0.5, -1.0)), label="l", weight=2.5))
     )

@@ -91,7 +91,7 @@ POLICIES = decision_notation.of(
         pytest.param(decision_notation.large(), id="many nodes"),
     ],
 )
-def test_what_is_read_back_is_what_was_written(written: Decision) -> None:
+def test_decoded_decisions_equal_the_encoded_ones(written: Decision) -> None:
     _, listed = decision_json.decode_page(body(ring_of(written), form="arrays"))
     assert same(listed[0], written)
     assert listed[0].at == written.at
@@ -147,7 +147,7 @@ def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
     return Decision(verb, PodRef("d", name), seconds, 1, Names.of(["n"]))
 
 
-def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
+def test_the_newest_decisions_come_first_with_counts() -> None:
     ring = ring_of(at(0, "other"), at(10), at(11, verb="prioritize"), at(20), at(30))
     page, listed = decision_json.decode_page(body(ring, namespace="d", pod="p", limit="2", form="arrays"))
     assert [item.at for item in listed] == [30, 20]
@@ -195,7 +195,7 @@ def test_every_problem_of_a_query_is_named() -> None:
         pytest.param(b"{", b"<", id="no JSON"),
     ],
 )
-def test_what_another_version_may_answer_is_an_error(old: bytes, new: bytes) -> None:
+def test_responses_of_another_form_are_rejected(old: bytes, new: bytes) -> None:
     page = body(ring_of(decision_notation.decision(heat="81 70"), POLICIES), form="arrays")
     assert old in page
     with pytest.raises(BadInput, match="decisions"):

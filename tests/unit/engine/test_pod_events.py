@@ -30,13 +30,13 @@ class FakeRecorder:
         self.notes.append(note)
 
 
-def test_a_pod_that_no_node_takes_is_told_why_without_measured_values() -> None:
+def test_an_event_has_the_reasons_without_measured_values() -> None:
     recorder = FakeRecorder()
     pod_events.PodEventRecorder(recorder)(decision([1, 1]))  # type: ignore[arg-type]
     assert recorder.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
 
 
-def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
+def test_no_event_while_a_node_passes_or_for_other_verbs() -> None:
     recorder = FakeRecorder()
     record_events = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
     record_events(decision([1, 0]))
@@ -45,7 +45,7 @@ def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
     assert recorder.notes == []
 
 
-def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
+def test_an_event_has_the_reason_of_a_failed_bind() -> None:
     recorder = FakeRecorder()
     record_events = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
     record_events(decision([1], verb="bind"))

@@ -45,7 +45,7 @@ def rebuild(cluster_states: Sequence[ClusterState]) -> list[ClusterState]:
     return made
 
 
-def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
+def test_nodes_pods_and_versions_are_recorded() -> None:
     first = {"n1": named("n1"), "n2": named("n2")}
     cluster_states = [
         cluster_state(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
@@ -63,7 +63,7 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
         }
 
 
-def test_what_did_not_change_stays_the_same_object() -> None:
+def test_unchanged_parts_stay_the_same_objects() -> None:
     state = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
     first, second = rebuild([state, state])
     assert second.objects[PODS] is first.objects[PODS]

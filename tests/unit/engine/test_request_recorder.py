@@ -74,13 +74,13 @@ class TestTape:
         ],
         ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format"],
     )  # fmt: skip
-    def test_what_is_no_recording_is_said_to_be_none(self, file: bytes, message: str) -> None:
+    def test_invalid_recordings_are_rejected(self, file: bytes, message: str) -> None:
         with pytest.raises(BadInput, match=message):
             records(file)
 
 
 class TestEntries:
-    def test_what_does_not_change_is_not_told_again(self) -> None:
+    def test_unchanged_parts_are_recorded_once(self) -> None:
         recorded = RecordedExtender()
         heat = metrics_snapshot(series("heat", n1=1, n2=9))
         state = cluster_state([HEAT], heat, "n1 n2")
@@ -100,7 +100,7 @@ class TestEntries:
             "EndEntry",
         ]
 
-    def test_of_a_metric_only_what_changed_is_told(self) -> None:
+    def test_only_changed_columns_of_a_metric_are_recorded(self) -> None:
         recorded = RecordedExtender()
         nodes = NodeIndex([f"n{n}" for n in range(100)])
         first = {name: Sample(7, 1.0) for name in nodes.known}
@@ -124,7 +124,7 @@ def with_samples(fetched: Any, samples: dict[str, Sample]) -> Any:
 
 
 class TestRecording:
-    def test_what_was_written_is_there_without_an_end(self) -> None:
+    def test_written_entries_are_readable_without_an_end(self) -> None:
         recorded = RecordedExtender()
         recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.ask("/scheduler/filter", body(None, "n1"))
@@ -148,7 +148,7 @@ class TestRecording:
         assert 400 < len(file) < 1000
         assert "".join(capsys.readouterr()).count("recording_stopped") == 1
 
-    def test_what_does_not_fit_is_counted_in_the_file(self, monkeypatch: Any) -> None:
+    def test_items_that_do_not_fit_are_counted_in_the_file(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(request_recorder, "_QUEUE_BYTES", 1500)
         recorded = RecordedExtender()
         ask = ("/scheduler/filter", body(None, "n1"))
@@ -171,7 +171,7 @@ class TestRecording:
         assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted
         assert b'nodewise_recording_lost_total{what="world"} 1.0' in counted
 
-    def test_what_was_lost_last_is_counted_too(self, monkeypatch: Any) -> None:
+    def test_the_last_lost_items_are_counted(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(request_recorder, "_QUEUE_BYTES", 1)
         recorded = RecordedExtender()
         for _ in range(2):

@@ -104,7 +104,7 @@ class TestFindings:
         ).findings
         assert [finding.node for finding in findings] == ["n1", "n2", "n3"]
 
-    def test_what_was_measured(self) -> None:
+    def test_measured_rules_of_a_node(self) -> None:
         rank = replace(evidence("power", "5"), target=None)
         attempt = Attempt(decision(heat="70 85"), scored({"n1": 10}, rank))
         first, second = scheduling_attempt_explanation.explain(attempt).findings
@@ -113,7 +113,7 @@ class TestFindings:
         assert (power.metric, power.target, power.rejects) == ("power", None, False)
         assert [measured.rejects for measured in second.measured] == [True]
 
-    def test_a_stale_value_is_told_a_missing_one_is_none(self) -> None:
+    def test_a_stale_value_is_shown_and_a_missing_one_is_not(self) -> None:
         stale, missing = (
             finding.measured[0]
             for finding in scheduling_attempt_explanation.explain(Attempt(decision(heat="9~ -"))).findings

@@ -138,7 +138,7 @@ class TestPublishing:
         assert first is second
         assert third.known == ("a", "b", "c")
 
-    async def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
+    async def test_a_snapshot_does_not_change(self, parts: Parts) -> None:
         async def play() -> Snapshot:
             await parts.full()
             before: Snapshot = parts.snapshot_cache.snapshot
@@ -149,7 +149,7 @@ class TestPublishing:
         assert (await play()).agent_states["t"] == 2
         assert parts.snapshot_cache.snapshot.agent_states["t"] == 3
 
-    async def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
+    async def test_a_cluster_state_is_reported_before_states_are_built(self, parts: Parts) -> None:
         reports: list[tuple[int, int, int]] = []
 
         await parts.full()
@@ -183,7 +183,7 @@ class TestPublishing:
 
 
 class TestWhatIsComputedAgain:
-    async def test_a_change_of_what_an_agent_does_not_read_leaves_its_slot_alone(self, parts: Parts) -> None:
+    async def test_a_state_is_not_rebuilt_for_objects_it_does_not_read(self, parts: Parts) -> None:
         await parts.full()
         parts.records.apply(named("a", size=3)[0], "11")
         await parts.snapshot_cache.publish()
@@ -216,7 +216,7 @@ class TestWhatIsComputedAgain:
         await parts.snapshot_cache.publish()
         assert b"nodewise_view_timestamp_seconds 57.0" in parts.metrics_registry.exposition()
 
-    async def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
+    async def test_new_metrics_rebuild_only_states_that_read_metrics(self, parts: Parts) -> None:
         await parts.full("heat")
         await parts.refresher.settle()
         await parts.snapshot_cache.publish()
@@ -224,7 +224,7 @@ class TestWhatIsComputedAgain:
 
 
 class TestDefects:
-    async def test_one_that_cannot_say_what_it_wants_gets_what_it_had(
+    async def test_a_failed_metric_request_keeps_the_previous_metrics(
         self, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await parts.full("heat")
@@ -292,7 +292,7 @@ class TestLearning:
         assert sizes == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
         assert parts.snapshot_cache.snapshot.generation == 5
 
-    async def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
+    async def test_an_amendment_lasts_until_it_is_withdrawn(self, parts: Parts) -> None:
         seen: list[int] = []
 
         def with_x(size: int) -> Any:

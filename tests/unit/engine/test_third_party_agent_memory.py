@@ -52,7 +52,7 @@ def steps(path: Path, count: int, **states: Any) -> AgentMemory:
         pytest.param(b"1" * (512 * 1024 + 1), id="too much"),
     ],
 )
-def test_what_cannot_be_kept_is_no_news(tmp_path: Path, kept: Any) -> None:
+def test_invalid_memories_are_not_stored(tmp_path: Path, kept: Any) -> None:
     setup = OddSetup()
     own, other = Learning(setup.odd), Learning(setup.odd)
     own.kept = kept
@@ -61,7 +61,7 @@ def test_what_cannot_be_kept_is_no_news(tmp_path: Path, kept: Any) -> None:
     assert setup.failures() == {"shape": 1.0}
 
 
-def test_it_recalls_what_was_kept(tmp_path: Path) -> None:
+def test_a_stored_memory_is_restored(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b'{"odd":7}')
     setup = OddSetup()
     own = Learning(setup.odd)

@@ -93,7 +93,7 @@ class TestAnswers:
         setup.agent.filter(pod(), setup.names, setup.snapshot)
         assert seen[0].agent_states == {"odd": "build"}
 
-    def test_what_it_keeps_of_its_answer_is_not_ours(self) -> None:
+    def test_results_are_copied(self) -> None:
         codes = np.zeros(3, np.int16)
         setup = OddSetup(filter=gives(Verdict(codes, (No(),))))
         verdict = setup.agent.filter(pod(), setup.names, setup.snapshot)
@@ -369,7 +369,9 @@ class TestStart:
             ("watched", gives(["pods"]), "watched of type str"),
         ],
     )
-    def test_what_cannot_begin_is_a_bad_setting(self, part: str, does: Callable[[], Any], words: str) -> None:
+    def test_an_agent_that_cannot_start_is_a_bad_setting(
+        self, part: str, does: Callable[[], Any], words: str
+    ) -> None:
         with pytest.raises(BadSettings, match=f"--agents: 'odd', {part}: {words}"):
             OddSetup(**{part: does}).kind.watched(replaceable_agent.OddOptions())
 

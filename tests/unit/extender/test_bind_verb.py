@@ -79,7 +79,9 @@ def test_success_is_an_empty_error() -> None:
 
 
 @pytest.mark.parametrize(("bind_errors", "status"), [("status", 404), ("field", 200)])
-def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: Literal["status", "field"], status: int) -> None:
+def test_a_refusal_has_the_status_or_the_field_of_the_agent(
+    bind_errors: Literal["status", "field"], status: int
+) -> None:
     actual_status, body, kept = play(REFUSED, bind_errors)
     assert (actual_status, body) == (status, {"Error": "will not fit"})
     assert kept[0].feasible().tolist() == [False]
@@ -94,6 +96,6 @@ def test_a_failure_is_kept_as_one() -> None:
     assert reason.text() == 'nodewise: pod "p" not found'
 
 
-def test_what_is_no_request_binds_nobody() -> None:
+def test_an_invalid_bind_request_binds_no_pod() -> None:
     with pytest.raises(BadInput, match="PodName"):
         play(REFUSED, body={})

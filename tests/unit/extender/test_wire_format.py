@@ -191,7 +191,7 @@ class TestAnswers:
             b'"FailedAndUnresolvableNodes":null,"Error":""}\n'
         )
 
-    def test_nobody_had_anything_to_say(self) -> None:
+    def test_no_verdicts_reject_no_node(self) -> None:
         response = filtered(NAMES, decision("a b"))
         assert json.loads(response)["NodeNames"] == ["a", "b"]
         assert json.loads(response)["FailedNodes"] is None
@@ -409,7 +409,7 @@ class TestBinding:
         assert [problem.field for problem in caught.value.problems] == ["PodNamespace", "PodUID", "Node"]
 
     @pytest.mark.parametrize("request_body", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
-    def test_what_is_no_request_is_bad_input(self, request_body: bytes) -> None:
+    def test_an_invalid_request_is_bad_input(self, request_body: bytes) -> None:
         with pytest.raises(BadInput):
             wire_format.decode_binding(request_body)
 

@@ -67,7 +67,7 @@ async def test_call_cancelled_before_its_turn_is_not_sent() -> None:
     assert made == calls.begun
 
 
-async def test_a_server_that_answers_nobody_is_left_alone() -> None:
+async def test_no_further_calls_start_without_responses() -> None:
     calls = Calls(Unavailable("no answer"))
     with pytest.raises(Unavailable):
         await run_api_calls(calls.one(number) for number in range(100))

@@ -41,7 +41,7 @@ def read(text: str) -> list[tuple[int, Any]]:
         ("=", "="),
     ],
 )
-def test_plain_texts_mean_what_they_mean_to_kubectl(written: str, value: object) -> None:
+def test_plain_scalars_have_the_types_of_kubectl(written: str, value: object) -> None:
     assert read(f"k: {written}") == [(1, {"k": value})]
 
 
