@@ -2,6 +2,7 @@
 
 import pytest
 
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.server.certificate_files import ServerCertificateFiles
 
 
@@ -19,3 +20,8 @@ def anyio_backend(request):
 def tls_files(tmp_path) -> ServerCertificateFiles:
     """The certificate files of a server and its clients, each of its own CA."""
     return ServerCertificateFiles(tmp_path)
+
+
+@pytest.fixture
+def metrics_registry() -> MetricsRegistry:
+    return MetricsRegistry()

@@ -178,3 +178,16 @@ async def wait_until(what, within_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(within_s):
         while not what():
             await asyncio.sleep(0.005)
+
+
+def count_reloads(metrics_registry: MetricsRegistry, certificate: str) -> float:
+    """The successful reloads of `serving` or `client_ca`."""
+    return metric_value(metrics_registry, "tls_reloads_total", certificate=certificate, outcome="done")
+
+
+def is_reload_failing(metrics_registry: MetricsRegistry, certificate: str) -> float:
+    return metric_value(metrics_registry, "tls_reload_failing", certificate=certificate)
+
+
+def count_ended(metrics_registry: MetricsRegistry, reason: str) -> float:
+    return metric_value(metrics_registry, "connections_ended_total", reason=reason)

@@ -8,9 +8,8 @@ from nodewise.server.server import admin_routes, admin_server, restrict_to_loopb
 from tests.unit.server.raw_http_client import open_client
 
 
-async def test_health_readiness_and_metrics():
+async def test_health_readiness_and_metrics(metrics_registry):
     missing = ["nodes", "metric cpu_temp"]
-    metrics_registry = MetricsRegistry()
     app = Application(admin_routes(lambda: missing, metrics_registry), metrics_registry, max_body_bytes=1000)
     server = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await server.start()
@@ -61,8 +60,7 @@ async def test_loopback_route_refuses_other_addresses(called):
         route.handler(Request("GET", "/decisions", {}, b"", "", "127.0.0.1:4711", called))
 
 
-async def test_a_port_in_use_is_named():
-    metrics_registry = MetricsRegistry()
+async def test_a_port_in_use_is_named(metrics_registry):
     app = Application([], metrics_registry, max_body_bytes=1)
     first = admin_server(app, AdminOptions(health_port=0), metrics_registry)
     await first.start()

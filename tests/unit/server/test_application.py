@@ -218,8 +218,7 @@ async def test_a_defect_is_answered_without_its_words_and_logged_with_them():
     assert (await ask(app)).status == 200
 
 
-async def test_a_client_that_leaves_is_not_counted():
-    metrics_registry = MetricsRegistry()
+async def test_a_client_that_leaves_is_not_counted(metrics_registry):
     exchange = app_of(metrics_registry=metrics_registry).open(head_of("POST", "/echo", JSON), RemotePeer())
     exchange.start()
     exchange.receive(b"{")
@@ -286,8 +285,7 @@ def test_two_handlers_for_one_path_are_a_mistake():
 # metrics
 
 
-async def test_requests_are_counted_by_route_and_status():
-    metrics_registry = MetricsRegistry()
+async def test_requests_are_counted_by_route_and_status(metrics_registry):
     app = app_of(metrics_registry=metrics_registry)
     await ask(app)
     await ask(app, method="PUT")

@@ -8,7 +8,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from nodewise.base.clock import ManualClock
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Route
 from nodewise.server.client_authorizer import (
     PINNED,
@@ -46,8 +45,7 @@ async def test_a_client_with_one_of_the_names_is_served(tls_files, name):
         assert (await send_request(server, tls_files.context())).status == 200
 
 
-async def test_client_without_a_permitted_name_is_refused_and_closed(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_client_without_a_permitted_name_is_refused_and_closed(tls_files, metrics_registry):
     options = tls_files.options(client_name=("kube-scheduler", "example"))
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -64,8 +62,7 @@ async def test_client_without_a_permitted_name_is_refused_and_closed(tls_files):
     assert metric_value(metrics_registry, "requests_total", route="/echo", status="200") == 0
 
 
-async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(tls_files, metrics_registry):
     with capture_logs() as lines:
         async with run_server(
             tls_files.options(any_client=True), metrics_registry=metrics_registry
@@ -77,8 +74,7 @@ async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(tls_files
     assert metric_value(metrics_registry, "ca_clients_total") == 2
 
 
-async def test_a_ca_certificate_as_client_is_refused_on_demand(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_a_ca_certificate_as_client_is_refused_on_demand(tls_files, metrics_registry):
     async with run_server(
         tls_files.options(refuse_ca_client=True), metrics_registry=metrics_registry
     ) as server:
@@ -131,9 +127,8 @@ async def test_a_certificate_of_the_client_ca_is_not_sufficient(tls_files, names
             assert (answer.status, answer.field()) == (403, "client certificate")
 
 
-async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(tls_files):
+async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(tls_files, metrics_registry):
     server_only = tls_files.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
-    metrics_registry = MetricsRegistry()
     async with run_server(
         tls_files.options(client_name=DEFAULT, any_client=True), metrics_registry=metrics_registry
     ) as server:
@@ -203,10 +198,9 @@ class Resumed:
         return self._known[name]
 
 
-def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(tls_files):
+def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(tls_files, metrics_registry):
     """OpenSSL stores TLS 1.2 sessions by their id, and does not verify certificates when they are resumed."""
     clock = ManualClock(time.time())
-    metrics_registry = MetricsRegistry()
     tls = ServerCertificates(tls_files.options(), metrics_registry, clock)
     authorizer = ClientAuthorizer(
         tls_files.options(), tls, CloseReasons(metrics_registry, clock), metrics_registry

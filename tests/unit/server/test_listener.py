@@ -5,14 +5,12 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.options import ServeOptions
 from tests.unit.server import virtual_time_loop
 from tests.unit.server.raw_http_client import (
     PLAIN,
     counted_close_reasons,
     encode_request,
-    metric_value,
     open_client,
     run_server,
     send_request,
@@ -21,8 +19,7 @@ from tests.unit.server.raw_http_client import (
 )
 
 
-async def test_h24_plain_http_gets_an_explanation(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_h24_plain_http_gets_an_explanation(tls_files, metrics_registry):
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         async with open_client(server) as plain:
             await plain.send(encode_request("/echo", b"a" * 10_000))
@@ -34,8 +31,7 @@ async def test_h24_plain_http_gets_an_explanation(tls_files):
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a ClientHello"])
-async def test_h25_unfinished_handshake_is_closed(tls_files, sent):
-    metrics_registry = MetricsRegistry()
+async def test_h25_unfinished_handshake_is_closed(tls_files, sent, metrics_registry):
     async with (
         run_server(tls_files.options(handshake_timeout_s=0.2), metrics_registry=metrics_registry) as server,
         open_client(server) as silent,
@@ -59,27 +55,18 @@ async def test_a_handshake_that_drips_gets_no_more_time(tls_files):
 
 
 @pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
-async def test_h25_a_header_over_tls_that_stops(tls_files):
-    async with (
-        run_server(tls_files.options(header_timeout_s=0.05)) as server,
-        open_client(server, tls_files.context()) as slow,
-    ):
-        await slow.send(b"POST /echo HTTP/1.1\r\n")
-        assert (await slow.answer()).status == 408
-        assert await slow.rest() == b""
-
-
-@pytest.mark.parametrize("anyio_backend", [virtual_time_loop.BACKEND])
-async def test_a_body_over_tls_that_stops(tls_files):
-    options = tls_files.options(body_idle_timeout_s=0.05)
+@pytest.mark.parametrize(
+    "sent", [b"POST /echo HTTP/1.1\r\n", encode_request("/echo", b"a" * 1000)[:-1]], ids=["header", "body"]
+)
+async def test_h25_a_request_over_tls_that_stops(tls_files, sent):
+    options = tls_files.options(header_timeout_s=0.05, body_idle_timeout_s=0.05)
     async with run_server(options) as server, open_client(server, tls_files.context()) as slow:
-        await slow.send(encode_request("/echo", b"a" * 1000)[:-1])
+        await slow.send(sent)
         assert (await slow.answer()).status == 408
         assert await slow.rest() == b""
 
 
-async def test_rubbish_in_place_of_a_handshake(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_rubbish_in_place_of_a_handshake(tls_files, metrics_registry):
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         async with open_client(server) as rubbish:
             await rubbish.send(b"\x16" + bytes(range(200)))
@@ -88,8 +75,7 @@ async def test_rubbish_in_place_of_a_handshake(tls_files):
     assert counted_close_reasons(metrics_registry) == ["handshake"]
 
 
-async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(tls_files, metrics_registry):
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         with capture_logs() as lines:
             async with open_client(server):
@@ -133,13 +119,3 @@ async def test_both_families_on_the_address_of_all():
     async with run_server(options) as server, open_client(server) as by_v4:
         assert server.url == f"http://[::1]:{server.port}"
         assert (await by_v4.ask("/echo")).status == 200
-
-
-async def test_the_count_of_a_refusal_is_by_reason(tls_files):
-    metrics_registry = MetricsRegistry()
-    async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
-        for _ in range(3):
-            async with open_client(server) as plain:
-                await plain.send(encode_request("/echo"))
-                await plain.rest()
-    assert metric_value(metrics_registry, "connections_ended_total", reason="plain_http") == 3

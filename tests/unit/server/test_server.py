@@ -22,6 +22,7 @@ from tests.unit.server.raw_http_client import (
     ParsedResponse,
     RawClient,
     RefusedError,
+    count_ended,
     encode_request,
     metric_value,
     open_client,
@@ -137,8 +138,7 @@ async def test_a_large_body_comes_back_whole(tls_files):
         assert (await asking).body == body
 
 
-async def test_connections_are_counted():
-    metrics_registry = MetricsRegistry()
+async def test_connections_are_counted(metrics_registry):
     async with run_server(PLAIN, metrics_registry=metrics_registry) as server, open_client(server):
         await wait_until(lambda: metric_value(metrics_registry, "connections", port=str(server.port)) == 1)
 
@@ -266,8 +266,7 @@ async def test_nothing_is_left_open(tls_files):
     assert [str(warning.message) for warning in caught] == []
 
 
-async def test_more_connections_than_allowed_are_closed_at_once():
-    metrics_registry = MetricsRegistry()
+async def test_more_connections_than_allowed_are_closed_at_once(metrics_registry):
     options = ServeOptions(unsafe=True, port=0, max_connections=2)
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -277,7 +276,7 @@ async def test_more_connections_than_allowed_are_closed_at_once():
         assert (await first.ask("/echo")).status == (await second.ask("/echo")).status == 200
         async with open_client(server) as third:
             assert await third.rest() == b""
-        assert metric_value(metrics_registry, "connections_ended_total", reason="too_many") == 1
+        assert count_ended(metrics_registry, "too_many") == 1
         assert (await first.ask("/echo")).status == 200
         await second.close()
         await wait_until(lambda: len(server._connections.open) == 1)
@@ -297,8 +296,9 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(tls_files):
         assert sum(isinstance(answer, ParsedResponse) for answer in answers) == 2
 
 
-async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(
+    tls_files, metrics_registry
+):
     options = tls_files.options(max_handshakes=2)
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -306,9 +306,7 @@ async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_o
     ):
         silent = [await stack.enter_async_context(open_client(server)) for _ in range(5)]
         assert (await send_request(server, tls_files.context())).status == 200
-        await wait_until(
-            lambda: metric_value(metrics_registry, "connections_ended_total", reason="too_many") == 4
-        )
+        await wait_until(lambda: count_ended(metrics_registry, "too_many") == 4)
         assert [await client.rest() for client in silent[:4]] == [b""] * 4
         async with open_client(server, tls_files.context()) as known:
             for _ in range(5):

@@ -23,8 +23,11 @@ from tests.unit.server.raw_http_client import (
     ECHO,
     BlockingHandler,
     RefusedError,
+    count_ended,
+    count_reloads,
     counted_close_reasons,
     encode_request,
+    is_reload_failing,
     metric_value,
     open_client,
     run_server,
@@ -55,9 +58,8 @@ async def test_a_certificate_of_the_client_ca_is_served(tls_files):
         assert (await send_request(server, tls_files.context())).status == 200
 
 
-async def test_no_certificate_is_asked_of_any_client(tls_files):
+async def test_no_certificate_is_asked_of_any_client(tls_files, metrics_registry):
     """A server without client certificates also reloads its own certificate."""
-    metrics_registry = MetricsRegistry()
     async with run_server(
         tls_files.options(client_ca=""), metrics_registry=metrics_registry, verify_clients=False
     ) as server:
@@ -65,43 +67,64 @@ async def test_no_certificate_is_asked_of_any_client(tls_files):
         assert (await send_request(server, tls_files.context())).status == 200
         other = trustme.CA()
         tls_files.write(other.issue_cert(*NAMES))
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done")
-                == 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "serving") == 1)
         assert (await send_request(server, tls_files.trusting(other))).status == 200
 
 
-async def test_no_certificate(tls_files):
-    reason, error = await rejection_of(tls_files, tls_files.trusting())
-    assert reason == "no_certificate"
-    assert "CERTIFICATE_REQUIRED" in error
+def tls_1_1(tls_files) -> ssl.SSLContext:
+    context = tls_files.context()
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    return context
 
 
-async def test_a_certificate_of_another_ca(tls_files):
-    stranger = trustme.CA().issue_cert("scheduler.example")
-    reason, error = await rejection_of(tls_files, tls_files.context(stranger))
-    assert reason == "unknown_ca"
-    assert "UNKNOWN_CA" in error
+def tls_1_2_with(cipher: str):
+    def make(tls_files) -> ssl.SSLContext:
+        context = tls_files.context()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(cipher)
+        return context
+
+    return make
 
 
-async def test_a_certificate_for_servers_only(tls_files):
-    reason, error = await rejection_of(tls_files, tls_files.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH))
-    assert reason == "purpose"
-    assert "CERTIFICATE" in error
+def offering_h2(tls_files) -> ssl.SSLContext:
+    context = tls_files.context()
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
-async def test_an_expired_certificate(tls_files):
-    reason, error = await rejection_of(tls_files, tls_files.odd_client(days=-1))
-    assert reason == "expired"
-    assert "EXPIRED" in error
+REJECTED = {
+    "no certificate": (lambda files: files.trusting(), "no_certificate", "CERTIFICATE_REQUIRED"),
+    "another CA": (
+        lambda files: files.context(trustme.CA().issue_cert("scheduler.example")),
+        "unknown_ca",
+        "UNKNOWN_CA",
+    ),
+    "only for servers": (
+        lambda files: files.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH),
+        "purpose",
+        "CERTIFICATE",
+    ),
+    "expired": (lambda files: files.odd_client(days=-1), "expired", "EXPIRED"),
+    "TLS 1.1": (tls_1_1, "protocol_version", "PROTOCOL_VERSION"),
+    "AES-128-GCM": (tls_1_2_with("ECDHE-ECDSA-AES128-GCM-SHA256"), "cipher", ""),
+    "ChaCha20": (tls_1_2_with("ECDHE-ECDSA-CHACHA20-POLY1305"), "cipher", ""),
+    "AES-256-CBC": (tls_1_2_with("ECDHE-ECDSA-AES256-SHA384"), "cipher", ""),
+    "only h2": (offering_h2, "alpn", "no application protocol"),
+}
 
 
-async def test_a_client_that_does_not_trust_our_certificate(tls_files):
+@pytest.mark.parametrize(("make", "reason", "error"), REJECTED.values(), ids=REJECTED)
+async def test_a_client_is_rejected_with_the_reason(tls_files, make, reason, error):
+    counted, text = await rejection_of(tls_files, make(tls_files))
+    assert counted == reason
+    assert error in text
+
+
+async def test_a_client_that_does_not_trust_our_certificate(tls_files, metrics_registry):
     context = tls_files.trusting(trustme.CA())
-    metrics_registry = MetricsRegistry()
 
     def call(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw, pytest.raises(ssl.SSLError):
@@ -112,34 +135,12 @@ async def test_a_client_that_does_not_trust_our_certificate(tls_files):
         await wait_until(lambda: counted_close_reasons(metrics_registry) == ["distrusted"])
 
 
-async def test_a_client_that_leaves_in_the_middle_of_the_handshake(tls_files):
+async def test_a_client_that_leaves_in_the_middle_of_the_handshake(tls_files, metrics_registry):
     """asyncio's client does this when it rejects the server's certificate. It sends no alert."""
-    metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         with pytest.raises(RefusedError):
             await send_request(server, tls_files.trusting(trustme.CA()))
         await wait_until(lambda: counted_close_reasons(metrics_registry) == ["abandoned"])
-
-
-async def test_tls_1_1(tls_files):
-    context = tls_files.context()
-    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    reason, error = await rejection_of(tls_files, context)
-    assert reason == "protocol_version"
-    assert "PROTOCOL_VERSION" in error
-
-
-@pytest.mark.parametrize(
-    "cipher", ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-CHACHA20-POLY1305", "ECDHE-ECDSA-AES256-SHA384"]
-)
-async def test_a_tls_1_2_client_without_our_suites(tls_files, cipher):
-    context = tls_files.context()
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(cipher)
-    reason, _ = await rejection_of(tls_files, context)
-    assert reason == "cipher"
 
 
 @pytest.mark.parametrize(
@@ -167,14 +168,6 @@ async def test_an_rsa_certificate_is_served_with_the_rsa_suite(tls_files):
         assert (await caller.ask("/echo")).status == 200
 
 
-async def test_a_client_that_offers_only_h2(tls_files):
-    context = tls_files.context()
-    context.set_alpn_protocols(["h2"])
-    reason, error = await rejection_of(tls_files, context)
-    assert reason == "alpn"
-    assert "no application protocol" in error
-
-
 # reading the files again
 
 
@@ -186,29 +179,22 @@ async def served_serial(tls_files, server) -> int:
         return int(shown["serialNumber"], 16)
 
 
-async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(tls_files, metrics_registry):
     async with (
         run_server(tls_files.options(), metrics_registry=metrics_registry) as server,
         open_client(server, tls_files.context()) as old,
     ):
         before = await served_serial(tls_files, server)
         tls_files.write(tls_files.server_ca.issue_cert(*NAMES))
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done")
-                == 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "serving") == 1)
         assert await served_serial(tls_files, server) != before
         answer = await old.ask("/echo")
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await old.rest() == b""
 
 
-async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(tls_files):
+async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(tls_files, metrics_registry):
     """A renewed client certificate is also used if calls follow each other without a pause."""
-    metrics_registry = MetricsRegistry()
     options = tls_files.options(connection_age_s=0.1)
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -222,9 +208,8 @@ async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(tls_fi
         assert await old.rest() == b""
 
 
-async def test_the_first_end_of_the_clients_certificates_is_a_metric(tls_files):
+async def test_the_first_end_of_the_clients_certificates_is_a_metric(tls_files, metrics_registry):
     name, label = "tls_certificate_expires_seconds", {"certificate": "clients"}
-    metrics_registry = MetricsRegistry()
     early = tls_files.odd_client(days=1)
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         async with open_client(server, tls_files.context()), open_client(server, early):
@@ -232,7 +217,7 @@ async def test_the_first_end_of_the_clients_certificates_is_a_metric(tls_files):
         await wait_until(lambda: metric_value(metrics_registry, name, **label) == 0)
 
 
-async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(tls_files, tmp_path):
+async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(tls_files, tmp_path, metrics_registry):
     """Kubernetes swaps the symbolic link `..data` to a new folder; the files' own paths stay."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -241,45 +226,35 @@ async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(tls_files, t
         tls_files.write_client_ca(tls_files.client_ca)
     tls_files.folder = tmp_path / "..data"
     tls_files.folder.symlink_to(tmp_path / "first")
-    metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         before = await served_serial(tls_files, server)
         fresh = tmp_path / "..data_tmp"
         fresh.symlink_to(tmp_path / "second")
         fresh.rename(tls_files.folder)
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="serving", outcome="done")
-                == 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "serving") == 1)
         assert await served_serial(tls_files, server) != before
 
 
-async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(tls_files, metrics_registry):
     fresh = tls_files.server_ca.issue_cert(*NAMES)
     with capture_logs() as lines:
         async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
             before = await served_serial(tls_files, server)
             tls_files.cert.write_bytes(fresh.cert_chain_pems[0].bytes())
-            await wait_until(
-                lambda: metric_value(metrics_registry, "tls_reload_failing", certificate="serving") == 1
-            )
+            await wait_until(lambda: is_reload_failing(metrics_registry, "serving") == 1)
             assert await served_serial(tls_files, server) == before
             tls_files.key.write_bytes(fresh.private_key_pem.bytes())
-            await wait_until(
-                lambda: metric_value(metrics_registry, "tls_reload_failing", certificate="serving") == 0
-            )
+            await wait_until(lambda: is_reload_failing(metrics_registry, "serving") == 0)
             assert await served_serial(tls_files, server) != before
     failed = [line for line in lines if line["event"] == "tls_reload_failed"]
     assert len(failed) == 1
     assert f"{tls_files.key} does not match {tls_files.cert}" in failed[0]["error"]
 
 
-async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_cannot_be_used(tls_files):
+async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_cannot_be_used(
+    tls_files, metrics_registry
+):
     fresh = trustme.CA()
-    metrics_registry = MetricsRegistry()
     async with (
         run_server(tls_files.options(), metrics_registry=metrics_registry) as server,
         open_client(server, tls_files.context()) as old,
@@ -288,9 +263,7 @@ async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_canno
         tls_files.key.write_text("")
         tls_files.write_client_ca(fresh)
         assert await old.rest() == b""
-        await wait_until(
-            lambda: metric_value(metrics_registry, "tls_reload_failing", certificate="serving") == 1
-        )
+        await wait_until(lambda: is_reload_failing(metrics_registry, "serving") == 1)
         with pytest.raises(RefusedError):
             await send_request(server, tls_files.context())
         assert (
@@ -298,19 +271,14 @@ async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_canno
         ).status == 200
 
 
-async def test_files_that_vanish_and_come_back(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_files_that_vanish_and_come_back(tls_files, metrics_registry):
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         kept = tls_files.ca.read_bytes()
         tls_files.ca.unlink()
-        await wait_until(
-            lambda: metric_value(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1
-        )
+        await wait_until(lambda: is_reload_failing(metrics_registry, "client_ca") == 1)
         assert (await send_request(server, tls_files.context())).status == 200
         tls_files.ca.write_bytes(kept)
-        await wait_until(
-            lambda: metric_value(metrics_registry, "tls_reload_failing", certificate="client_ca") == 0
-        )
+        await wait_until(lambda: is_reload_failing(metrics_registry, "client_ca") == 0)
 
 
 def test_key_with_a_passphrase_is_refused_without_a_prompt(tls_files):
@@ -328,8 +296,7 @@ def test_a_key_that_is_no_key(tls_files):
         ServerCertificates(tls_files.options(), MetricsRegistry())
 
 
-def test_the_end_of_the_certificate_is_a_metric(tls_files):
-    metrics_registry = MetricsRegistry()
+def test_the_end_of_the_certificate_is_a_metric(tls_files, metrics_registry):
     ServerCertificates(tls_files.options(), metrics_registry)
     assert metric_value(metrics_registry, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
@@ -452,10 +419,9 @@ async def test_a_bundle_may_hold_an_intermediate_authority_alone(tls_files):
         assert (await send_request(server, tls_files.context(client))).status == 200
 
 
-async def test_a_client_with_a_chain_stays_when_its_root_does(tls_files):
+async def test_a_client_with_a_chain_stays_when_its_root_does(tls_files, metrics_registry):
     """Certificates of Vault or cert-manager have such a chain: root, authority, client."""
     client = tls_files.client_ca.create_child_ca().issue_cert("scheduler.example")
-    metrics_registry = MetricsRegistry()
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         context = tls_files.context(client)
         context.minimum_version = context.maximum_version = version
@@ -466,9 +432,7 @@ async def test_a_client_with_a_chain_stays_when_its_root_does(tls_files):
             assert (await old.ask("/echo")).status == 200
 
             def reloads() -> float:
-                return metric_value(
-                    metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done"
-                )
+                return count_reloads(metrics_registry, "client_ca")
 
             before = reloads()
             tls_files.write_client_ca(trustme.CA(), tls_files.client_ca)
@@ -479,8 +443,7 @@ async def test_a_client_with_a_chain_stays_when_its_root_does(tls_files):
 # another client CA
 
 
-async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(tls_files, metrics_registry):
     fresh = trustme.CA()
     newcomer = fresh.issue_cert("scheduler.example")
     async with (
@@ -495,11 +458,10 @@ async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(tls_file
         assert (await send_request(server, tls_files.context(newcomer))).status == 200
         with pytest.raises(RefusedError):
             await send_request(server, tls_files.context())
-    assert metric_value(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
+    assert count_ended(metrics_registry, "client_ca_changed") == 1
 
 
-async def test_added_ca_closes_no_connection(tls_files):
-    metrics_registry = MetricsRegistry()
+async def test_added_ca_closes_no_connection(tls_files, metrics_registry):
     fresh = trustme.CA()
     async with (
         run_server(tls_files.options(), metrics_registry=metrics_registry) as server,
@@ -507,12 +469,7 @@ async def test_added_ca_closes_no_connection(tls_files):
     ):
         assert (await old.ask("/echo")).status == 200
         tls_files.write_client_ca(tls_files.client_ca, fresh)
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done")
-                == 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "client_ca") == 1)
         for _ in range(2):
             answer = await old.ask("/echo")
             assert (answer.status, answer.headers.get("connection")) == (200, None)
@@ -521,13 +478,14 @@ async def test_added_ca_closes_no_connection(tls_files):
         ).status == 200
 
 
-async def test_a_new_serving_certificate_and_then_another_client_ca_keep_an_idle_connection(tls_files):
+async def test_a_new_serving_certificate_and_then_another_client_ca_keep_an_idle_connection(
+    tls_files, metrics_registry
+):
     """The client sends its first request later than a header must end, as on connections that Go opens ahead."""
-    metrics_registry = MetricsRegistry()
     options = tls_files.options(header_timeout_s=0.3)
 
     def reloads(certificate: str) -> float:
-        return metric_value(metrics_registry, "tls_reloads_total", certificate=certificate, outcome="done")
+        return count_reloads(metrics_registry, certificate)
 
     async with (
         run_server(options, metrics_registry=metrics_registry) as server,
@@ -543,9 +501,10 @@ async def test_a_new_serving_certificate_and_then_another_client_ca_keep_an_idle
     assert counted_close_reasons(metrics_registry) == []
 
 
-async def test_a_connection_stays_while_the_certificate_that_openssl_trusted_is_in_the_bundle(tls_files):
+async def test_a_connection_stays_while_the_certificate_that_openssl_trusted_is_in_the_bundle(
+    tls_files, metrics_registry
+):
     """OpenSSL compares names of issuers without their encoding, and accepts what a comparison of bytes does not."""
-    metrics_registry = MetricsRegistry()
     authority, client = ca_with_another_encoding_of_its_name(tls_files)
     other = trustme.CA().cert_pem.bytes()
     contents = [other + authority, authority, authority + other, other]
@@ -557,14 +516,7 @@ async def test_a_connection_stays_while_the_certificate_that_openssl_trusted_is_
         assert (await old.ask("/echo")).status == 200
         for number, content in enumerate(contents, 1):
             tls_files.ca.write_bytes(content)
-            await wait_until(
-                lambda: (
-                    metric_value(
-                        metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done"
-                    )
-                    == number  # noqa: B023
-                )
-            )
+            await wait_until(lambda: count_reloads(metrics_registry, "client_ca") == number)  # noqa: B023
             if authority in content:
                 assert (await old.ask("/echo")).status == 200
         assert await old.rest() == b""
@@ -609,9 +561,8 @@ def ca_with_another_encoding_of_its_name(tls_files) -> tuple[bytes, ssl.SSLConte
     return authority, context
 
 
-async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(tls_files):
+async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(tls_files, metrics_registry):
     slow = BlockingHandler()
-    metrics_registry = MetricsRegistry()
     async with (
         run_server(tls_files.options(), [slow.route], metrics_registry) as server,
         open_client(server, tls_files.context()) as busy,
@@ -619,16 +570,14 @@ async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(tl
         await busy.send(encode_request("/slow"))
         await slow.begun.wait()
         tls_files.write_client_ca(trustme.CA())
-        await wait_until(
-            lambda: metric_value(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
-        )
+        await wait_until(lambda: count_ended(metrics_registry, "client_ca_changed") == 1)
         slow.go.set()
         answer = await busy.answer()
         assert (answer.body, answer.headers["connection"]) == (b"at last", "close")
         assert await busy.rest() == b""
 
 
-async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files):
+async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files, metrics_registry):
     """The client does not read, so it does not notice the closed connection, and sends another request."""
     requests = []
 
@@ -636,7 +585,6 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files
         requests.append(encode_request)
         return ECHO.handler(encode_request)
 
-    metrics_registry = MetricsRegistry()
     routes = [ECHO._replace(handler=handler)]
     async with (
         run_server(tls_files.options(), routes, metrics_registry) as server,
@@ -645,9 +593,7 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(tls_files
         assert (await caller.ask("/echo")).status == 200
         caller.writer.transport.pause_reading()
         tls_files.write_client_ca(trustme.CA())
-        await wait_until(
-            lambda: metric_value(metrics_registry, "connections_ended_total", reason="client_ca_changed") == 1
-        )
+        await wait_until(lambda: count_ended(metrics_registry, "client_ca_changed") == 1)
         caller.writer.write(encode_request("/echo"))
         await asyncio.sleep(0.05)
         assert len(requests) == 1
@@ -677,19 +623,18 @@ def _two_calls(port: int, context: ssl.SSLContext, between) -> tuple[bytes, bool
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 @pytest.mark.parametrize("swapped", [False, True])
-async def test_a_session_that_ended_in_the_middle_is_judged_by_the_newest_ca(tls_files, version, swapped):
+async def test_a_session_that_ended_in_the_middle_is_judged_by_the_newest_ca(
+    tls_files, version, swapped, metrics_registry
+):
     """Whether OpenSSL resumes such a session of TLS 1.2 depends on its version; 3.5 does."""
     context = tls_files.context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
-    metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
 
         def swap():
             if swapped:
                 tls_files.write_client_ca(trustme.CA())
-                while not metric_value(
-                    metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done"
-                ):
+                while not count_reloads(metrics_registry, "client_ca"):
                     pass
 
         first, reused, second = await anyio.to_thread.run_sync(
@@ -700,20 +645,16 @@ async def test_a_session_that_ended_in_the_middle_is_judged_by_the_newest_ca(tls
     assert second == (b"" if swapped else b"HTTP/1.1 200")
 
 
-async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_new_ca_as_well(tls_files):
+async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_new_ca_as_well(
+    tls_files, metrics_registry
+):
     fresh = trustme.CA()
     newcomer = tls_files.context(fresh.issue_cert("scheduler.example"))
     newcomer.check_hostname = False
-    metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         tls_files.write(tls_files.server_ca.issue_cert(*NAMES))
         tls_files.write_client_ca(fresh)
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done")
-                >= 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "client_ca") >= 1)
 
         def call() -> bytes:
             with (
@@ -727,9 +668,8 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
         assert (await send_request(server, newcomer)).status == 200
 
 
-async def test_a_handshake_begun_before_the_swap_gains_nothing(tls_files):
+async def test_a_handshake_begun_before_the_swap_gains_nothing(tls_files, metrics_registry):
     """The handshake begins with the old CA, and ends after the CA was removed."""
-    metrics_registry = MetricsRegistry()
     async with run_server(tls_files.options(), metrics_registry=metrics_registry) as server:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = tls_files.context().wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -739,12 +679,7 @@ async def test_a_handshake_begun_before_the_swap_gains_nothing(tls_files):
         writer.write(outgoing.read())
         incoming.write(await reader.read(65536))
         tls_files.write_client_ca(trustme.CA())
-        await wait_until(
-            lambda: (
-                metric_value(metrics_registry, "tls_reloads_total", certificate="client_ca", outcome="done")
-                == 1
-            )
-        )
+        await wait_until(lambda: count_reloads(metrics_registry, "client_ca") == 1)
         client.do_handshake()
         client.write(encode_request("/echo"))
         writer.write(outgoing.read())
