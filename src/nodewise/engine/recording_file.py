@@ -447,10 +447,7 @@ class ClusterStateRebuilder:
         return self._objects[name]
 
 
-def _apply_delta(
-    items: dict[K, V],
-    entry: NodesEntry | ObjectsEntry | MetricsEntry,
-) -> dict[K, V]:
+def _apply_delta(items: dict[K, V], entry: NodesEntry | ObjectsEntry | MetricsEntry) -> dict[K, V]:
     gone: Sequence[Any] = entry.gone
     for key in gone:
         del items[key]

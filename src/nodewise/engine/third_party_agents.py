@@ -177,15 +177,13 @@ class ThirdPartyKind(AgentKind):
     def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
         with self.reporter.starting("state"):
             return ThirdPartyState(
-                validation.validate_state(self._kind.state(options, sync_period_s)),
-                self.reporter,
+                validation.validate_state(self._kind.state(options, sync_period_s)), self.reporter
             )
 
     def agent(self, options: Any) -> "ThirdPartyAgent":
         with self.reporter.starting("agent"):
             return ThirdPartyAgent(
-                validation.validate_agent(self._kind.agent(options), self.name),
-                self.reporter,
+                validation.validate_agent(self._kind.agent(options), self.name), self.reporter
             )
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:

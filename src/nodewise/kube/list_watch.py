@@ -130,11 +130,7 @@ def list_or_watch_parameters(
         return {"limit": "1"}
     shortest_s, longest_s = WATCH_S
     seconds = shortest_s + int((longest_s - shortest_s) * random())
-    return {
-        "resourceVersion": state.version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(seconds),
-    }
+    return {"resourceVersion": state.version, "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
 
 
 def _decode_list(body: bytes) -> _ListResponse:

@@ -71,7 +71,7 @@ METRICS: Final[dict[str, Metric]] = {
     "gpu_nodes_with_problems": Metric("Nodes with problems, which `GET /state/gpu` names."),
     "gpu_fullest_record_share": Metric(
         "Size of the largest allocation record of a node, as a share of the size that the API server"
-        " accepts, 0 to 1.",
+        " accepts, 0 to 1."
     ),
     "gpu_card_held_share": Metric(
         "Allocated share of the counting resource of a GPU, 0 to 1. Only up to `--gpu-card-metrics` GPUs.",
@@ -86,7 +86,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "evaluation_timestamp_seconds": Metric(
         "Time of the newest snapshot whose results the leader has written as labels and statuses; only of"
-        " the leader. Unix time.",
+        " the leader. Unix time."
     ),
     "view_seconds": Metric("Time to compute the state of an agent.", ("agent",), _CALL_S),
     "decisions_bytes": Metric("Size of the decisions that are stored for /decisions and explain."),
@@ -114,7 +114,7 @@ METRICS: Final[dict[str, Metric]] = {
     "metric_age_seconds": Metric("Age of the last successful response for a metric.", ("metric",)),
     "metric_names_not_exported": Metric(
         "Metrics without series labelled `metric` in /metrics: 500 names are exported for policies, shared"
-        " by their namespaces.",
+        " by their namespaces."
     ),
     "policies_with_problems": Metric("Policies and nodes with GPUs that have invalid parts."),
     "pods_waiting": Metric("Unschedulable pods that an agent filters or rejected; only of the leader."),
@@ -129,11 +129,11 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "nodes_to_label": Metric(
         "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the"
-        " writes.",
+        " writes."
     ),
     "native_nodes_to_label": Metric(
         "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader."
-        " `--kube-qps` limits the writes.",
+        " `--kube-qps` limits the writes."
     ),
     "foreign_verdict_labels_total": Metric(
         "Labels with a verdict that another field manager had written, and that are overwritten."
@@ -143,7 +143,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "label_conflicts": Metric(
         "Policies with a node label that another field manager owns, or another policy sets; only of the"
-        " leader.",
+        " leader."
     ),
     "label_writes_total": Metric("Writes of node labels; only of the leader."),
     "rules_suspended": Metric("Suspended rules, which lost most of their nodes at once; only of the leader."),

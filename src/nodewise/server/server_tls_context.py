@@ -312,10 +312,7 @@ class ServerCertificates:
         """The context for the next connection."""
 
     def admits(
-        self,
-        chain: Sequence[bytes],
-        context: ssl.SSLContext | None = None,
-        verified: Sequence[bytes] = (),
+        self, chain: Sequence[bytes], context: ssl.SSLContext | None = None, verified: Sequence[bytes] = ()
     ) -> bool:
         """Whether a client's certificate, DER, followed by its chain, comes from the present client CA.
 

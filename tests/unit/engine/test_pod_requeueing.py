@@ -294,13 +294,7 @@ def test_a_pass_has_a_limit_which_is_logged_with_the_largest_namespace(
     cluster.put(*different_demands(demands - 2, "large"), *different_demands(2, "small"))
     cluster.agent.default_s = PASS_S / 8
     run_passes(cluster, 3)
-    limited = {
-        "limit_s": PASS_S,
-        "demands": 9,
-        "left": 1,
-        "namespace": "large",
-        "demands_of_namespace": 7,
-    }
+    limited = {"limit_s": PASS_S, "demands": 9, "left": 1, "namespace": "large", "demands_of_namespace": 7}
     assert lines == ([] if demands == 8 else [limited])
 
 

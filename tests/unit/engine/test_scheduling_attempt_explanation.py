@@ -92,10 +92,7 @@ class TestFindings:
         rejected = of(("t", verdict(evidence("heat", "- 1000", rejects_missing=True))))
         assert [
             finding.node for finding in scheduling_attempt_explanation.explain(Attempt(rejected)).findings
-        ] == [
-            "n2",
-            "n1",
-        ]
+        ] == ["n2", "n1"]
 
     def test_all_of_counts_the_nearest_of_its_rules(self) -> None:
         rules = evidence("heat", "99 95 90"), evidence("dust", "81 90 99")

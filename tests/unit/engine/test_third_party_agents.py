@@ -109,8 +109,7 @@ class TestAnswers:
 
 class TestCrashes:
     @pytest.mark.parametrize(
-        "error",
-        [ZeroDivisionError("n17"), SystemExit(1), RecursionError(), StopIteration()],
+        "error", [ZeroDivisionError("n17"), SystemExit(1), RecursionError(), StopIteration()]
     )
     def test_it_rejects_with_the_kind_of_error(self, error: BaseException) -> None:
         setup = OddSetup(filter=fails(error), score=fails(error))

@@ -80,10 +80,7 @@ class TestWell:
     ) -> None:
         seen = pod(api, "p")["metadata"]["resourceVersion"]
         assert await replica.bind(pod(api, "p")) == BindOutcome("bound", description="a")
-        assert api.calls == [
-            ("create", LEASES.path(OURS)),
-            ("create", PODS.path("d", "p", "binding")),
-        ]
+        assert api.calls == [("create", LEASES.path(OURS)), ("create", PODS.path("d", "p", "binding"))]
         now = pod(api, "p")
         assert now["spec"]["nodeName"] == "n1"
         assert now["metadata"]["annotations"] == {"kept": "1", DEVICE_ANNOTATION: "a"}

@@ -111,9 +111,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("round_trip_s", [0.7, 1.4, 2.0, 3.0, 4.5])
-async def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(
-    round_trip_s: float,
-) -> None:
+async def test_with_a_slow_api_server_one_replica_leads_within_35_s_and_goes_on(round_trip_s: float) -> None:
     election = Election(*[lambda: round_trip_s] * 2)
     await election.run(35)
     leaders = [name for name, elector in election.electors.items() if elector.leading]

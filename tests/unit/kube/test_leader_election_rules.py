@@ -74,12 +74,7 @@ class ElectorFixture:
         self.transitions: list[bool] = []
         self.annotations: dict[str, str] = {}
         self.elector = Elector(
-            self.api,
-            LOCK,
-            self.clock,
-            MetricsRegistry(),
-            lambda: 0.0,
-            lambda: self.annotations,
+            self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0, lambda: self.annotations
         )
         self.elector.on_change(self.transitions.append)
 
@@ -196,9 +191,7 @@ async def test_a_leader_takes_a_deleted_lease_again(candidate: ElectorFixture) -
     assert candidate.spec()["holderIdentity"] == "us"
 
 
-async def test_deleted_lease_is_not_taken_from_its_last_leader(
-    candidate: ElectorFixture,
-) -> None:
+async def test_deleted_lease_is_not_taken_from_its_last_leader(candidate: ElectorFixture) -> None:
     candidate.others(THEIRS)
     await candidate.look()
     candidate.api.remove(LEASES, "nodewise", "ns")
