@@ -6,13 +6,13 @@ import time
 import pytest
 
 from nodewise.base.errors import BadInput
-from nodewise.cli.policy_backtest import history_reading
-from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus.history import PrometheusHistory
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policy_tools import backtest_history
+from nodewise.policy_tools.backtest_history import HistoryRange
 from tests.cluster.metric_back_ends import MetricBackEnd
 from tests.unit.metrics.prometheus_suite import NODES, fetch, values
 
@@ -34,7 +34,7 @@ def test_clock_has_no_skew(metric_back_end: MetricBackEnd) -> None:
         found_notes: list[str] = []
         try:
             assert abs(await history.clock() - time.time()) < 10.0
-            await history_reading.time_grid(history, HistoryRange(600.0, None, 60.0), found_notes)
+            await backtest_history.time_grid(history, HistoryRange(600.0, None, 60.0), found_notes)
         finally:
             await history.close()
         return found_notes

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.base.clock import format_duration, format_rfc3339
@@ -17,170 +15,26 @@ from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, tables, terminal_output
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
-from nodewise.cli.policy_backtest import history_reading, report
-from nodewise.cli.policy_backtest.history_reading import HistoryRange
+from nodewise.cli.policy_backtest import report
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.cli.terminal_output import progress_bar
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.policies import KIND, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import POLICY_KINDS, PolicyState
-from nodewise.policy_tools import policy_diff, policy_timeline
-from nodewise.policy_tools.policy_backtest import Backtest
+from nodewise.policy_tools import policy_diff, policy_history_diff, policy_timeline
+from nodewise.policy_tools.backtest_history import HistoryRange
 from nodewise.policy_tools.policy_diff import NodeVerdict, SelectedPodGroup
+from nodewise.policy_tools.policy_history_diff import HistoryComparison
 from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
-
-Mask = NDArray[np.bool_]
-
-
-class NodeDurations(NamedTuple):
-    """How long a node was rejected for some pods, in seconds."""
-
-    node: str
-    before: float
-    after: float
-    only_before: float
-    only_after: float
-
-
-class GroupHistory(NamedTuple):
-    """What changes over the history for pods with the same policies."""
-
-    group: SelectedPodGroup
-    nodes: Sequence[NodeDurations]
-    """The nodes that change, the most changed first."""
-    no_node_before_s: float
-    """How long no node was left."""
-    no_node_after_s: float
-
-
-class HistoryComparison(NamedTuple):
-    """The comparison over a time."""
-
-    start: float
-    """Seconds since 1970."""
-    end: float
-    step_s: float
-    groups: Sequence[GroupHistory]
-    """Those with nodes that change."""
-    notes: Sequence[str]
-    compared: int
-    """The number of times that are compared."""
-    left_out: int
-    """The number of times before them at which a metric has no values, so that nothing is known about them."""
-
-
-async def compare(
-    objects: tuple[Objects, Objects],
-    groups: Sequence[SelectedPodGroup],
-    settings: TimelineSettings,
-    inputs: ObjectsAndMetrics,
-    sources: tuple[PrometheusOptions, HistoryRange],
-) -> HistoryComparison:
-    """Compare the rejections of the policies before and after, for the pods that they select now.
-
-    `BadInput` if there is no time at which all metrics have values.
-    """
-    prometheus, history_range = sources
-    history, nodes = history_reading.open_history(inputs, prometheus)
-    notes: list[str] = []
-    try:
-        grid = await history_reading.time_grid(history, history_range, notes)
-        backtests = [
-            Backtest(
-                PolicyTimeline(policy_timeline.without_statuses(own), settings),
-                nodes,
-                lambda _: (),
-                settings=settings,
-            )
-            for own in objects
-        ]
-
-        def add(block: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
-            for backtest in backtests:
-                backtest.add(block, {key: matrices[key] for key in backtest.requests})
-
-        def requests_for(distances: Mapping[str, float | None]) -> Mapping[str, MetricRequest]:
-            return _merge_requests([backtest.requests_for(distances) for backtest in backtests])
-
-        await history_reading.for_each_block(history, requests_for, grid, add)
-        notes.extend(history_reading.incomplete_notes(history))
-    finally:
-        await history.close()
-    before, after = backtests
-    steps = min(len(before.times), len(after.times))
-    if not steps:
-        raise BadInput("policy diff", [history_reading.no_usable_time(grid)])
-    left_out = grid.steps - steps
-    if left_out:
-        notes.append(f"the first {left_out} of {grid.steps} times are not compared: a metric has no values")
-    compared = [
-        _compare_group(
-            group,
-            nodes,
-            _rejected(before, group.before.enforced, steps, len(nodes)),
-            _rejected(after, group.after.enforced, steps, len(nodes)),
-            grid.step_s,
-        )
-        for group in groups
-    ]
-    changed = [group for group in compared if group.nodes]
-    return HistoryComparison(
-        grid.end - (steps - 1) * grid.step_s, grid.end, grid.step_s, changed, notes, steps, left_out
-    )
-
-
-def _merge_requests(listed: Sequence[Mapping[str, MetricRequest]]) -> dict[str, MetricRequest]:
-    """All requests by key, each with the shortest maximum age."""
-    requests: dict[str, MetricRequest] = {}
-    for own in listed:
-        for key, request in own.items():
-            known = requests.get(key, request)
-            age_s = min(request.max_age_s, known.max_age_s)
-            requests[key] = request._replace(max_age_s=age_s)
-    return requests
-
-
-def _rejected(backtest: Backtest, keys: Sequence[PolicyKey], steps: int, node_count: int) -> Mask:
-    """At the last `steps` times, the nodes that any of the policies rejects, of shape (steps, nodes)."""
-    rejected: Mask = np.zeros((steps, node_count), bool)
-    for key in keys:
-        record = backtest.records.get(key)
-        if record is not None and not (record.policy.only_prefers or record.policy.not_enforced):
-            mask = record.rejected.mask()
-            rejected |= mask[len(mask) - steps :]
-    return rejected
-
-
-def _compare_group(
-    group: SelectedPodGroup, nodes: NodeIndex, before: Mask, after: Mask, step_s: float
-) -> GroupHistory:
-    only_before = (before & ~after).sum(axis=0) * step_s
-    only_after = (after & ~before).sum(axis=0) * step_s
-    changes = only_before + only_after
-    order = [int(node) for node in np.argsort(-changes, kind="stable") if changes[node]]
-    durations = [
-        NodeDurations(
-            nodes.known[node],
-            float(before[:, node].sum() * step_s),
-            float(after[:, node].sum() * step_s),
-            float(only_before[node]),
-            float(only_after[node]),
-        )
-        for node in order
-    ]
-    left = [float(mask.all(axis=1).sum() * step_s) for mask in (before, after)]
-    return GroupHistory(group, durations, left[0], left[1])
-
 
 _MAX_ROWS: Final = 20
 """Nodes that the text lists for a group of pods; JSON has all of them."""
@@ -336,7 +190,10 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
-    history = await compare(objects, groups, settings, inputs, (fetching.prometheus, history_range))
+    with progress_bar("evaluating") as progress:
+        history = await policy_history_diff.compare(
+            objects, groups, settings, inputs.nodes, fetching.prometheus, history_range, progress
+        )
     return comparison._replace(history=history)
 
 

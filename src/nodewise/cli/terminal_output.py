@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, NoReturn, Self, TypeVar
 
@@ -74,6 +75,17 @@ class Progress:
         from rich.text import Text
 
         self._status.update(Text(visible(f"{doing} …")))
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[float, float], None]]:
+    """A progress bar, on a terminal only; the function takes how much is done, and the total."""
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 T = TypeVar("T")

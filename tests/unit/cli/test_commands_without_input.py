@@ -136,11 +136,11 @@ def test_a_backtest_with_a_recording_without_pods(
     recording: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from nodewise.base.errors import BadInput
-    from nodewise.cli.policy_backtest import history_reading
+    from nodewise.policy_tools import backtest_history
 
     kept = [item for item in records(recording) if not isinstance(item.entry, RequestEntry)]
     with pytest.raises(BadInput, match="no filter request with a pod"):
-        history_reading.read(str(write(tmp_path / "recording.gz", kept)))
+        backtest_history.read(str(write(tmp_path / "recording.gz", kept)))
 
 
 EMPTY_INPUTS = {

@@ -12,7 +12,6 @@ import pytest
 
 from nodewise.base.clock import SystemClock
 from nodewise.cli import policy_new
-from nodewise.cli.policy_backtest import history_reading
 from nodewise.metrics.aggregation import distribution_of
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
@@ -21,6 +20,7 @@ from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policy_tools import backtest_history
 from nodewise_scorers.annotator import ForecastOptions
 from nodewise_scorers.annotator.node_usage import PrometheusUsageSource, UsageMeasurement
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
@@ -159,7 +159,7 @@ def test_history_is_incomplete() -> None:
     [matrix] = asyncio.run(history.read([request_of("fan")], grid)).values()
     assert matrix.incomplete == STORE
     assert np.array_equal(matrix.values[:, 0], [5 * 10**9] * 8)
-    assert list(history_reading.incomplete_notes(history)) == [
+    assert list(backtest_history.incomplete_notes(history)) == [
         f"the history is incomplete, and nodes that are absent keep their last verdicts: {STORE}"
     ]
 
@@ -167,7 +167,7 @@ def test_history_is_incomplete() -> None:
 def test_complete_history_has_no_note() -> None:
     history = history_of(FakeHistory({}), ("a",))
     asyncio.run(history.series("kube_pod_info"))
-    assert list(history_reading.incomplete_notes(history)) == []
+    assert list(backtest_history.incomplete_notes(history)) == []
 
 
 def test_proposed_policy_warns_about_an_incomplete_response() -> None:

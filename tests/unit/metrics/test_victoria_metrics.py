@@ -10,8 +10,6 @@ import httpx2
 import pytest
 
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
-from nodewise.cli.policy_backtest import history_reading
-from nodewise.cli.policy_backtest.history_reading import HistoryRange
 from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
@@ -20,6 +18,8 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
 from nodewise.metrics.series import Series
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policy_tools import backtest_history
+from nodewise.policy_tools.backtest_history import HistoryRange
 from tests.unit.metrics.fake_prometheus_history import FakeHistory, history_of
 
 NANO: Final = 10**9
@@ -282,6 +282,6 @@ def test_backtest_finds_no_clock_skew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodewise.base.clock.SystemClock.now", lambda _: server.now)
     notes: list[str] = []
     grid = asyncio.run(
-        history_reading.time_grid(history_of(server, ("a",)), HistoryRange(3600.0, None, 60.0), notes)
+        backtest_history.time_grid(history_of(server, ("a",)), HistoryRange(3600.0, None, 60.0), notes)
     )
     assert (grid.end, notes) == (server.now // 60 * 60, [])

@@ -1,11 +1,4 @@
-"""`nodewise policy backtest`: evaluates policies over the history that Prometheus has.
-
-| file | content |
-|---|---|
-| `history_reading.py` | reads the metrics block by block and the started pods, and notes what is missing |
-| `report.py` | the result as values, as JSON and as text |
-| `html_page.py` | the result as one page without links |
-"""
+"""`nodewise policy backtest`: evaluates policies over the history that Prometheus has."""
 
 import asyncio
 from contextlib import nullcontext
@@ -20,11 +13,9 @@ from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
-from nodewise.cli.policy_backtest import history_reading
 from nodewise.cli.policy_backtest import report as reports
-from nodewise.cli.policy_backtest.history_reading import HistoryRange
-from nodewise.cli.policy_backtest.report import BacktestReport
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.cli.terminal_output import progress_bar
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.resource_kinds import NODES
@@ -32,7 +23,9 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.policies import KIND
-from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools import backtest_history, policy_timeline
+from nodewise.policy_tools.backtest_history import HistoryRange
+from nodewise.policy_tools.backtest_report import BacktestReport
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 _DAY_S = 86400.0
@@ -124,7 +117,10 @@ async def _backtest(own: BacktestOptions, command_line: CommandLine) -> Backtest
     kube = command_line.settings(ClusterOptions).kube
     async with nullcontext() if has_nodes else open_api(kube) as api:
         inputs = await decide_inputs.read_nodes(own.paths, api)
-    return await history_reading.backtest(objects, settings, inputs, prometheus, history_range)
+    with progress_bar("evaluating") as progress:
+        return await backtest_history.backtest(
+            objects, settings, inputs.nodes, prometheus, history_range, progress
+        )
 
 
 def _range(own: BacktestOptions) -> HistoryRange:

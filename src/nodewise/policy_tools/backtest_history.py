@@ -1,24 +1,17 @@
 """Reads the history of nodes, metrics and pods for a backtest, from Prometheus, files and recordings."""
 
 import asyncio
-import contextlib
 import re
-import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from nodewise.agent import NodeIndex, ObjectKey
 from nodewise.base import clock, cooperative_scheduling
-from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Problem, Unavailable
-from nodewise.cli.decide_inputs import ObjectsAndMetrics
-from nodewise.cli.policy_backtest import report as reports
-from nodewise.cli.policy_backtest.report import BacktestReport
+from nodewise.base.errors import UNREADABLE, BadInput, BadSettings, Problem, Unavailable
 from nodewise.engine import recording_file
 from nodewise.engine.recording_file import RequestEntry
 from nodewise.metrics import node_attributes
@@ -33,7 +26,8 @@ from nodewise.policies import policy_selection
 from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
-from nodewise.policy_tools import policy_backtest
+from nodewise.policy_tools import backtest_report, policy_backtest
+from nodewise.policy_tools.backtest_report import BacktestReport
 from nodewise.policy_tools.backtest_summary import StartedPod
 from nodewise.policy_tools.policy_backtest import Backtest, Variant
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
@@ -72,29 +66,25 @@ def read(path: str) -> list[PodStart]:
         with Path(path).open("rb") as file:
             for entry, blobs in recording_file.read(file):
                 if isinstance(entry, RequestEntry) and entry.path.endswith("/filter") and blobs:
-                    pod = _decode_pod(blobs[0], entry.at)
-                    if pod is not None:
-                        pods[pod[0]] = pod[1]
+                    pods |= _decode_pod(blobs[0], entry.at)
     except OSError as error:
         raise BadInput("recording", [Problem(path, error.strerror or str(error), "a file")]) from error
     if not pods:
-        problem = Problem(
-            path, "no filter request with a pod", "a recording of an extender that kube-scheduler called"
-        )
-        raise BadInput("recording", [problem])
+        expected = "a recording of an extender that kube-scheduler called"
+        raise BadInput("recording", [Problem(path, "no filter request with a pod", expected)])
     return sorted(pods.values(), key=lambda pod: pod.started_at)
 
 
-def _decode_pod(body: bytes, at: float) -> tuple[str, PodStart] | None:
-    """The pod of a request, with what identifies it; None if the request could not be decoded."""
+def _decode_pod(body: bytes, at: float) -> dict[str, PodStart]:
+    """The pod of a request by what identifies it; empty if the request could not be decoded."""
     try:
         metadata = _decode(body).pod.metadata
     except UNREADABLE:
-        return None
+        return {}
     labels = {exported_label(key): text for key, text in (metadata.labels or {}).items()}
     owner = next((owner.kind for owner in metadata.owner_references or ()), "")
     key = metadata.uid or f"{metadata.namespace}/{metadata.name}"
-    return key, PodStart(metadata.namespace, metadata.name, at, "", labels, owner)
+    return {key: PodStart(metadata.namespace, metadata.name, at, "", labels, owner)}
 
 
 def exported_label(key: str) -> str:
@@ -122,6 +112,10 @@ class HistoryRange(NamedTuple):
     """The recording with the pods that started; empty for those of kube-state-metrics."""
 
 
+OnProgress = Callable[[int, int], None]
+"""Called with the number of times that are evaluated, and of all."""
+
+
 class _Setup(NamedTuple):
     """What every part of a backtest uses."""
 
@@ -129,14 +123,16 @@ class _Setup(NamedTuple):
     nodes: NodeIndex
     recording: str
     notes: list[str]
+    on_progress: OnProgress
 
 
 async def backtest(
     objects: Objects,
     settings: TimelineSettings,
-    inputs: ObjectsAndMetrics,
+    nodes: Mapping[ObjectKey, Any],
     prometheus: PrometheusOptions,
     history_range: HistoryRange,
+    on_progress: OnProgress,
 ) -> BacktestReport:
     """The report of all policies that reject nodes.
 
@@ -154,8 +150,8 @@ async def backtest(
     ]
     if problems:
         raise BadInput(_WHAT, problems)
-    history, nodes = open_history(inputs, prometheus)
-    setup = _Setup(history, nodes, history_range.recording, list(_mode_notes(timeline)))
+    history, index = open_history(nodes, prometheus)
+    setup = _Setup(history, index, history_range.recording, list(_mode_notes(timeline)), on_progress)
     try:
         grid = await time_grid(history, history_range, setup.notes)
         return await _evaluate(setup, timeline, objects, settings, grid)
@@ -173,7 +169,7 @@ def _mode_notes(timeline: PolicyTimeline) -> Iterator[str]:
 
 
 def open_history(
-    inputs: ObjectsAndMetrics, prometheus: PrometheusOptions
+    nodes: Mapping[ObjectKey, Any], prometheus: PrometheusOptions
 ) -> tuple[PrometheusHistory, NodeIndex]:
     """The history of all nodes, which the caller closes. `BadInput` without nodes.
 
@@ -183,14 +179,14 @@ def open_history(
     if len(prometheus.prometheus_url) > 1:
         urls = " and ".join(prometheus.prometheus_url)
         raise BadSettings("settings", [Problem("--prometheus-url", urls, "one URL, whose history is read")])
-    nodes = NodeIndex(sorted(inputs.node_names))
-    if not len(nodes):
+    index = NodeIndex(sorted(name for _, name in nodes))
+    if not nodes:
         raise BadInput(_WHAT, [Problem("nodes", "none", "Nodes in FILE, or in the cluster")])
     attributes = cooperative_scheduling.run_without_pauses(
-        node_attributes.read_node_attributes(inputs.nodes.values())
+        node_attributes.read_node_attributes(nodes.values())
     )
     url = prometheus.prometheus_url[0]
-    return PrometheusHistory(url, prometheus, attributes, nodes, MetricsRegistry()), nodes
+    return PrometheusHistory(url, prometheus, attributes, index, MetricsRegistry()), index
 
 
 async def time_grid(history: PrometheusHistory, history_range: HistoryRange, notes: list[str]) -> TimeGrid:
@@ -216,23 +212,19 @@ async def time_grid(history: PrometheusHistory, history_range: HistoryRange, not
 async def _evaluate(
     setup: _Setup, timeline: PolicyTimeline, objects: Objects, settings: TimelineSettings, grid: TimeGrid
 ) -> BacktestReport:
-    samples: dict[str, NodeMatrix] = {}
+    needed = Backtest(timeline, setup.nodes, lambda _: (), settings=settings)
+    samples = await _read_samples(setup, needed, grid)
 
     def variants(policy: Policy) -> Sequence[Variant]:
-        return [
-            *policy_backtest.single_rules(policy),
-            *policy_backtest.alternatives(policy, samples),
-        ]
+        return [*policy_backtest.single_rules(policy), *policy_backtest.alternatives(policy, samples)]
 
-    needed = Backtest(timeline, setup.nodes, lambda _: (), settings=settings)
-    samples.update(await _read_samples(setup, needed, grid))
     evaluation = Backtest(timeline, setup.nodes, variants, settings=settings)
-    await for_each_block(setup.history, evaluation.requests_for, grid, evaluation.add)
+    await for_each_block(setup.history, evaluation.requests_for, grid, evaluation.add, setup.on_progress)
     if not len(evaluation.times):
         raise BadInput(_WHAT, [no_usable_time(grid)])
     _note_gaps(setup, evaluation, grid)
     pods = await _read_pods(setup, timeline, objects, grid)
-    return reports.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
+    return backtest_report.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
 
 
 RequestsFor = Callable[[Mapping[str, float | None]], Mapping[str, MetricRequest]]
@@ -244,20 +236,22 @@ async def for_each_block(
     requests_for: RequestsFor,
     grid: TimeGrid,
     add: Callable[[TimeGrid, Mapping[str, NodeMatrix]], None],
+    on_progress: OnProgress,
 ) -> None:
     """Call `add`, in another thread, with each block of times in order. The next block is read meanwhile."""
     blocks = [
         grid.part(first, history.steps_per_part) for first in range(0, grid.steps, history.steps_per_part)
     ]
     reader = _BlockReader(history, requests_for, grid)
-    with _progress(grid.steps) as progress:
-        reading = asyncio.create_task(reader.read(blocks[0]))
-        for number, block in enumerate(blocks):
-            matrices = await reading
-            if number + 1 < len(blocks):
-                reading = asyncio.create_task(reader.read(blocks[number + 1]))
-            await asyncio.to_thread(add, block, matrices)
-            progress(block.steps)
+    done = 0
+    reading = asyncio.create_task(reader.read(blocks[0]))
+    for number, block in enumerate(blocks):
+        matrices = await reading
+        if number + 1 < len(blocks):
+            reading = asyncio.create_task(reader.read(blocks[number + 1]))
+        await asyncio.to_thread(add, block, matrices)
+        done += block.steps
+        on_progress(done, grid.steps)
 
 
 class _BlockReader:
@@ -288,14 +282,6 @@ class _BlockReader:
             self._distances |= {key: each for key, each in distances.items() if each is not None}
             if None not in distances.values():
                 return
-
-
-@contextlib.contextmanager
-def _progress(steps: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("evaluating", total=steps)
-        yield lambda count: progress.advance(bar, count)
 
 
 async def _read_samples(setup: _Setup, needed: Backtest, grid: TimeGrid) -> Mapping[str, NodeMatrix]:
@@ -413,17 +399,13 @@ async def _read_started_pods(setup: _Setup, grid: TimeGrid) -> list[PodStart]:
     try:
         pods = await prometheus_history.read_pod_starts(setup.history, window_s)
     except (Unavailable, BadInput) as error:
-        setup.notes.append(f"pods are not counted: {_first_problem(error)}")
+        setup.notes.append(f"pods are not counted: {error.problems[0] if error.problems else error}")
         return []
     if not pods:
         setup.notes.append(
             "pods are not counted: Prometheus has no kube_pod_start_time (kube-state-metrics) in this time"
         )
     return pods
-
-
-def _first_problem(error: NodewiseError) -> str:
-    return str(error.problems[0]) if error.problems else str(error)
 
 
 def _label_keys(policy: Policy, operators: Container[str] = ()) -> list[str]:
