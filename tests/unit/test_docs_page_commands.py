@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from nodewise.base.errors import BadInput, BadSettings
-from nodewise.cli import older_program_flags
 from nodewise.cli.main import command
 from nodewise.install import scheduler_configuration_file, scheduler_versions
 from nodewise.observe.logs import EVENTS
@@ -21,6 +20,7 @@ from nodewise.policies.placement_policy import PolicyKind
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_lint
 from nodewise_cpu import cli
+from nodewise_cpu.cli import cmk_flags
 from nodewise_cpu.workload import isolate_arguments
 from tests import docs_page_code_blocks
 from tests.docs_page_code_blocks import ROOT, Block
@@ -62,7 +62,7 @@ def problem(words: list[str]) -> str:
         elif words[1:2] == ["isolate"]:
             isolate_arguments.parse_isolate_arguments(words[2:])
         else:
-            _read(cli.command, ["cmk", *older_program_flags.translate_cmk_command_line(words[1:])])
+            _read(cli.command, ["cmk", *cmk_flags.translate_command_line(words[1:])])
     except (click.UsageError, BadSettings) as error:
         return error.format_message() if isinstance(error, click.UsageError) else str(error)
     except click.exceptions.Exit:

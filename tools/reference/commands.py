@@ -9,11 +9,13 @@ from typing import Final
 import click
 
 from nodewise import agents
-from nodewise.cli import main, older_program_flags, terminal_output
+from nodewise.cli import main, terminal_output
 from nodewise.cli.command_help import SectionedCommand, parameter_help_heading
 from nodewise.cli.extender_options import setting_groups
+from nodewise.cli.older_program_flags import FlagTranslation
 from nodewise.cli.setting_declarations import list_settings
 from nodewise_cpu import cli
+from nodewise_cpu.cli import cmk_flags
 from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -213,7 +215,7 @@ def commands_page() -> str:
 def cmk_page() -> str:
     """The commands of the script `cmk`, and the older program's flags."""
     rows = []
-    for name, flags in older_program_flags.CMK.items():
+    for name, flags in cmk_flags.CMK.items():
         old = ", ".join(_older(flag, replacement) for flag, replacement in flags.items())
         rows.append((f"`cmk {name}`", f"[`nodewise cpu {name}`](cpu.md#nodewise-cpu-{name})", old))
     return "".join(
@@ -236,7 +238,7 @@ def _is_command(cell: str) -> bool:
     return cell.strip("`").removeprefix("cmk ") in cli.COMMANDS
 
 
-def _older(name: str, flag: older_program_flags.FlagTranslation) -> str:
+def _older(name: str, flag: FlagTranslation) -> str:
     if flag.name == f"--{name}":
         return code(f"--{name}")
     return f"{code(f'--{name}')} ({code(flag.name) or 'no meaning here'})"

@@ -21,11 +21,12 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run_cpu_command(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import main, older_program_flags, terminal_output
+    from nodewise.cli import main, terminal_output
     from nodewise_cpu import cli
+    from nodewise_cpu.cli import cmk_flags
 
     try:
-        translated = older_program_flags.translate_cmk_command_line(words)
+        translated = cmk_flags.translate_command_line(words)
     except BadSettings as error:
         sys.exit(main.print_error(error, terminal_output.USAGE))
     main.run(translated, cli.command, "cmk")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.base.errors import BadSettings
-from nodewise.cli import older_program_flags
 from nodewise_cpu import cli
+from nodewise_cpu.cli import cmk_flags
 from nodewise_cpu.cluster import api_server, node_setup_objects, object_writer
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import PodWatch
@@ -144,7 +144,7 @@ def test_the_commands_of_reconfiguration_pods_are_valid(checks: bool) -> None:
 
 def parse_command_line(words: list[str]) -> dict[str, Any]:
     """The options with which the script `cmk` runs the command; raises usage errors."""
-    name, *options = older_program_flags.translate_cmk_command_line(words)
+    name, *options = cmk_flags.translate_command_line(words)
     command = cli.command.get_command(click.Context(cli.command), name)
     assert command is not None
     return command.make_context(name, options).params
