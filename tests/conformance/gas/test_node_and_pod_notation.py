@@ -51,7 +51,7 @@ def test_containers_of_a_pod():
 
 
 @pytest.mark.parametrize("text", ["", "[i915=1", "[i915=1] x"])
-def test_what_is_no_pod(text):
+def test_invalid_notation_of_a_pod_is_an_error(text):
     with pytest.raises(ValueError, match="is no container"):
         node_and_pod_notation.pod("p", text, {})
 

@@ -64,7 +64,7 @@ def test_a_published_pod_list_without_models_is_read(tmp_path) -> None:
         ("n2,64000,262144,8,G2", '"n2', "nodes.csv"),
     ],
 )
-def test_a_wrong_list_is_told_by_line_and_column(tmp_path, old, new, words) -> None:
+def test_problems_of_a_node_list_name_line_and_column(tmp_path, old, new, words) -> None:
     with pytest.raises(BadInput) as error:
         gpu_trace_replay.nodes(written(tmp_path, NODES.replace(old, new), "nodes.csv"))
 
@@ -79,14 +79,14 @@ def test_a_wrong_list_is_told_by_line_and_column(tmp_path, old, new, words) -> N
         ("8192", "-1", "line 2: memory_mib: '-1'"),
     ],
 )
-def test_a_wrong_pod_is_told_likewise(tmp_path, old, new, words) -> None:
+def test_problems_of_a_pod_list_name_line_and_column(tmp_path, old, new, words) -> None:
     with pytest.raises(BadInput) as error:
         gpu_trace_replay.pods(written(tmp_path, PODS.replace(old, new), "pods.csv"))
 
     assert words in str(error.value)
 
 
-def test_a_list_that_is_not_there_is_told(tmp_path) -> None:
+def test_missing_list_is_an_error(tmp_path) -> None:
     with pytest.raises(BadInput, match=r"none\.csv"):
         gpu_trace_replay.pods(str(tmp_path / "none.csv"))
 
@@ -131,7 +131,7 @@ def run(tmp_path, *more):
     return CliRunner().invoke(simulate.trace_command, arguments, catch_exceptions=False)
 
 
-def test_one_run_is_told_as_json(tmp_path) -> None:
+def test_one_run_prints_json(tmp_path) -> None:
     document = json.loads(run(tmp_path, "--placement", "pack", "-o", "json").stdout)
 
     assert {
@@ -174,6 +174,6 @@ def test_several_runs_come_with_their_means_and_curves(tmp_path) -> None:
 @pytest.mark.parametrize(
     "text", ["[", "[1]", '{"pods": {"FGD": {"x": {"mean": 1}}}}', '{"pods": {"FGD": {"1": 2}}}']
 )
-def test_published_results_that_cannot_be_read_are_told(tmp_path, text) -> None:
+def test_unreadable_published_results_are_an_error(tmp_path, text) -> None:
     with pytest.raises(BadInput, match="--published"):
         run(tmp_path, "--published", written(tmp_path, text, "published.json"))

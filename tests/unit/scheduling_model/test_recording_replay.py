@@ -124,7 +124,7 @@ class TestMemory:
         assert json.loads(_answers(forgetful())[0])["NodeNames"] == ["n1"]
         assert replayed.differences == []
 
-    def test_a_world_that_was_lost_may_make_a_difference_and_is_told(self) -> None:
+    def test_lost_snapshots_are_counted(self) -> None:
         whole = forgetful()
         moments = [n for n, record in enumerate(whole) if isinstance(record.entry, SnapshotEntry)]
         whole[moments[0]] = Record(GapEntry(snapshots=1))
@@ -151,7 +151,7 @@ class TestRecalling:
         request = RequestEntry(path="/scheduler/prioritize", at=NOW, generation=1)
         return recording_file.record(request, json.dumps(arguments).encode(), answer)
 
-    def test_scores_are_those_of_what_was_kept(self) -> None:
+    def test_scores_are_those_of_kept_nodes(self) -> None:
         kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
         player = self.player()
         player.replay_record(recording_file.record(recording_file.MemoryEntry(agent="learned"), kept))
@@ -162,7 +162,7 @@ class TestRecalling:
         assert [(change.recorded, change.replayed) for change in difference.nodes] == [(7, 5)]
 
     @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
-    def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
+    def test_unreadable_memory_is_omitted(self, agent: str, kept: bytes) -> None:
         player = self.player()
         assert (
             player.replay_record(recording_file.record(recording_file.MemoryEntry(agent=agent), kept)) is None
@@ -181,7 +181,7 @@ class TestHoles:
         tally = replay(whole).player.tally
         assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
 
-    def test_a_path_that_nobody_serves_any_more(self) -> None:
+    def test_request_of_an_unknown_path_is_unanswered(self) -> None:
         old = recording_file.record(RequestEntry(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
         assert replay([*recorded(), old]).player.tally.unanswered == 1
 
@@ -276,7 +276,7 @@ class TestOlderRecordings:
 
 
 class TestParting:
-    def test_whole_nodes_are_told_apart_by_name(self) -> None:
+    def test_whole_nodes_are_compared_by_name(self) -> None:
         whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'
         assert recording_replay.results_by_node("filter", whole) == {"a": "kept", "b": "hot"}
 
@@ -289,7 +289,7 @@ class TestParting:
         assert recording_replay.first_difference(recorded_response, other).startswith("from byte 13 on: ")
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
-    def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:
+    def test_invalid_response_names_no_node(self, body: bytes) -> None:
         assert (
             recording_replay.changes(
                 "filter", ExtenderResponse(body), ExtenderResponse(b'{"NodeNames":["a"]}')

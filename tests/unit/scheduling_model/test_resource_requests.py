@@ -81,7 +81,7 @@ def test_a_node_without_allocatable_offers_its_capacity() -> None:
     }
 
 
-def test_what_is_no_quantity_is_named() -> None:
+def test_problem_names_an_invalid_quantity() -> None:
     with pytest.raises(
         BadInput, match=r"spec.containers\[0\].resources.requests.cpu: 'much'; expected a Kub"
     ):
@@ -95,7 +95,7 @@ def resized(node: str) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "spec": spec, "status": {"containerStatuses": [allocation]}}
 
 
-def test_a_pod_on_a_node_holds_what_is_allocated_during_a_resize() -> None:
+def test_pod_on_a_node_holds_allocated_resources_during_a_resize() -> None:
     assert parsed_nodes_and_pods.pod(resized("n1")).requests == {"cpu": 4000, "memory": 2 * 2**30}
     assert parsed_nodes_and_pods.pod(resized("")).requests == {"cpu": 1000, "memory": 2 * 2**30}
 

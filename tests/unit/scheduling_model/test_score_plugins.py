@@ -13,12 +13,12 @@ TWO_CORES = parsed_nodes_and_pods.pod(WEB | {"spec": WEB["spec"] | {"resources":
 ASKED = parsed_nodes_and_pods.container_requests_for_scoring(TWO_CORES.obj)
 
 
-def test_least_allocated_likes_what_stays_free() -> None:
+def test_least_allocated_is_the_free_share() -> None:
     assert scheduler_plugins.least_allocated(ASKED, SMALL) == 98
     assert scheduler_plugins.least_allocated(ASKED, LARGE.with_additional_pods(TWO_CORES)) == 86
 
 
-def test_balanced_likes_what_brings_the_shares_together() -> None:
+def test_balanced_prefers_equal_shares() -> None:
     assert scheduler_plugins.balanced(TWO_CORES, SMALL) == 62
     assert scheduler_plugins.balanced(TWO_CORES, LARGE) == 68
     assert scheduler_plugins.balanced(TWO_CORES, LARGE.with_additional_pods(TWO_CORES)) == 69

@@ -120,7 +120,7 @@ class TestPreempt:
     def test_a_pod_without_cards_has_no_opinion(self) -> None:
         assert agent().preempt(new("p", ""), snapshot().nodes.named(["n1"]), snapshot(), {}) is None
 
-    def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_preempt_lays_out_the_resources_of_the_pod(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If each node had its own resources, arrays over those of all candidates would be unbounded."""
         laid_out: list[GpuLayout] = []
         build, cluster_snapshot = gpu_arrays.build_layout, snapshot()
@@ -151,7 +151,7 @@ class TestEvictability:
         assert len(set(texts(gpu_pod, cluster_snapshot, "full small"))) == 1
         assert unresolvable(gpu_pod, cluster_snapshot, "full small none x") == ["small", "none", "x"]
 
-    def test_a_container_after_another_counts_what_the_first_one_takes(self) -> None:
+    def test_later_container_respects_amounts_of_the_first(self) -> None:
         nodes = {"two": node("i915=2 mc=2000"), "one": node("i915=2 mc=1000", "0")}
         holder = pod("h", "two", "card0", ["i915=1 mc=900"])
         cluster_snapshot = snapshot([holder], nodes=nodes)
@@ -234,7 +234,7 @@ def test_the_reason_of_a_small_node_has_the_same_text_and_remedy() -> None:
 
 
 class TestBind:
-    def test_the_pod_is_told_its_cards(self) -> None:
+    def test_annotations_name_the_gpus_of_the_pod(self) -> None:
         bind_plan = plan(new("p", "i915=2 mc=600", "", "i915=1"), snapshot())
         assert bind_plan.annotations == {
             "gas-ts": "1700000000500000000",
@@ -262,7 +262,7 @@ class TestBind:
     @pytest.mark.parametrize(
         "gpus", ["card1", "|card1"], ids=["as it is now", "with a part for each container"]
     )
-    def test_an_entry_is_told_again_by_container(self, gpus: str) -> None:
+    def test_repeated_bind_names_gpus_by_container(self, gpus: str) -> None:
         gpu_pod = new("p", "", "i915=1")
         record = lease("n1", uid_p=entry("p", gpus, charged=["i915=1"] * len(gpus.split("|"))))
         bind_plan = plan(gpu_pod, snapshot([gpu_pod], [record]))
@@ -331,7 +331,7 @@ class TestBind:
         bind_plan = plan(new("p", "i915=1"), snapshot(allocation_record=[gone]))
         assert bind_plan.stale == {"u-gone"}
 
-    def test_cards_that_are_called_otherwise_are_told_by_name(self) -> None:
+    def test_gpus_with_other_names_are_annotated_by_name(self) -> None:
         gpus = msgspec.json.encode([{"name": "left"}, {"name": "card7"}]).decode()
         made = msgspec.json.decode(
             msgspec.json.encode(

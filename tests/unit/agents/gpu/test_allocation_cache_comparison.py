@@ -63,7 +63,7 @@ def test_equal_objects_are_no_difference() -> None:
     ],
     ids=["a pod that is gone", "a pod not heard of", "ledger", "cards", "node gone", "node not heard of"],
 )
-def test_what_was_missed_is_found(ours: GpuState, fresh: GpuState, what: str) -> None:
+def test_missed_changes_are_differences(ours: GpuState, fresh: GpuState, what: str) -> None:
     [(name, difference)] = different(ours, fresh).items()
     assert name == "n1"
     assert difference.startswith(what)

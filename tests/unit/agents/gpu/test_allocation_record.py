@@ -10,7 +10,7 @@ from tests.unit.agents.gpu.gpu_cluster_state_builders import entry, lease, lease
 GOOD = entry("a", "card0,card1|", subdevices="card0:gt0,card1:gt0|", charged=("i915=1 t=1", ""))
 
 
-def test_what_was_written_is_read() -> None:
+def test_written_reservation_is_read() -> None:
     assert allocation_record.parse_lease(lease("n1", u1=GOOD)).entries == {"u1": GOOD}
 
 
@@ -94,7 +94,7 @@ def test_tiles_as_text() -> None:
         "c:gt²",
     ],
 )
-def test_what_is_no_tile_is_passed_over(text: str) -> None:
+def test_invalid_sub_devices_are_ignored(text: str) -> None:
     assert allocation_record.parse_subdevices(text) == {}
     assert allocation_record.parse_subdevices(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
 

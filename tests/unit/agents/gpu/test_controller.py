@@ -284,7 +284,7 @@ class TestLabels:
 
         run_test(test, prepare)
 
-    def test_who_does_not_lead_writes_nothing(self) -> None:
+    def test_other_replicas_than_the_leader_write_nothing(self) -> None:
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             leader.leads = False
             api.node("n1", **{HOT: "true"})
@@ -313,7 +313,7 @@ class TestLedgers:
 
         run_test(test, lambda api: api.node("n1"))
 
-    def test_one_whose_pod_nobody_knows_is_asked_about(self) -> None:
+    def test_reservation_of_an_unknown_pod_is_dropped_after_a_check(self) -> None:
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(30)
             assert leader.cleaner.calls == [("drop", "n1", ("d", "p"), "u", "v1")]
@@ -411,7 +411,7 @@ class TestCounting:
 
         run_test(test, self._prepare)
 
-    def test_one_who_wrote_meanwhile_is_counted_upon(self) -> None:
+    def test_histogram_of_a_concurrent_writer_is_kept(self) -> None:
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             async with LeadingReplica(api).running():
                 await asyncio.sleep(100)
@@ -505,7 +505,7 @@ class TestChecks:
 
         run_test(test, self._prepare)
 
-    def test_none_where_nobody_wants_one(self) -> None:
+    def test_check_is_off_with_period_zero(self) -> None:
         async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
             await asyncio.sleep(3600)
             assert leader.metric("gpu_checks_total{") == []

@@ -80,7 +80,7 @@ def test_any_container_counts() -> None:
     assert label_changes(GPU0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
 
 
-def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
+def test_pod_is_labelled_before_it_runs_and_not_after_its_end() -> None:
     pods = [
         pod(phase.lower(), "n1", "card0", phase=phase)
         for phase in ("Pending", "Running", "Succeeded", "Failed")
@@ -88,13 +88,13 @@ def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
     assert label_changes(GPU0, *pods) == {"pending": True, "running": True}
 
 
-def test_what_we_gave_counts_and_not_what_a_tenant_writes() -> None:
+def test_reservation_counts_instead_of_annotations_of_a_tenant() -> None:
     record = lease("n1", uid_liar=entry("liar", "card0"), uid_honest=entry("honest", "card1"))
     pods = [pod("liar", "n1", "card1"), pod("honest", "n1", "card0")]
     assert label_changes(GPU0, *pods, leases=[record]) == {"liar": True}
 
 
-def test_a_pod_that_is_not_bound_yet_is_not_told() -> None:
+def test_unbound_pod_is_not_labelled() -> None:
     assert label_changes(GPU0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
 
 
@@ -112,7 +112,7 @@ def test_a_label_that_is_right_is_left() -> None:
     ],
     ids=["of another card", "ended", "on a node that is gone", "on no node"],
 )
-def test_a_label_that_nobody_wants_goes(gpu_pod: AllocatedPod) -> None:
+def test_label_without_a_policy_is_removed(gpu_pod: AllocatedPod) -> None:
     assert label_changes(GPU0, labelled_pod(gpu_pod)) == {"p": False}
 
 
@@ -121,7 +121,7 @@ def test_another_value_is_somebody_elses_until_the_pod_is_to_go() -> None:
     assert label_changes(GPU0, *pods) == {"q": True}
 
 
-def test_tiles_of_a_strange_name_hurt_nobody() -> None:
+def test_invalid_sub_device_names_have_no_effect() -> None:
     assert label_changes(GPU0, pod("p", "n1", "x", (SUBDEVICED,), subdevices="x:gt0")) == {}
 
 

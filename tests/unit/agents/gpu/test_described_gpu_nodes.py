@@ -272,7 +272,7 @@ MISSING: dict[str, tuple[ResourceProfile, dict[str, Any], dict[str, str], str, s
 
 
 @pytest.mark.parametrize(("profile", "allocatable", "tags", "words", "remedy"), MISSING.values(), ids=MISSING)
-def test_a_node_without_gpus_says_what_was_looked_for_what_it_has_and_the_remedy(
+def test_reason_of_a_node_without_gpus_names_expected_and_actual_resources_and_remedy(
     profile: ResourceProfile, allocatable: dict[str, Any], tags: dict[str, str], words: str, remedy: str
 ) -> None:
     gpus = parse(profile, allocatable, tags)

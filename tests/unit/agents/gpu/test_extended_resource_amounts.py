@@ -44,7 +44,7 @@ def test_anything_else_is_no_amount(value: Any) -> None:
 @pytest.mark.parametrize(
     ("gpus", "each"), [(1, {"a": 5, "b": 4}), (2, {"a": 2, "b": 2}), (5, {"a": 1, "b": 0})], ids=str
 )
-def test_what_is_left_over_falls_to_no_card(gpus: int, each: dict[str, int]) -> None:
+def test_remainder_belongs_to_no_gpu(gpus: int, each: dict[str, int]) -> None:
     assert extended_resource_amounts.divide_amounts({"a": 5, "b": 4}, gpus) == each
 
 

@@ -195,11 +195,11 @@ def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
         ),
     ],
 )
-def test_the_reason_says_what_is_wanted(demand: Demand, node: NodeGpus, expected: str) -> None:
+def test_reason_contains_the_request(demand: Demand, node: NodeGpus, expected: str) -> None:
     assert text(fit_one(node, allocations_of(mc=100), demand)) == f"will not fit: {expected}"
 
 
-def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
+def test_shortfall_is_that_of_the_closest_gpu() -> None:
     fitted = fit_one(gpus(), allocations_of(mc=700), ask("2 mc=500"))
     shortfall = fitted.shortfalls.at(0)
     assert shortfall is not None
@@ -207,7 +207,7 @@ def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
     assert fit_one(gpus(), allocations_of(mc=700), ask("1 mc=500")).shortfalls.at(0) is None
 
 
-def test_what_is_lacking_where_no_card_has_all() -> None:
+def test_shortfall_if_no_gpu_has_all_amounts() -> None:
     node = gpus(capacity={COUNT: (8, 8), MC: (1000, 500), SUBDEVICES: (1, 2)})
     shortfall = fit_one(node, node_allocations.EMPTY, ask("1 mc=600 t=2")).shortfalls.at(0)
     assert shortfall is not None
@@ -242,7 +242,7 @@ def test_all_links_of_a_tile_are_tried() -> None:
     assert (fitted.gpus(0), fitted.subdevices(0)) == (((0, 2),), ((0, 0),))
 
 
-def test_an_order_that_looks_at_what_was_just_taken() -> None:
+def test_unsteady_order_respects_gpus_that_were_just_taken() -> None:
     class Emptiest:
         """Prefers GPUs away from the last one taken: all keys depend on what is left of the first GPU."""
 

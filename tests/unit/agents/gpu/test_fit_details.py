@@ -45,7 +45,7 @@ def details(gpu_pod: AllocatedPod, cluster_snapshot: Snapshot, **options: str) -
     ],
     ids=["what is lacking", "by container", "linked tiles"],
 )
-def test_the_cards_or_what_is_lacking(gpu_pod: AllocatedPod, expected: list[str]) -> None:
+def test_text_is_the_gpus_or_the_shortfall(gpu_pod: AllocatedPod, expected: list[str]) -> None:
     fit_details = details(gpu_pod, snapshot(HELD, nodes=NODES))
     assert [fit_details.text(candidate) for candidate in range(3)] == expected
 
@@ -56,7 +56,7 @@ def test_the_distance_is_the_share_that_is_lacking() -> None:
     assert fit_details.nbytes >= sum(array.nbytes for array in (np.zeros(3), np.zeros(3)))
 
 
-def test_cards_are_told_where_they_are_chosen() -> None:
+def test_text_names_gpus_only_if_they_are_chosen() -> None:
     """Filter only determines whether a pod fits if the placement does not affect that; scores determine the GPUs."""
     gpu_pod, cluster_snapshot = new("p", "i915=1 mc=50"), snapshot(HELD, nodes=NODES)
     assert details(gpu_pod, cluster_snapshot, gpu_placement="spread").text(1) == ""
@@ -74,7 +74,7 @@ def test_cards_are_told_where_they_are_chosen() -> None:
     assert packed.details.text(0) == "c0: card1"
 
 
-def test_a_demand_that_nobody_can_answer_has_none() -> None:
+def test_demand_with_a_problem_has_no_details() -> None:
     cluster_snapshot = snapshot(HELD, nodes=NODES)
     verdict = agent().filter(new("p", "i915=-1"), cluster_snapshot.nodes.named(["n1"]), cluster_snapshot)
     assert verdict is not None

@@ -39,7 +39,7 @@ def test_of_no_workload_nothing_is_a_fragment() -> None:
         pytest.param({share(500): 1}, (), 0.0, id="no cards"),
     ],
 )
-def test_a_fragment_is_what_a_class_cannot_use(classes, free, wanted) -> None:
+def test_fragment_is_the_share_that_a_class_cannot_use(classes, free, wanted) -> None:
     assert measured(classes, free) == [wanted]
 
 
@@ -49,7 +49,7 @@ def test_where_too_little_cpu_is_left_all_cards_are_a_fragment() -> None:
     assert measured(classes, *[(1000,)] * 3, cpu_milli=[8000, 7999, 0]) == [0.0, 0.5, 1.0]
 
 
-def test_where_nobody_knows_the_cpu_there_is_enough() -> None:
+def test_unknown_cpu_is_sufficient() -> None:
     assert measured({share(500, cpu_milli=8000): 1}, (1000,)) == [0.0]
 
 

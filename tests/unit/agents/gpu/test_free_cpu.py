@@ -43,7 +43,7 @@ class TestKept:
         assert kept.metadata.annotations is None
         assert free_cpu.cpu_milli_on_node(kept) == 1500
 
-    def test_pods_that_take_as_much_share_what_they_take(self) -> None:
+    def test_pods_with_equal_requests_share_one_object(self) -> None:
         first, second = (
             free_cpu.reduce_non_gpu_pod_to_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
             for name, cpu in (("a", "2"), ("b", "2000m"))
@@ -114,7 +114,7 @@ class TestRequested:
             ([], [], 0),
         ],
     )
-    def test_what_runs_together_or_the_largest_init_container(
+    def test_cpu_is_the_larger_of_running_containers_and_init_container(
         self, containers: list[str], init: list[tuple[str, str | None]], milli: int
     ) -> None:
         def container(cpu: str, policy: str | None = None) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class TestAllocatable:
 
 
 class TestFree:
-    def test_what_no_pod_on_the_node_requests(self) -> None:
+    def test_free_cpu_is_not_requested_by_pods_on_the_node(self) -> None:
         pods = [
             pod("a", "n1", "card0", cpu="1"),
             pod("b", "n1", requests=PLAIN, cpu="2500m"),
@@ -202,7 +202,7 @@ class TestFree:
             assert gpu_state.layout is first.layout
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
 
-    def test_plain_pods_are_nobodys_business_otherwise(self) -> None:
+    def test_pods_without_gpus_do_not_count_for_other_placements(self) -> None:
         gpu_state = agent_state(
             cluster_state(
                 NODES, [pod("b", "plain", requests=PLAIN, cpu="2"), pod("c", "n1", requests=PLAIN, cpu="2")]

@@ -77,11 +77,11 @@ def test_those_that_a_leader_before_counted_are_not_counted_again() -> None:
     assert counts(again) == {0: 3}
 
 
-def test_pods_without_cards_are_nobody() -> None:
+def test_pods_without_gpus_have_no_class() -> None:
     assert add(NOTHING, [new_pod("a", requests="")]).history == {}
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_written_histogram_is_read_again() -> None:
     histogram = add(
         NOTHING, [new_pod("a"), new_pod("b"), new_pod("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")]
     )
@@ -119,7 +119,7 @@ def test_the_body_is_bound_to_the_version_that_was_read() -> None:
     }
 
 
-def test_the_slot_has_tables_of_what_was_counted() -> None:
+def test_agent_state_has_tables_of_counted_pods() -> None:
     plain = cluster_state({"n1": node()})
     assert not agent_state(plain).workload
     objects = {**plain.objects, DEMAND_CONFIGMAP: {("nw", NAME): config_map(add(NOTHING, [new_pod("a")]))}}

@@ -79,7 +79,7 @@ CAPACITY: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize(("tags", "allocatable", "wanted"), CAPACITY.values(), ids=CAPACITY)
-def test_what_each_card_has(tags: str, allocatable: str, wanted: dict[str, tuple[int, ...]]) -> None:
+def test_capacity_of_each_gpu(tags: str, allocatable: str, wanted: dict[str, tuple[int, ...]]) -> None:
     assert capacity(parse(tags, allocatable)) == wanted
 
 
@@ -416,7 +416,7 @@ ODD_ANNOTATIONS: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize(("annotation", "names", "problem"), ODD_ANNOTATIONS.values(), ids=ODD_ANNOTATIONS)
-def test_what_cannot_be_read_of_the_annotation_is_left_out(annotation: Any, names: str, problem: str) -> None:
+def test_invalid_parts_of_the_annotation_are_omitted(annotation: Any, names: str, problem: str) -> None:
     gpus = annotated_gpus(annotation)
     assert gpus.names == tuple(names.split())
     assert len(gpus.problems) == 1
@@ -435,7 +435,7 @@ def test_a_node_of_nothing_has_no_cards_and_no_problem() -> None:
         assert gpus.missing.words.startswith("found no resource of GPUs, expected ")
 
 
-def test_of_very_many_problems_some_are_told() -> None:
+def test_number_of_problems_is_limited() -> None:
     gpus = parse(" ".join(f"D:gas-disable-x{number}=" for number in range(40)))
     assert len(gpus.problems) == 17
     assert gpus.problems[-1] == "and 24 more"

@@ -25,7 +25,7 @@ def test_a_balanced_resource_means_balanced(placement: Placement) -> None:
     assert options.balanced_by(INTEL) == ("gpu.intel.com/tiles",)
 
 
-def test_balanced_without_a_resource_is_by_what_counts_cards() -> None:
+def test_balanced_without_a_resource_uses_counting_resources() -> None:
     assert GpuOptions(gpu_placement="balanced").balanced_by(GENERIC) == ("nvidia.com/gpu",)
 
 

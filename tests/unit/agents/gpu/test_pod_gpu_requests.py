@@ -61,7 +61,7 @@ EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
 
 
 @pytest.mark.parametrize(("containers", "expected"), EXPECTED.values(), ids=EXPECTED)
-def test_what_each_container_wants_of_each_card(containers: list[str], expected: Any) -> None:
+def test_demand_of_each_container_per_gpu(containers: list[str], expected: Any) -> None:
     assert container_counts(parse(pod(*containers))) == expected
 
 
@@ -150,7 +150,7 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize(("containers", "words"), CONFLICTS.values(), ids=CONFLICTS)
-def test_68_what_shares_a_card_asks_for_one_and_for_nothing_of_its_own(
+def test_68_containers_that_share_a_gpu_request_one_and_no_amounts_of_their_own(
     containers: list[str], words: str
 ) -> None:
     kind, message = refusal(pod(*containers, gas_same_gpu="c0,c1"))
@@ -169,7 +169,7 @@ def test_a_group_that_wants_more_than_64_bits_hold_is_an_overflow() -> None:
     assert refusal(gpu_pod) == (RejectionKind.OVERFLOW, "gas-same-gpu: the sum of gpu.intel.com/memory.max")
 
 
-def test_what_older_systems_said_only_of_nodes_with_cards_we_say_of_those_too() -> None:
+def test_invalid_demand_is_reported_for_nodes_with_gpus() -> None:
     at_once = {
         "both": parse(pod("i915=1", gas_same_gpu="", gas_allocate_xelink="")),
         "init": parse(pod("", init=[container("i", "i915=1")])),
@@ -269,7 +269,7 @@ def test_other_profiles_have_other_names() -> None:
     assert pod_gpu_requests.parse_demand(pod("nvidia.com/mig-1g.5gb=1"), GENERIC, OPTIONS) == NOTHING
 
 
-def test_the_whole_request_is_told_for_books_even_where_the_pod_would_be_refused() -> None:
+def test_allocations_count_the_whole_request_of_a_refused_pod() -> None:
     gpu_pod = pod("i915=2 mc=5", "mc=7 foo=x", "", init=[container("i", "i915=1")])
     totals = [
         {INTEL.short(name): amount for name, amount in totals_of_container.items()}

@@ -79,7 +79,7 @@ def test_a_stored_pod_requests_the_same(pod: AllocatedPod) -> None:
     assert gpu_field_bytes(stored) == gpu_field_bytes(pod)
 
 
-def test_what_is_not_for_gpus_is_not_stored() -> None:
+def test_fields_without_gpus_are_not_stored() -> None:
     stored = free_cpu.keep_gpu_pod(gpu_pod())
     assert stored is not None
     (container,) = stored.spec.containers or ()
@@ -108,7 +108,7 @@ def test_a_pod_of_the_largest_size_is_stored_whole() -> None:
         assert demand(stored) == demand(whole)
 
 
-def test_a_large_pending_pod_is_stored_in_part_and_holds_what_is_reserved_for_it() -> None:
+def test_large_pending_pod_is_stored_in_part_and_holds_its_reservation() -> None:
     pod = of_size(MOST_PENDING_BYTES + 1)
     assert demand(pod).problem is None
     stored = free_cpu.keep_gpu_pod(pod)
@@ -135,7 +135,7 @@ def test_texts_beyond_ascii_count_as_the_memory_that_they_take() -> None:
     assert wide - plain == 3 * (100 + len(ALLOW))
 
 
-def test_a_larger_pod_on_a_node_holds_what_is_reserved_for_it() -> None:
+def test_larger_pod_on_a_node_holds_its_reservation() -> None:
     """The pod's annotations can be changed while it runs; that frees no GPU."""
     bound = free_cpu.keep_gpu_pod(of_size(MOST_BYTES + 1, on="n1"))
     assert bound is not None

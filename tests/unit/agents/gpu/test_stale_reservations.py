@@ -66,7 +66,7 @@ def test_an_entry(pods: list[AllocatedPod], seen: str, why: Any, on: str) -> Non
     assert reservations == ([UnconfirmedReservation(on, "uid-p", ("d", "p"), seen, why)] if why else [])
 
 
-def test_what_cannot_be_read_is_nobodys() -> None:
+def test_unreadable_reservations_are_not_removed() -> None:
     assert unconfirmed([], [lease("n1", uid_p=3), lease_of("gone", "{")]) == []
 
 

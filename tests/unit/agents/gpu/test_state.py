@@ -133,7 +133,7 @@ class TestOnlyWhatChanged:
         gpu_state = counting_builder.build(of_objects(before, ledgers={}))
         assert free(gpu_state, "n1")["card1"] == 2
 
-    def test_other_leases_are_nobodys_ledger(self) -> None:
+    def test_other_leases_are_no_allocation_records(self) -> None:
         record = lease("n1", uid_a=entry("a", "card1", "12"))
         cluster = cluster_state(NODES, leases=[record])
         other = {("nw", "nodewise-extender"): record}
@@ -213,7 +213,7 @@ class TestAmended:
         assert state.apply_allocation_record(first, "n2", None) is first
         assert free(state.apply_allocation_record(first, "n1", None), "n1") == {"card0": 2, "card1": 2}
 
-    def test_a_node_that_nobody_knows_changes_nothing(self) -> None:
+    def test_record_of_an_unknown_node_changes_nothing(self) -> None:
         state = GpuStateBuilder(INTEL)
         first = agent_state(cluster_state(NODES), state)
         assert (

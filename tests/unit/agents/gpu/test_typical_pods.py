@@ -64,7 +64,7 @@ def test_a_file_is_read(tmp_path, name, text) -> None:
         ("- [", "a readable YAML, JSON or CSV file"),
     ],
 )
-def test_a_wrong_file_is_told_by_entry_and_field(tmp_path, text, words) -> None:
+def test_problems_of_a_file_name_entry_and_field(tmp_path, text, words) -> None:
     with pytest.raises(BadSettings) as error:
         load(tmp_path, text)
 

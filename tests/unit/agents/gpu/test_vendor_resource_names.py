@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("document", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, message: str) -> None:
+def test_problem_names_field_and_expected_value(document: Any, message: str) -> None:
     with pytest.raises(BadSettings, match=message):
         vendor_resource_names.parse_profile(document, "f")
 
