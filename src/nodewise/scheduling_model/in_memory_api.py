@@ -7,7 +7,6 @@ Of server-side apply it has owned labels by key, and the fields of a status.
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import json
 from collections import deque
@@ -34,7 +33,6 @@ from nodewise.kube.api_server_interface import (
 )
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 
-_NOT_FOUND = 404
 Object = dict[str, Any]
 
 
@@ -45,47 +43,6 @@ class RequestPath(NamedTuple):
     namespace: str
     name: str
     sub: str
-
-
-class ServedKinds:
-    """The kinds of an API server, which change with its CustomResourceDefinitions."""
-
-    def __init__(self, *resources: Resource) -> None:
-        self._by_path = {(resource.api_version, resource.plural): resource for resource in resources}
-
-    def add(self, resource: Resource) -> None:
-        self._by_path[resource.api_version, resource.plural] = resource
-
-    def remove(self, resource: Resource) -> None:
-        del self._by_path[resource.api_version, resource.plural]
-
-    def discovery_document(self, path: str) -> dict[str, Any] | None:
-        """The API groups, or the kinds of one version of a group; None for other paths."""
-        resources = [resource for resource in self._by_path.values() if resource.group]
-        if path == "/apis":
-            versions = sorted({(resource.group, resource.api_version) for resource in resources})
-            groups = [{"name": group, "versions": [{"groupVersion": text}]} for group, text in versions]
-            return {"kind": "APIGroupList", "groups": groups}
-        version = path.removeprefix("/apis/")
-        names = [{"name": resource.plural} for resource in resources if resource.api_version == version]
-        return {"kind": "APIResourceList", "resources": names} if names else None
-
-    def parse_path(self, verb: str, path: str) -> RequestPath:
-        """The kind and the names in a path. Raises NotFound for a kind that is not served."""
-        parts = [unquote(part) for part in path.strip("/").split("/")]
-        size = 2 if parts[0] == "api" else 3
-        version, rest = "/".join(parts[1:size]), parts[size:]
-        namespace = ""
-        if len(rest) > 2 and rest[0] == "namespaces":  # noqa: PLR2004 - /namespaces/NAME/KIND, not /namespaces/NAME
-            namespace, rest = rest[1], rest[2:]
-        rest += [""] * 3
-        resource = self._by_path.get((version, rest[0]))
-        if resource is None:
-            known = any(version == api_version for api_version, _ in self._by_path)
-            text = "the server could not find the requested resource" if known else "404 page not found"
-            status = ErrorStatus(kind="Status", message=text, code=_NOT_FOUND)
-            raise api_server_interface.error_from_status(ApiCall(verb, path), _NOT_FOUND, status)
-        return RequestPath(resource, namespace, rest[1], rest[2])
 
 
 _FIRST_REVISION: Final = 10
@@ -99,71 +56,6 @@ class _LoggedChange(NamedTuple):
     resource: Resource
     old: Object | None
     new: Object | None
-
-
-class ChangeHistory:
-    """All changes in their order. A change is appended at the newest revision, which `next_revision` begins."""
-
-    def __init__(self) -> None:
-        self.revision = _FIRST_REVISION
-        """The newest one."""
-        self._changes: list[_LoggedChange] = []
-        self._oldest = 0
-        self._news = asyncio.Event()
-        self._cuts = 0
-
-    def next_revision(self) -> int:
-        """Begin a new revision."""
-        self.revision += 1
-        return self.revision
-
-    def append(self, resource: Resource, old: Object | None, new: Object | None) -> None:
-        """Add a change; None for the object before its creation, and after its deletion."""
-        self._changes.append(_LoggedChange(self.revision, resource, old, new))
-        self.wake_watches()
-
-    def add_bookmark(self) -> None:
-        """Send a bookmark to every watch that allows it."""
-        self.append(_BOOKMARK, None, None)
-
-    def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
-        """All changes of objects of a kind, oldest first: before and after."""
-        return [(change.old, change.new) for change in self._changes if change.resource == resource]
-
-    def compact(self) -> None:
-        """Answer watches from older revisions with 410. Open watches continue."""
-        self._oldest = self.revision
-
-    def cut(self) -> None:
-        """End every watch."""
-        self._cuts += 1
-        self.wake_watches()
-
-    def wake_watches(self) -> None:
-        """Let every watch send what it has not sent yet."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def watch(self, place: RequestPath, params: Params) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch from a revision on, the newest one without `resourceVersion`, until `cut`."""
-        version = int(params.get("resourceVersion") or self.revision)
-        if version < self._oldest:
-            text = f"too old resource version: {version} ({self._oldest})"
-            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": text}
-            yield msgspec.json.encode({"type": "ERROR", "object": gone})
-            return
-        position = next(
-            (number for number, change in enumerate(self._changes) if change.revision > version),
-            len(self._changes),
-        )
-        cuts = self._cuts
-        while cuts == self._cuts:
-            while position < len(self._changes):
-                line = _watch_event_line(self._changes[position], place, params)
-                position += 1
-                if line:
-                    yield line
-            await self._news.wait()
 
 
 def _watch_event_line(change: _LoggedChange, place: RequestPath, params: Params) -> bytes:
@@ -187,10 +79,17 @@ def is_selected(item: Object, resource: Resource, place: RequestPath, params: Pa
     """Whether a list or watch of a collection, with its selectors, contains an object of a kind."""
     if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
         return False
+
+    def field(path: str) -> Any:
+        value: Any = item
+        for step in path.split("."):
+            value = value.get(step, "") if isinstance(value, dict) else ""
+        return value
+
     labels = item["metadata"].get("labels", {})
-    return _selector_matches(
-        params.get("fieldSelector", ""), lambda path: _value_at_field_path(item, path.split("."))
-    ) and _selector_matches(params.get("labelSelector", ""), labels.get)
+    return _selector_matches(params.get("fieldSelector", ""), field) and _selector_matches(
+        params.get("labelSelector", ""), labels.get
+    )
 
 
 def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
@@ -200,12 +99,6 @@ def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
         if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
             return False
     return True
-
-
-def _value_at_field_path(item: Any, path: list[str]) -> Any:
-    for step in path:
-        item = item.get(step, "") if isinstance(item, dict) else ""
-    return item
 
 
 def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, dict[str, str]]:
@@ -287,9 +180,16 @@ class FakeApi:
     """`put` and `remove` act like another client; `cut`, `compact`, `bookmark` and `fail` inject faults and events."""
 
     def __init__(self, *resources: Resource) -> None:
-        self._kinds = ServedKinds(NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
+        served = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
+        self._kinds = {(resource.api_version, resource.plural): resource for resource in served}
         self._objects: dict[tuple[Resource, str, str], Object] = {}
-        self._history = ChangeHistory()
+        self._revision = _FIRST_REVISION
+        """The newest one."""
+        self._changes: list[_LoggedChange] = []
+        self._oldest = 0
+        """Watches from older revisions and pages get 410."""
+        self._news = asyncio.Event()
+        self._cuts = 0
         self._pages: dict[tuple[int, RequestPath, tuple[str, str]], list[Object]] = {}
         """By version, collection and selectors."""
         self._ids = itertools.count(1)
@@ -316,11 +216,11 @@ class FakeApi:
 
     def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
         """All changes of objects of a kind, oldest first: before and after."""
-        return self._history.changes(resource)
+        return [(change.old, change.new) for change in self._changes if change.resource == resource]
 
     def serve(self, resource: Resource) -> None:
         """Serve a kind, as after the creation of its CustomResourceDefinition."""
-        self._kinds.add(resource)
+        self._kinds[resource.api_version, resource.plural] = resource
 
     def stop_serving(self, resource: Resource) -> None:
         """Delete the objects of a kind, the kind itself, and its watches."""
@@ -330,7 +230,7 @@ class FakeApi:
 
     def hide(self, resource: Resource) -> None:
         """Stop to serve a kind without deleting its objects, and end all watches."""
-        self._kinds.remove(resource)
+        del self._kinds[resource.api_version, resource.plural]
         self.cut()
 
     def fail(self, error: NodewiseError, times: int = 1) -> None:
@@ -339,16 +239,17 @@ class FakeApi:
 
     def cut(self) -> None:
         """End every watch, like a server that stops."""
-        self._history.cut()
+        self._cuts += 1
+        self._wake_watches()
 
     def compact(self) -> None:
         """Discard the history: requests for older versions and pages get 410. Open watches continue."""
-        self._history.compact()
+        self._oldest = self._revision
         self._pages.clear()
 
     def bookmark(self) -> None:
         """Send a bookmark to every watch that allows it."""
-        self._history.add_bookmark()
+        self._append_change(_BOOKMARK, None, None)
 
     # the Api
 
@@ -370,7 +271,7 @@ class FakeApi:
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("create", path)
-        place = self._kinds.parse_path("create", path)
+        place = self._parse_path("create", path)
         item = _decode_request_body("create", path, body)
         if place.sub == "binding":
             return self._bind_pod(path, place, item)
@@ -388,7 +289,7 @@ class FakeApi:
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("replace", path)
-        place = self._kinds.parse_path("replace", path)
+        place = self._parse_path("replace", path)
         before = self._get_object("replace", path, place)
         item = _decode_request_body("replace", path, body)
         return self._update_object("replace", path, place, before, item)
@@ -397,7 +298,7 @@ class FakeApi:
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("patch", path)
-        place = self._kinds.parse_path("patch", path)
+        place = self._parse_path("patch", path)
         before = self._get_object("patch", path, place)
         patch = _decode_request_body("patch", path, body)
         if kind == "apply":
@@ -418,7 +319,7 @@ class FakeApi:
         self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         await self._record_call("delete", path)
-        place = self._kinds.parse_path("delete", path)
+        place = self._parse_path("delete", path)
         item = self._get_object("delete", path, place)
         options = _decode_request_body("delete", path, body) if body else {}
         for field, wanted in (options.get("preconditions") or {}).items():
@@ -431,10 +332,25 @@ class FakeApi:
         self, path: str, params: Params = NONE, *, timeout_s: float = WATCH_DEADLINE_S
     ) -> AsyncGenerator[bytes, None]:
         await self._record_call("watch", path)
-        place = self._kinds.parse_path("watch", path)
-        async with contextlib.aclosing(self._history.watch(place, params)) as lines:
-            async for line in lines:
-                yield line
+        place = self._parse_path("watch", path)
+        version = int(params.get("resourceVersion") or self._revision)
+        if version < self._oldest:
+            text = f"too old resource version: {version} ({self._oldest})"
+            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": text}
+            yield msgspec.json.encode({"type": "ERROR", "object": gone})
+            return
+        position = next(
+            (number for number, change in enumerate(self._changes) if change.revision > version),
+            len(self._changes),
+        )
+        cuts = self._cuts
+        while cuts == self._cuts:
+            while position < len(self._changes):
+                line = _watch_event_line(self._changes[position], place, params)
+                position += 1
+                if line:
+                    yield line
+            await self._news.wait()
 
     async def close(self) -> None:
         self.cut()
@@ -447,12 +363,49 @@ class FakeApi:
         if self._faults:
             raise self._faults.popleft()
 
+    def _append_change(self, resource: Resource, old: Object | None, new: Object | None) -> None:
+        """Add a change at the newest revision; None for the object before its creation, and after its deletion."""
+        self._changes.append(_LoggedChange(self._revision, resource, old, new))
+        self._wake_watches()
+
+    def _wake_watches(self) -> None:
+        """Let every watch send what it has not sent yet."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _discovery_document(self, path: str) -> dict[str, Any] | None:
+        """The API groups, or the kinds of one version of a group; None for other paths."""
+        resources = [resource for resource in self._kinds.values() if resource.group]
+        if path == "/apis":
+            versions = sorted({(resource.group, resource.api_version) for resource in resources})
+            groups = [{"name": group, "versions": [{"groupVersion": text}]} for group, text in versions]
+            return {"kind": "APIGroupList", "groups": groups}
+        version = path.removeprefix("/apis/")
+        names = [{"name": resource.plural} for resource in resources if resource.api_version == version]
+        return {"kind": "APIResourceList", "resources": names} if names else None
+
+    def _parse_path(self, verb: str, path: str) -> RequestPath:
+        """The kind and the names in a path. Raises NotFound for a kind that is not served."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        size = 2 if parts[0] == "api" else 3
+        version, rest = "/".join(parts[1:size]), parts[size:]
+        namespace = ""
+        if len(rest) > 2 and rest[0] == "namespaces":  # noqa: PLR2004 - /namespaces/NAME/KIND, not /namespaces/NAME
+            namespace, rest = rest[1], rest[2:]
+        rest += [""] * 3
+        resource = self._kinds.get((version, rest[0]))
+        if resource is None:
+            known = any(version == api_version for api_version, _ in self._kinds)
+            text = "the server could not find the requested resource" if known else "404 page not found"
+            raise _api_error(verb, path, 404, text)
+        return RequestPath(resource, namespace, rest[1], rest[2])
+
     def _response_body(self, path: str, params: Params) -> bytes:
         if path in self.raw:
             return self.raw[path]
-        if (document := self._kinds.discovery_document(path)) is not None:
+        if (document := self._discovery_document(path)) is not None:
             return msgspec.json.encode(document)
-        place = self._kinds.parse_path("get", path)
+        place = self._parse_path("get", path)
         content = self._get_object("get", path, place) if place.name else self._list_objects(place, params)
         return msgspec.json.encode(content)
 
@@ -495,7 +448,7 @@ class FakeApi:
                 )
             items = self._pages[revision, place, selectors]
         else:
-            revision, start = self._history.revision, 0
+            revision, start = self._revision, 0
             items = [
                 item
                 for key, item in sorted(self._objects.items())
@@ -529,27 +482,27 @@ class FakeApi:
 
     def _store_object(self, key: tuple[Resource, str, str], item: Object) -> Object:
         old = self._objects.get(key)
-        revision = self._history.next_revision()
+        self._revision += 1
         kept = (
             {field: old["metadata"][field] for field in ("uid", "creationTimestamp")}
             if old
             else {
                 "uid": f"uid-{next(self._ids)}",
-                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + revision),
+                "creationTimestamp": clock.format_rfc3339(1_700_000_000 + self._revision),
             }
         )
-        meta = {**item["metadata"], **kept, "resourceVersion": str(revision)}
+        meta = {**item["metadata"], **kept, "resourceVersion": str(self._revision)}
         head = {"apiVersion": key[0].api_version, "kind": key[0].kind}
         new = {**item, **head, "metadata": meta}
         self._objects[key] = new
-        self._history.append(key[0], old, new)
+        self._append_change(key[0], old, new)
         return new
 
     def _delete_object(self, key: tuple[Resource, str, str]) -> None:
         old = self._objects.pop(key)
-        revision = self._history.next_revision()
-        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(revision)}}
-        self._history.append(key[0], last, None)
+        self._revision += 1
+        last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._revision)}}
+        self._append_change(key[0], last, None)
 
 
 def _merge_patch(before: Any, patch: Any) -> Any:
