@@ -10,8 +10,9 @@ weight, and sampling.
 """
 
 import csv
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -98,13 +99,21 @@ class _CsvRow:
 
 def nodes(path: str) -> list[TraceNode]:
     """Read a node list. BadInput names each invalid line and column."""
-    nodes = _read_trace_file(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), _parse_node_line)
+
+    def parse(row: _CsvRow) -> TraceNode:
+        name = row.text("sn")
+        if not name:
+            row.report_problem("sn", "a name")
+        gpus = row.number("gpu", _MAX_GPUS)
+        return TraceNode(name, row.number("cpu_milli"), row.number("memory_mib"), gpus, row.text("model"))
+
+    nodes = _read_trace_file(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), parse)
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise _invalid_trace_error([Problem(f"{path}: sn", shown(duplicate), "each name once")])
+        raise _invalid_trace_error(Problem(f"{path}: sn", shown(duplicate), "each name once"))
     if not any(node.gpus for node in nodes):
-        raise _invalid_trace_error([Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs")])
+        raise _invalid_trace_error(Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs"))
     return nodes
 
 
@@ -112,62 +121,42 @@ def pods(path: str) -> list[TracePod]:
     """Read a pod list. Without the column gpu_spec, as in some published lists, pods accept any GPU model. BadInput
     names each invalid line and column.
     """
-    pods = _read_trace_file(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"), _parse_pod_line)
+
+    def parse(row: _CsvRow) -> TracePod:
+        gpus, milli = row.number("num_gpu", _MAX_GPUS), row.number("gpu_milli", GPU_MILLI)
+        if gpus and not milli:
+            row.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
+        cpu_milli, memory_mib = row.number("cpu_milli"), row.number("memory_mib")
+        models = tuple(filter(None, row.text("gpu_spec").split("|")))
+        return TracePod(cpu_milli, memory_mib, gpus, milli if gpus else 0, models if gpus else ())
+
+    pods = _read_trace_file(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"), parse)
     if not any(pod.total_gpu_demand_milli for pod in pods):
-        raise _invalid_trace_error([Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs")])
+        raise _invalid_trace_error(Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs"))
     return pods
 
 
-def _parse_node_line(line: _CsvRow) -> TraceNode:
-    name = line.text("sn")
-    if not name:
-        line.report_problem("sn", "a name")
-    gpus = line.number("gpu", _MAX_GPUS)
-    return TraceNode(name, line.number("cpu_milli"), line.number("memory_mib"), gpus, line.text("model"))
-
-
-def _parse_pod_line(line: _CsvRow) -> TracePod:
-    gpus, milli = line.number("num_gpu", _MAX_GPUS), line.number("gpu_milli", GPU_MILLI)
-    if gpus and not milli:
-        line.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
-    models = tuple(filter(None, line.text("gpu_spec").split("|")))
-    return TracePod(
-        line.number("cpu_milli"),
-        line.number("memory_mib"),
-        gpus,
-        milli if gpus else 0,
-        models if gpus else (),
-    )
-
-
-def _read_trace_file(path: str, columns: tuple[str, ...], read: Callable[[_CsvRow], T]) -> list[T]:
+def _read_trace_file(path: str, columns: tuple[str, ...], parse: Callable[[_CsvRow], T]) -> list[T]:
     problems: list[Problem] = []
     rows: list[T] = []
     try:
-        for number, cells in _read_csv_rows(path, columns):
-            rows.append(read(_CsvRow(f"{path}: line {number}", cells, problems)))
-            if len(problems) >= _MAX_PROBLEMS:
-                break
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            lines = csv.DictReader(file, strict=True, restval="")
+            if any(name not in (lines.fieldnames or ()) for name in columns):
+                expected = f"columns {', '.join(columns)}"
+                raise _invalid_trace_error(Problem(f"{path}: line 1", shown(lines.fieldnames), expected))
+            for cells in lines:
+                rows.append(parse(_CsvRow(f"{path}: line {lines.line_num}", cells, problems)))
+                if len(problems) >= _MAX_PROBLEMS:
+                    break
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _invalid_trace_error([Problem(path, str(error), "a readable CSV file")]) from error
+        raise _invalid_trace_error(Problem(path, str(error), "a readable CSV file")) from error
     if problems:
-        raise _invalid_trace_error(problems)
+        raise _invalid_trace_error(*problems)
     return rows
 
 
-def _read_csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file, strict=True, restval="")
-        missing = [name for name in columns if name not in (lines.fieldnames or ())]
-        if missing:
-            raise _invalid_trace_error(
-                [Problem(f"{path}: line 1", shown(lines.fieldnames), f"columns {', '.join(columns)}")]
-            )
-        for cells in lines:
-            yield lines.line_num, cells
-
-
-def _invalid_trace_error(problems: list[Problem]) -> BadInput:
+def _invalid_trace_error(*problems: Problem) -> BadInput:
     return BadInput("trace", problems)
 
 
@@ -229,22 +218,22 @@ def run(
 
 def mean(outcomes: Sequence[TraceResult]) -> dict[str, Any]:
     """Means over runs of equal length, by per cent and of the numeric fields."""
+
+    def mean_of(values: Iterable[float]) -> float:
+        return round(statistics.fmean(values), 4)
+
     by_pct = {
         field: {
-            pct: _mean([getattr(outcome, field)[pct] for outcome in outcomes])
+            pct: mean_of(getattr(outcome, field)[pct] for outcome in outcomes)
             for pct in getattr(outcomes[0], field)
         }
         for field in ("allocated_gpu_pct", "fragmented_gpu_pct")
     }
     numbers = {
-        field: _mean([getattr(outcome, field) for outcome in outcomes])
+        field: mean_of(getattr(outcome, field) for outcome in outcomes)
         for field in ("arrived_pods", "failed_pods", "seconds")
     }
     return {**by_pct, **numbers}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 4)
 
 
 class _TraceCluster:
@@ -271,7 +260,9 @@ class _TraceCluster:
     def place(self, pod: TracePod, name: str) -> bool:
         """Place a pod for the rest of the run. Return whether it fits."""
         candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
-        pod_to_place = _copy_pod_with_name(self._templates[pod], name)
+        replace, template = msgspec.structs.replace, self._templates[pod]
+        metadata = replace(template.metadata, name=name, uid=name, resourceVersion="1")
+        pod_to_place = replace(template, metadata=metadata)
         snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
         node = self._best_node(pod_to_place, candidates, snapshot)
         if node is None:
@@ -362,9 +353,3 @@ def _build_pod_object(pod: TracePod) -> AllocatedPod:
         "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
     }
     return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
-
-
-def _copy_pod_with_name(pod: AllocatedPod, name: str) -> AllocatedPod:
-    """Copy the pod with a name and a uid."""
-    replace = msgspec.structs.replace
-    return replace(pod, metadata=replace(pod.metadata, name=name, uid=name, resourceVersion="1"))

@@ -126,10 +126,7 @@ class ApiServer:
         """Write the response to a request. ConnectionError if the client disconnects."""
         if request.params.pop("watch", "") in {"1", "true"}:
             await self._send_watch_events(request, reader, writer)
-        else:
-            await self._respond(request, writer)
-
-    async def _respond(self, request: ApiRequest, writer: asyncio.StreamWriter) -> None:
+            return
         try:
             code, body = 200, await self._answer_request(request)
         except NodewiseError as error:
@@ -138,14 +135,15 @@ class ApiServer:
 
     async def _answer_request(self, request: ApiRequest) -> bytes:
         method, path, params, content_type, body = request
-        if method == "GET":
-            return await self._api.get(path, params)
-        if method == "POST":
-            return await self._api.create(path, body, params)
-        if method == "PUT":
-            return await self._api.replace(path, body, params)
-        if method == "PATCH":
-            return await self._api.patch(path, body, _PATCHES[content_type], params)
+        match method:
+            case "GET":
+                return await self._api.get(path, params)
+            case "POST":
+                return await self._api.create(path, body, params)
+            case "PUT":
+                return await self._api.replace(path, body, params)
+            case "PATCH":
+                return await self._api.patch(path, body, _PATCHES[content_type], params)
         return await self._api.delete(path, body, params)
 
     async def _send_watch_events(

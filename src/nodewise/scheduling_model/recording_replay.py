@@ -6,7 +6,7 @@ compared node by node. The module opens no files and does not read the clock.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -66,10 +66,11 @@ class Difference(msgspec.Struct, frozen=True):
 
 def results_by_node(verb: Verb, body: bytes) -> dict[str, NodeResult]:
     """Results by node. Unavailable if the body is no response to this verb."""
-    return dict(_READERS[verb](body))
-
-
-def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
+    if verb == "prioritize":
+        scores = extender_client.decode(body, list[HostScore])
+        return {host_score.host: host_score.score for host_score in scores}
+    if verb == "preempt":
+        return dict.fromkeys(extender_client.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
     answer = extender_client.decode(body, Filtered)
     whole = answer.nodes.items or [] if answer.nodes else []
     kept = [str(node["metadata"]["name"]) for node in whole] + list(answer.node_names or ())
@@ -78,21 +79,6 @@ def _filter_results(body: bytes) -> Mapping[str, NodeResult]:
 
 def _rejected_nodes(answer: Filtered) -> dict[str, str]:
     return {**(answer.failed_nodes or {}), **(answer.failed_and_unresolvable_nodes or {})}
-
-
-def _prioritize_results(body: bytes) -> Mapping[str, NodeResult]:
-    return {host_score.host: host_score.score for host_score in extender_client.decode(body, list[HostScore])}
-
-
-def _preempt_results(body: bytes) -> Mapping[str, NodeResult]:
-    return dict.fromkeys(extender_client.decode(body, Preempted).node_name_to_meta_victims or (), KEPT)
-
-
-_READERS: Final[Mapping[Verb, Callable[[bytes], Mapping[str, NodeResult]]]] = {
-    "filter": _filter_results,
-    "prioritize": _prioritize_results,
-    "preempt": _preempt_results,
-}
 
 
 def are_same(verb: Verb, recorded: ExtenderResponse, replayed: ExtenderResponse) -> bool:
@@ -137,13 +123,11 @@ def first_difference(recorded: ExtenderResponse, replayed: ExtenderResponse) -> 
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded.body, replayed.body, strict=False))
     )
     start = max(same - _AROUND_BYTES // 2, 0)
-    before, after = (_format_response_excerpt(outcome, start) for outcome in (recorded, replayed))
-    return f"from byte {same} on: {before} -> {after}"
-
-
-def _format_response_excerpt(outcome: ExtenderResponse, start: int) -> str:
-    text = outcome.body[start : start + _AROUND_BYTES].decode(errors="replace")
-    return f"{outcome.error} {text!r}".lstrip()
+    excerpts = [
+        f"{response.error} {response.body[start : start + _AROUND_BYTES].decode(errors='replace')!r}".lstrip()
+        for response in (recorded, replayed)
+    ]
+    return f"from byte {same} on: {' -> '.join(excerpts)}"
 
 
 _MAX_SNAPSHOTS: Final = 8
@@ -212,24 +196,6 @@ class Tally(msgspec.Struct):
         return self.same + self.different + self.unanswered
 
 
-class _ObjectOverrides:
-    """Replaces recorded objects by others."""
-
-    def __init__(self, others: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
-        self._others = {name: objects for name, objects in others.items() if objects}
-
-    def apply_overrides(self, cluster_state: ClusterState) -> ClusterState:
-        objects = {
-            name: {**recorded, **self._others[name]} if name in self._others else recorded
-            for name, recorded in cluster_state.objects.items()
-        }
-        changes = cluster_state.changes and {
-            name: {key: change for key, change in changed.items() if key not in self._others.get(name, ())}
-            for name, changed in cluster_state.changes.items()
-        }
-        return msgspec.structs.replace(cluster_state, objects=objects, changes=changes)
-
-
 class Player:
     """Processes the records of a recording in order, from the one after the header."""
 
@@ -239,7 +205,7 @@ class Player:
         self.tally = Tally()
         self._states = {kind.name: kind.state(options[kind.name], agents.sync_period_s) for kind in kinds}
         self._agent_states = AgentStates(self._states, agents.sync_period_s)
-        self._overrides = _ObjectOverrides(agents.objects)
+        self._overrides = {name: objects for name, objects in agents.objects.items() if objects}
         self._request_handler = RequestHandler(kinds, options, self._states, agents.chain)
         node_type = merge("Node", *(kind.node_fields for kind in kinds))
         self._cluster_states = ClusterStateRebuilder({**watched, NODES: node_type})
@@ -257,7 +223,10 @@ class Player:
             case RequestEntry():
                 return self._replay_exchange(entry, *record.blobs)
             case recording_file.MemoryEntry():
-                self._restore_memory(entry.agent, *record.blobs)
+                state = self._states.get(entry.agent)
+                if state is not None and state.memory_scope != "none":
+                    with contextlib.suppress(BadInput):  # as in the extender: the agent starts without memory
+                        state.recall(*record.blobs)
             case recording_file.GapEntry():
                 lost = self.tally.lost
                 self.tally.lost = recording_file.GapEntry(
@@ -275,17 +244,23 @@ class Player:
         """Metrics that policies name and that were not requested during the recording, so a policy has changed."""
         return sorted(self._wanted - self._requested)
 
-    def _restore_memory(self, agent: str, kept: bytes) -> None:
-        state = self._states.get(agent)
-        if state is not None and state.memory_scope != "none":
-            with contextlib.suppress(BadInput):  # as in the extender: the agent starts without memory
-                state.recall(kept)
+    def _with_overrides(self, cluster_state: ClusterState) -> ClusterState:
+        """The cluster state with the objects that replace recorded ones or are added to them."""
+        objects = {
+            name: {**recorded, **self._overrides[name]} if name in self._overrides else recorded
+            for name, recorded in cluster_state.objects.items()
+        }
+        changes = cluster_state.changes and {
+            name: {key: change for key, change in changed.items() if key not in self._overrides.get(name, ())}
+            for name, changed in cluster_state.changes.items()
+        }
+        return msgspec.structs.replace(cluster_state, objects=objects, changes=changes)
 
     def _apply_cluster_state(self, recorded: ClusterState, generation: int) -> None:
         """Build the snapshot of a cluster state, in the steps of `SnapshotCache.publish`."""
         self.tally.cluster_states += 1
         try:
-            snapshot = self._build_snapshot(self._overrides.apply_overrides(recorded), generation)
+            snapshot = self._build_snapshot(self._with_overrides(recorded), generation)
         except Exception as error:  # noqa: BLE001 - as in the extender, the previous snapshot stays
             self._record_failure(error)
             return
@@ -318,7 +293,14 @@ class Player:
         if snapshot is None or verb is None:
             self.tally.unanswered += 1
             return None
-        pod, replayed = self._replayed_response(exchange, body, snapshot)
+        try:
+            response = self._request_handler.handle(exchange.path, body, snapshot, exchange.at)
+        except Exception as error:  # noqa: BLE001 - recorded as a response, too
+            pod, replayed = "", ExtenderResponse(str(error).encode(), type(error).__name__)
+        else:
+            decided_pod = response.decision.pod
+            pod = f"{decided_pod.namespace}/{decided_pod.name}"
+            replayed = ExtenderResponse(response.body)
         recorded = ExtenderResponse(answer, exchange.error)
         if are_same(verb, recorded, replayed):
             self.tally.same += 1
@@ -329,14 +311,3 @@ class Player:
         self.tally.different += 1
         self.tally.pods.setdefault(pod, PodChange()).add(difference)
         return difference
-
-    def _replayed_response(
-        self, exchange: RequestEntry, body: bytes, snapshot: Snapshot
-    ) -> tuple[str, ExtenderResponse]:
-        """The pod and the response; an exception counts as a response, because it is recorded as one."""
-        try:
-            answer = self._request_handler.handle(exchange.path, body, snapshot, exchange.at)
-        except Exception as error:  # noqa: BLE001
-            return "", ExtenderResponse(str(error).encode(), type(error).__name__)
-        pod = answer.decision.pod
-        return f"{pod.namespace}/{pod.name}", ExtenderResponse(answer.body)
