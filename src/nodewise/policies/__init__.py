@@ -1,33 +1,5 @@
 """The telemetry agent: avoids and prefers nodes by live metrics, as policies configure it.
 
-| module | content |
-|---|---|
-| `placement_policy.py` | the model of a policy, independent of its kind |
-| `policy_objects.py` | policies as the API server returns them, and the collection of their problems |
-| `rule_operators.py` | the table of the operators of rules |
-| `taspolicy_parser.py` | parses a TASPolicy into the model and collects its problems |
-| `placement_policy_parser.py` | parses a PlacementPolicy or ClusterPlacementPolicy into the model |
-| `placement_policy_fields.py` | their fields, limits and the parsers of values |
-| `policy_selection.py` | which policies select a pod, and for which of them a policy has an effect |
-| `policy_namespace_trust.py` | the namespaces whose policies may affect the whole cluster |
-| `policy_budgets.py` | limits the policies, rules, metrics and queries of a namespace, and the labels on a node |
-| `rule_evaluation.py` | evaluates rules and preferences over all nodes, once for equal rules |
-| `rule_states.py` | the verdicts of rules of `avoid`, also by the states of nodes |
-| `hysteresis.py` | the states of nodes under rules with `for`, `release` or `keepFor` |
-| `policy_rejection_reasons.py` | the reasons why a node is rejected |
-| `state.py` | computes the agent's state from policies and metrics |
-| `agent.py` | answers requests by look-up |
-| `node_labels.py` | the node labels that policies require, and the owners of node labels (managedFields) |
-| `verdict_labels.py` | the node labels with verdicts of policies, for native mode, and what a pod requires of them |
-| `native_mode_pods.py` | pods without a node in native mode, their requirements and their Events |
-| `labelling_progress.py` | when a policy is active, and nodes that refuse its label |
-| `deleted_policies.py` | deleted policies whose labels stay for waiting pods |
-| `selected_pods.py` | counts the pods that each policy selects |
-| `policy_status_fields.py` | the fields and conditions of a status |
-| `policy_status.py` | computes the status of a policy, and the events of its conditions |
-| `controller` | writes labels, status and events in the leader |
-| `options.py` | settings |
-
 Replaces Telemetry Aware Scheduling 0.7.
 """
 

@@ -8,7 +8,8 @@ label that nodewise owns stays. The format of the keys is that of Telemetry Awar
 The API server tracks which manager and operation last wrote a key (KEP-555, server-side apply).
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -87,24 +88,15 @@ def label_columns(
         if any(part.unusable for part in rule.parts):
             continue
         evaluations = [evaluated[part] for part in rule.parts]
-        applies, undecided = _nodes_meeting_all(evaluations)
+        met = [(evaluation.inputs.known, evaluation.broken) for evaluation in evaluations]
+        applies = np.logical_and.reduce([known & broken for known, broken in met])
+        applies_not = np.logical_or.reduce([known & ~broken for known, broken in met])
         for evaluation, labels in zip(evaluations, rule.labels, strict=True):
             for key, value in labels:
-                listed = candidates.setdefault(key, [])
-                listed.append(_Candidate(value, evaluation, applies, undecided))
+                candidate = _Candidate(value, evaluation, applies, ~applies & ~applies_not)
+                candidates.setdefault(key, []).append(candidate)
     for key, listed in candidates.items():
         yield _label_column(key, listed)._replace(namespaces=policy.namespaces)
-
-
-def _nodes_meeting_all(evaluations: Sequence[RuleEvaluation]) -> tuple[Mask, Mask]:
-    """By node number: whether fresh values meet all comparisons, and whether missing values leave that undecided."""
-    applies: Mask = np.logical_and.reduce(
-        [evaluation.broken & evaluation.inputs.known for evaluation in evaluations]
-    )
-    applies_not: Mask = np.logical_or.reduce(
-        [evaluation.inputs.known & ~evaluation.broken for evaluation in evaluations]
-    )
-    return applies, ~applies & ~applies_not
 
 
 def _label_column(key: str, candidates: Sequence[_Candidate]) -> LabelColumn:
@@ -121,24 +113,19 @@ def _label_column(key: str, candidates: Sequence[_Candidate]) -> LabelColumn:
     direction = np.zeros(size, np.int8)
     for position, candidate in enumerate(candidates, 1):
         order = rule_operators.sort_direction(candidate.evaluation.rule.operator)
+        metric_values = candidate.evaluation.inputs.column.values
         differs = np.array([False, *(value != candidate.value for value in values)])[winner]
         conflict |= candidate.applies & differs & (direction != order)
-        takes = candidate.applies & ((winner == 0) | _is_more_extreme(candidate.evaluation, best))
+        is_more_extreme = np.zeros(size, bool)
+        if order:
+            is_more_extreme = np.asarray(metric_values > best if order < 0 else metric_values < best, bool)
+        takes = candidate.applies & ((winner == 0) | is_more_extreme)
         winner[takes] = position
-        best = np.where(takes, candidate.evaluation.inputs.column.values, best)
+        best = np.where(takes, metric_values, best)
         direction[takes] = order
     winner[conflict] = 0
     hold = np.logical_or.reduce([candidate.undecided for candidate in candidates])
     return LabelColumn(key, values, winner, hold, bool(conflict.any()))
-
-
-def _is_more_extreme(evaluation: RuleEvaluation, best: NDArray[np.int64] | NDArray[np.object_]) -> Mask:
-    """Where the metric value is more extreme than the best one, in the direction of the operator."""
-    direction = rule_operators.sort_direction(evaluation.rule.operator)
-    if direction == 0:
-        return np.zeros(len(best), bool)
-    values = evaluation.inputs.column.values
-    return np.asarray(values > best if direction < 0 else values < best, bool)
 
 
 def merge_label_columns(columns: Iterable[LabelColumn]) -> dict[str, LabelColumn]:
@@ -351,21 +338,21 @@ class LabelOwner(NamedTuple):
     pending_nodes_metric: str
     """The metric with the number of nodes that are still to be written."""
 
-    def select(self, labels: Labels) -> dict[str, str]:
-        """The labels that may be of this owner."""
-        return {key: value for key, value in labels.items() if self.may_own(key, value)}
+    def select(self, labels: Labels, known: Container[str] = ()) -> dict[str, str]:
+        """The labels that may be of this owner, and those with the keys `known`."""
+        return {key: value for key, value in labels.items() if key in known or self.may_own(key, value)}
 
 
 def owned_labels(metadata: Mapping[str, Any], field_manager: str = FIELD_MANAGER) -> dict[str, str]:
     """The labels that a manager owns by server-side apply, with their current values."""
     labels = metadata.get("labels") or {}
-    ours = {
-        key
-        for entry in _managed_field_entries(metadata)
-        if _is_entry_of(entry, field_manager)
+    return {
+        key: labels[key]
+        for entry in metadata.get("managedFields") or ()
+        if _is_apply_of(entry, field_manager)
         for key in _label_keys(entry)
+        if key in labels
     }
-    return {key: labels[key] for key in ours if key in labels}
 
 
 def inheritable_label_keys(metadata: Mapping[str, Any], policies: frozenset[str]) -> frozenset[str]:
@@ -374,7 +361,7 @@ def inheritable_label_keys(metadata: Mapping[str, Any], policies: frozenset[str]
     `<policy>=violating` of a policy that exists, and every key below `telemetry.aware.scheduling.`.
     """
     owners: dict[str, set[str]] = {}
-    for entry in _managed_field_entries(metadata):
+    for entry in metadata.get("managedFields") or ():
         for key in _label_keys(entry):
             owners.setdefault(key, set()).add(str(entry.get("manager", "")))
     labels: Labels = metadata.get("labels") or {}
@@ -410,13 +397,12 @@ def transfer_ownership(
 
     This is how client-go's `csaupgrade` (v0.36) migrates a client-side apply to a server-side one.
     """
-    entries = [
-        _entry_without_labels(entry, keys)
-        if entry.get("manager") in OLD_MANAGERS and not entry.get("subresource")
-        else dict(entry)
-        for entry in _managed_field_entries(metadata)
-    ]
-    ours = next((entry for entry in entries if _is_entry_of(entry, FIELD_MANAGER)), None)
+    entries = []
+    for entry in copy.deepcopy(metadata.get("managedFields") or ()):
+        if entry.get("manager") in OLD_MANAGERS and not entry.get("subresource"):
+            _remove_labels(entry, keys)
+        entries.append(entry)
+    ours = next((entry for entry in entries if _is_apply_of(entry, FIELD_MANAGER)), None)
     if ours is None:
         ours = {
             "manager": FIELD_MANAGER,
@@ -431,34 +417,23 @@ def transfer_ownership(
     return [entry for entry in entries if entry["fieldsV1"]]
 
 
-def _entry_without_labels(entry: Mapping[str, Any], keys: frozenset[str]) -> ManagedFieldsEntry:
-    """The entry without some labels, and without fields that are then empty."""
-    fields = dict(entry.get("fieldsV1") or {})
-    metadata = dict(fields.get("f:metadata") or {})
-    labels = {
-        name: inner
-        for name, inner in (metadata.get("f:labels") or {}).items()
-        if name.removeprefix("f:") not in keys
-    }
-    if labels.keys() - {"."}:
-        metadata["f:labels"] = labels
-    else:
+def _remove_labels(entry: ManagedFieldsEntry, keys: frozenset[str]) -> None:
+    """Remove some labels from an entry, and fields that are then empty."""
+    fields = entry.setdefault("fieldsV1", {})
+    metadata = fields.get("f:metadata") or {}
+    labels = metadata.get("f:labels") or {}
+    for key in keys:
+        labels.pop(f"f:{key}", None)
+    if not labels.keys() - {"."}:
         metadata.pop("f:labels", None)
-    if metadata:
-        fields["f:metadata"] = metadata
-    else:
+    if not metadata:
         fields.pop("f:metadata", None)
-    return {**entry, "fieldsV1": fields}
 
 
-def _managed_field_entries(metadata: Mapping[str, Any]) -> Sequence[ManagedFieldsEntry]:
-    return metadata.get("managedFields") or ()
-
-
-def _is_entry_of(entry: Mapping[str, Any], field_manager: str) -> bool:
+def _is_apply_of(entry: ManagedFieldsEntry, field_manager: str) -> bool:
     return entry.get("manager") == field_manager and entry.get("operation") == "Apply"
 
 
-def _label_keys(entry: Mapping[str, Any]) -> list[str]:
+def _label_keys(entry: ManagedFieldsEntry) -> list[str]:
     labels = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
     return [name.removeprefix("f:") for name in labels if name != "."]

@@ -319,8 +319,7 @@ class LabelWriter:
             if node is None:
                 continue
             owned = self._owned.get(name, {})
-            labels = decode_node_labels(node)
-            ours = self._owner.select(labels) | {key: labels[key] for key in owned.keys() & labels}
+            ours = self._owner.select(decode_node_labels(node), owned)
             if ours == owned:
                 continue
             if is_trusted:
