@@ -24,6 +24,8 @@ def reduce(entries: Sequence[SampleOrReason], aggregation: str, conflict: str) -
     Without an aggregation all values must be equal; `conflict` is the reason if they differ. The time of an aggregated
     value is that of its oldest value.
     """
+    if len(entries) == 1 and isinstance(entries[0], Sample):
+        return entries[0]
     if aggregation:
         return _aggregate_values(entries, aggregation)
     samples = [entry for entry in entries if isinstance(entry, Sample)]

@@ -152,26 +152,19 @@ class SeriesBuilder:
         invalid: dict[str, str] = {}
         differing: dict[str, DifferingValues] = {}
         for number, (node, entry) in enumerate(self._entries.items(), 1):
+            entries = self._several.get(node, [entry])
             try:
-                samples[node] = self._aggregate(node, entry, request.aggregate)
+                conflict = aggregation.conflict_text(f"{len(entries)} values", "give the source one value")
+                samples[node] = aggregation.reduce(entries, request.aggregate, conflict)
             except ValueError as error:
                 invalid[node] = str(error)
-                values = aggregation.differing_values(self._several.get(node, [entry]), request.aggregate)
+                values = aggregation.differing_values(entries, request.aggregate)
                 if values is not None:
                     differing[node] = values
             if not number % _STRIDE:
                 yield
         packed = yield from pack_samples(samples)
         return Series(request.metric, source, fetched_at, packed, invalid, differing)
-
-    def _aggregate(self, node: str, entry: Sample | str, aggregate: str) -> Sample:
-        several = self._several.get(node)
-        if several:
-            conflict = aggregation.conflict_text(f"{len(several)} values", "give the source one value")
-            return aggregation.reduce(several, aggregate, conflict)
-        if isinstance(entry, str):
-            raise ValueError(entry)  # noqa: TRY004 - one kind for the caller
-        return entry
 
 
 def build_series(

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from enum import IntEnum
 from itertools import islice, pairwise, repeat
-from math import isnan
+from math import isfinite, isnan
 from sys import intern
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -79,7 +79,7 @@ def typical_distance_s(distances: Iterable[float]) -> float | None:
 
     It is rounded to 5 s, or to 1 s below 10 s, so that the jitter of scrapes changes neither verdicts nor messages.
     """
-    known = np.fromiter(distances, float)
+    known = np.fromiter(filter(isfinite, distances), float)  # a server may send any times
     if not len(known):
         return None
     distance_s = float(np.quantile(known, _SHARE, method="higher"))

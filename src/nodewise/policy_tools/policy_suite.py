@@ -25,7 +25,7 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching
 from nodewise.metrics.prometheus.query_responses import NAN, SeriesValue
-from nodewise.metrics.series import COUNTED, Series, derived_max_age_s, newest_distance_s, pack_samples
+from nodewise.metrics.series import COUNTED, Series, newest_distance_s, pack_samples
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools.policy_timeline import Response
@@ -274,10 +274,7 @@ class InputSeriesSource:
         run = cooperative_scheduling.run_without_pauses
         own = [series for series in self._series if _answers(series, request)]
         values = list(self._values(own, request, at_s))
-        grouped = run(node_matching.group_by_node(values, LABELS, self._nodes))
-        distance_s = run(node_matching.sample_distance_s(grouped))
-        max_age_s = derived_max_age_s(request.max_age_s, distance_s)
-        grouped = run(node_matching.without_old_series(grouped, max_age_s))
+        grouped = run(node_matching.group_by_node(values, LABELS, self._nodes, request.max_age_s))
         if not grouped.by_node and not request.empty_is_healthy:
             return "no series of the test has a value"
         current = None
@@ -297,8 +294,8 @@ class InputSeriesSource:
             samples,
             invalid,
             differing,
-            sample_distance_s=distance_s,
-            is_distance_measured=distance_s is not None,
+            sample_distance_s=grouped.distance_s,
+            is_distance_measured=grouped.distance_s is not None,
         )
 
     def _values(

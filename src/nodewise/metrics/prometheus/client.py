@@ -13,9 +13,9 @@ import os
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -64,11 +64,14 @@ _LONGEST_WORD: Final = 8
 
 
 class HeaderAssignment(NamedTuple):
-    """`NAME=VALUE` or `NAME=FILE` of a flag."""
+    """`NAME=VALUE` or `NAME=FILE` of a flag; without a name if it is invalid."""
 
     name: str
     value: str
     is_file: bool
+    flag: str
+    place: str
+    """`number 1 of 2`, for messages."""
 
 
 class SecretHeader:
@@ -155,9 +158,10 @@ def secret_headers(options: PrometheusOptions) -> SecretHeaders:
     if user := options.prometheus_user:
         path = options.prometheus_password_file
         headers.append(FileHeader(AUTHORIZATION, path, lambda password: _basic_authorization(user, password)))
-    for header in filter(None, _assignments(options)):
-        made = FileHeader(header.name, header.value) if header.is_file else SecretHeader(*header[:2])
-        headers.append(made)
+    for header in _assignments(options):
+        if header.name:
+            made = FileHeader(header.name, header.value) if header.is_file else SecretHeader(*header[:2])
+            headers.append(made)
     return SecretHeaders(headers)
 
 
@@ -165,53 +169,35 @@ def header_problems(options: PrometheusOptions) -> Iterator[Problem]:
     """The problems of the settings. A problem names a header only where its name cannot be a part of a value."""
     has_credentials = bool(options.prometheus_token_file or options.prometheus_user)
     names: set[str] = set()
-    for flag, texts in (
-        (HEADER_FLAG, options.prometheus_header),
-        (HEADER_FILE_FLAG, options.prometheus_header_file),
+    for header in _assignments(options):
+        flag, name = header.flag, header.name.lower()
+        if not name:
+            example = "NAME=FILE, such as X-Scope-OrgID=/etc/tenant"
+            example = example if header.is_file else "NAME=VALUE, such as X-Scope-OrgID=team-a"
+            actual = "a header without a valid name or value, which is hidden"
+            yield Problem(f"{flag}, {header.place}", actual, example)
+        elif name in _OWN_HEADERS:
+            remedy = "; the host is that of --prometheus-url" if name == "host" else ""
+            actual = f"the header {header.name}, which nodewise sets itself"
+            yield Problem(flag, actual, f"another header{remedy}")
+        elif name in names:
+            yield Problem(flag, f"the header {header.name} is given twice", "each header once")
+        elif name == AUTHORIZATION.lower() and has_credentials:
+            other = "--prometheus-token-file or --prometheus-user"
+            yield Problem(flag, f"the header {header.name} is given with {other}", "one of the two")
+        names.add(name)
+
+
+def _assignments(options: PrometheusOptions) -> Iterator[HeaderAssignment]:
+    for flag, texts, is_file in (
+        (HEADER_FLAG, options.prometheus_header, False),
+        (HEADER_FILE_FLAG, options.prometheus_header_file, True),
     ):
         for number, text in enumerate(texts, 1):
-            header = _parse_assignment(text, is_file=flag == HEADER_FILE_FLAG)
-            if header is None:
-                expected = "NAME=FILE" if flag == HEADER_FILE_FLAG else "NAME=VALUE"
-                example = "X-Scope-OrgID=/etc/tenant" if flag == HEADER_FILE_FLAG else "X-Scope-OrgID=team-a"
-                place = f"{flag}, number {number} of {len(texts)}"
-                actual = "a header without a valid name or value, which is hidden"
-                yield Problem(place, actual, f"{expected}, such as {example}")
-                continue
-            yield from _assignment_problems(flag, header, names, has_credentials=has_credentials)
-            names.add(header.name.lower())
-
-
-def _assignment_problems(
-    flag: str, header: HeaderAssignment, earlier: Iterable[str], *, has_credentials: bool
-) -> Iterator[Problem]:
-    name = header.name.lower()
-    if name in _OWN_HEADERS:
-        remedy = "; the host is that of --prometheus-url" if name == "host" else ""
-        yield Problem(
-            flag, f"the header {header.name}, which nodewise sets itself", f"another header{remedy}"
-        )
-    elif name in earlier:
-        yield Problem(flag, f"the header {header.name} is given twice", "each header once")
-    elif name == AUTHORIZATION.lower() and has_credentials:
-        other = "--prometheus-token-file or --prometheus-user"
-        yield Problem(flag, f"the header {header.name} is given with {other}", "one of the two")
-
-
-def _assignments(options: PrometheusOptions) -> Iterator[HeaderAssignment | None]:
-    for text in options.prometheus_header:
-        yield _parse_assignment(text, is_file=False)
-    for text in options.prometheus_header_file:
-        yield _parse_assignment(text, is_file=True)
-
-
-def _parse_assignment(text: str, *, is_file: bool) -> HeaderAssignment | None:
-    """The parts of `NAME=VALUE`; None if one is missing or invalid."""
-    name, _, value = text.partition("=")
-    name, value = name.strip(), value.strip()
-    if not _TOKEN.fullmatch(name) or not value or (not is_file and _invalid_value(value)):
-        return None
-    return HeaderAssignment(name, value, is_file)
+            name, _, value = map(str.strip, text.partition("="))
+            if not _TOKEN.fullmatch(name) or not value or (not is_file and _invalid_value(value)):
+                name = value = ""
+            yield HeaderAssignment(name, value, is_file, flag, f"number {number} of {len(texts)}")
 
 
 def _invalid_value(text: str) -> bool:
@@ -288,26 +274,17 @@ class _TlsFiles:
 
     def __init__(self, options: PrometheusOptions, metrics_registry: MetricsRegistry) -> None:
         clock = SystemClock()
-        now_s = clock.now()
+
+        def reloadable(name: str, paths: dict[str, str], read: Callable[..., Any]) -> Any:
+            has_all = all(paths.values())
+            return ReloadableFiles(name, paths, read, metrics_registry, clock.now()) if has_all else None
+
         pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
         bundle = {"--prometheus-ca": options.prometheus_ca}
-        self._pair = (
-            ReloadableFiles(
-                "prometheus_client", pair, certificate_files.read_certificate_and_key, metrics_registry, now_s
-            )
-            if all(pair.values())
-            else None
-        )
-        self._bundle = (
-            ReloadableFiles(
-                "prometheus_ca", bundle, certificate_files.read_trusted_certificates, metrics_registry, now_s
-            )
-            if all(bundle.values())
-            else None
-        )
-        self._reloader = CertificateReloader(
-            [files for files in (self._pair, self._bundle) if files], clock, every_s=0.0
-        )
+        self._pair = reloadable("prometheus_client", pair, certificate_files.read_certificate_and_key)
+        self._bundle = reloadable("prometheus_ca", bundle, certificate_files.read_trusted_certificates)
+        files = [files for files in (self._pair, self._bundle) if files]
+        self._reloader = CertificateReloader(files, clock, every_s=0.0)
 
     def has_changed(self) -> bool:
         """Whether the content of the files has changed since the last call."""
@@ -428,16 +405,6 @@ class PrometheusClient:
         before_body: BeforeBody | None = None,
     ) -> bytes:
         """The body of a successful response of one endpoint."""
-        try:
-            return await self._response_body(path, parameters, what, before_body)
-        except tuple(kube_client.TRANSLATED) as error:
-            actual = str(error) or type(error).__name__
-            remedy = missing_values.cause("SourceUnreachable", source_table.PROMETHEUS, "").remedy
-            raise Unavailable(what, [self._hide_secrets(Problem("", actual, ""))], remedy=remedy) from error
-
-    async def _response_body(
-        self, path: str, parameters: Mapping[str, str], what: str, before_body: BeforeBody | None
-    ) -> bytes:
         http = self._connection.http
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -452,10 +419,14 @@ class PrometheusClient:
             problem = Problem("", f"no answer within {self._timeout_s:g} s", "")
             remedy = "a cheaper query, or --prometheus-timeout"
             raise Unavailable(what, [problem], remedy=remedy, timeout_s=self._timeout_s) from error
+        except tuple(kube_client.TRANSLATED) as error:
+            problem = Problem("", self._connection.hide(str(error) or type(error).__name__), "")
+            remedy = missing_values.cause("SourceUnreachable", source_table.PROMETHEUS, "").remedy
+            raise Unavailable(what, [problem], remedy=remedy) from error
         if response.status_code == _BAD_REQUEST and self._refuses_own_parameters(body, parameters):
             self._own_parameters = {}
             # `before_body` was called, and what it waited for is still held
-            return await self._response_body(path, parameters, what, None)
+            return await self._call(path, parameters, what, None)
         if not response.is_success:
             retry_after = response.headers.get("retry-after", "")
             raise query_responses.error_from_response(
@@ -479,7 +450,8 @@ class PrometheusClient:
             yield
         except NodewiseError as error:
             error.what = what
-            error.problems = [self._hide_secrets(problem) for problem in error.problems]
+            hide = self._connection.hide
+            error.problems = [Problem(*map(hide, problem)) for problem in error.problems]
             raise
 
     def _refuses_own_parameters(self, body: bytes, parameters: Mapping[str, str]) -> bool:
@@ -492,9 +464,6 @@ class PrometheusClient:
             return False
         text, query = body[:_MAX_ERROR].decode(errors="replace"), parameters.get("query", "")
         return any(name in text and name not in query for name in self._own_parameters)
-
-    def _hide_secrets(self, problem: Problem) -> Problem:
-        return Problem(*map(self._connection.hide, problem))
 
 
 async def _read_body(response: httpx2.Response) -> bytes:

@@ -97,9 +97,8 @@ class PrometheusHistory:
         async with self._parts:
             answer = await self._query(query, at)
         series = query_responses.newest_values(answer)
-        run = cooperative_scheduling.run_without_pauses
-        grouped = run(node_matching.group_by_node(series, self._labels, self._attributes))
-        return run(node_matching.sample_distance_s(grouped))
+        grouping = node_matching.group_by_node(series, self._labels, self._attributes)
+        return cooperative_scheduling.run_without_pauses(grouping).distance_s
 
     async def series(self, query: str) -> list[SeriesValue]:
         """The series of an instant query."""

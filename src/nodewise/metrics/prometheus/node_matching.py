@@ -15,7 +15,7 @@ value.
 
 import math
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -24,7 +24,13 @@ from nodewise.metrics.node_attributes import NodeAttributes, host_of
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.options import NODE_LABELS, PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import SeriesValue
-from nodewise.metrics.series import DifferingValues, Sample, is_distance_known, typical_distance_s
+from nodewise.metrics.series import (
+    DifferingValues,
+    Sample,
+    derived_max_age_s,
+    is_distance_known,
+    typical_distance_s,
+)
 
 EXPORTED: Final = "exported_"
 """Prometheus puts this before a label of an exporter's that its own label of the target replaces (`honor_labels`). So
@@ -58,23 +64,15 @@ class SeriesLabels(NamedTuple):
 def series_labels(options: PrometheusOptions = PrometheusOptions()) -> SeriesLabels:  # noqa: B008 - it is immutable
     """The labels of these options, which add to the defaults and come before them."""
     added = frozenset(options.prometheus_node_label) - frozenset(NODE_LABELS)
-    return SeriesLabels(
-        tuple(dict.fromkeys(_ordered_labels(options, added))),
-        added,
-        frozenset((*REPLICA_LABELS, *options.prometheus_replica_label)),
-    )
-
-
-def _ordered_labels(options: PrometheusOptions, added: frozenset[str]) -> Iterator[str]:
+    first: list[str] = []
     for label in options.prometheus_node_label:
-        if label in added:
-            yield from (f"{EXPORTED}{label}", label)
+        first += (f"{EXPORTED}{label}", label) if label in added else ()
     defaults = [label for label in (*options.prometheus_node_label, *NODE_LABELS) if label not in added]
-    yield from (label if label.startswith(EXPORTED) else f"{EXPORTED}{label}" for label in defaults)
-    yield from defaults
+    exported = [label if label.startswith(EXPORTED) else f"{EXPORTED}{label}" for label in defaults]
+    in_order = tuple(dict.fromkeys([*first, *exported, *defaults]))
+    return SeriesLabels(in_order, added, frozenset((*REPLICA_LABELS, *options.prometheus_replica_label)))
 
 
-"""Number of series in one part of the work, which takes about 0.1 ms."""
 _MAX_OTHER_TEXTS: Final = 256
 """A label with so many values of which none is of another node does not name nodes."""
 _MAX_LABEL: Final = 80
@@ -157,7 +155,9 @@ def match_series(
     matches = yield from _first_matches(series, deciding)
     several = yield from _several_series(series, matches)
     rivals = yield from _rival_labels(several, labels, nodes)
-    if chosen := _deciding_rival(rivals):
+    deciding_rivals = [label for label, rival in rivals.items() if rival.decides]
+    if deciding_rivals:
+        chosen = min(deciding_rivals, key=lambda label: (-len(rivals[label].named), len(label), label))
         yield from _match_by(chosen, series, matches, labels, nodes)
         several = yield from _several_series(series, matches)
         rivals = yield from _rival_labels(several, labels, nodes, {*deciding, chosen})
@@ -179,15 +179,6 @@ def match_series(
         if not number % _STRIDE:
             yield
     return SeriesOwners(matches.nodes, conflicts, frozenset(replicated))
-
-
-def _deciding_rival(rivals: Mapping[str, _RivalLabel]) -> str:
-    """The rival that names the most nodes, of those that decide; empty if none does."""
-    return min(
-        (label for label, rival in rivals.items() if rival.decides),
-        key=lambda label: (-len(rivals[label].named), len(label), label),
-        default="",
-    )
 
 
 def _match_by(
@@ -323,6 +314,8 @@ class SeriesByNode(NamedTuple):
     """Series that match no node."""
     conflicts: Mapping[str, str] = {}
     """By node, why it is not clear which of its series are meant."""
+    distance_s: float | None = None
+    """The distance of the samples of nodes; None if it is known of less than half of them."""
 
 
 class NodeValues(NamedTuple):
@@ -336,26 +329,49 @@ class NodeValues(NamedTuple):
 
 
 def group_by_node(
-    series: Iterable[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes
+    series: Iterable[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes, max_age_s: float = math.inf
 ) -> Generator[None, None, SeriesByNode]:
-    """Group the series by node, each once; yields between parts of the work."""
+    """Group the series by node, each once; yields between parts of the work.
+
+    Series whose newest sample is much older than the newest one of all series are left out: by more than `max_age_s`,
+    or the maximum age that follows from the distance of samples. A response with samples of the maximum age only would
+    not have them.
+    """
     parsed: list[SeriesValue] = []
+    newest = -math.inf
     for item in series:
         parsed.append(item)
+        newest = max(newest, item.at or -math.inf)
         if not len(parsed) % _STRIDE:
             yield
     owners = yield from match_series(parsed, labels, nodes)
-    by_node: dict[str, list[SeriesValue]] = {}
+    all_by_node: dict[str, list[SeriesValue]] = {}
     unmatched: list[SeriesValue] = []
     for number, (item, node) in enumerate(zip(parsed, owners.nodes, strict=True)):
-        (unmatched if node is None else by_node.setdefault(node, [])).append(item)
+        (unmatched if node is None else all_by_node.setdefault(node, [])).append(item)
         if not number % _STRIDE:
             yield
-    for number, node in enumerate(owners.replicated):
-        by_node[node] = _newest_replicas(by_node[node], labels.replica)
+    distances: list[float] = []
+    for number, node in enumerate(all_by_node):
+        if node in owners.replicated:
+            all_by_node[node] = _newest_replicas(all_by_node[node], labels.replica)
+        # the value of a node is as old as the oldest of its series
+        if known := [item.distance_s for item in all_by_node[node] if item.distance_s is not None]:
+            distances.append(max(known))
         if not number % _STRIDE:
             yield
-    return SeriesByNode(by_node, unmatched, owners.conflicts)
+    is_known = is_distance_known(len(distances), len(all_by_node))
+    distance_s = typical_distance_s(distances) if is_known else None
+    since = newest - derived_max_age_s(max_age_s, distance_s)
+    by_node: dict[str, list[SeriesValue]] = {}
+    for number, (node, own) in enumerate(all_by_node.items()):
+        if kept := [item for item in own if item.at is None or item.at >= since]:
+            by_node[node] = kept
+        if not number % _STRIDE:
+            yield
+    unmatched = [item for item in unmatched if item.at is None or item.at >= since]
+    conflicts = {node: why for node, why in owners.conflicts.items() if node in by_node}
+    return SeriesByNode(by_node, unmatched, conflicts, distance_s)
 
 
 def _newest_replicas(own: list[SeriesValue], replica: frozenset[str]) -> list[SeriesValue]:
@@ -364,17 +380,16 @@ def _newest_replicas(own: list[SeriesValue], replica: frozenset[str]) -> list[Se
     One that has not ended is newer than one that has. Samples of one time, or of unknown times, have no newest one:
     then the same replica counts in every response.
     """
+
+    def recency(item: SeriesValue) -> tuple[bool, float]:
+        return not item.has_ended, item.at or 0.0
+
     newest: dict[Identity, SeriesValue] = {}
     for item in sorted(own, key=lambda item: sorted(item.labels.items())):
         identity = series_identity(item, replica)
-        before = newest.get(identity)
-        if before is None or _recency(item) > _recency(before):
+        if identity not in newest or recency(item) > recency(newest[identity]):
             newest[identity] = item
     return list(newest.values())
-
-
-def _recency(item: SeriesValue) -> tuple[bool, float]:
-    return not item.has_ended, item.at or 0.0
 
 
 def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[None, None, bool]:
@@ -393,52 +408,6 @@ def depends_on_ended_series(grouped: SeriesByNode, aggregate: str) -> Generator[
         if not number % _STRIDE:
             yield
     return False
-
-
-def sample_distance_s(grouped: SeriesByNode) -> Generator[None, None, float | None]:
-    """The distance of the samples of nodes, of at least half of which it is known; else None. Yields between parts.
-
-    If the series of a node have different ones, the largest counts: the value of the node is as old as the oldest.
-    """
-    distances: list[float] = []
-    for number, own in enumerate(grouped.by_node.values()):
-        known = [item.distance_s for item in own if item.distance_s is not None]
-        if known:
-            distances.append(max(known))
-        if not number % _STRIDE:
-            yield
-    is_known = is_distance_known(len(distances), len(grouped.by_node))
-    return typical_distance_s(distances) if is_known else None
-
-
-def without_old_series(grouped: SeriesByNode, max_age_s: float) -> Generator[None, None, SeriesByNode]:
-    """The series without those whose newest sample is more than `max_age_s` older than the newest one of all series.
-
-    A response with samples of the maximum age only would not have them. Yields between parts of the work.
-    """
-    newest = -math.inf
-    for number, item in enumerate(chain(grouped.unmatched, *grouped.by_node.values())):
-        newest = max(newest, item.at or -math.inf)
-        if not number % _STRIDE:
-            yield
-    since = newest - max_age_s
-    by_node: dict[str, list[SeriesValue]] = {}
-    for number, (node, own) in enumerate(grouped.by_node.items()):
-        if kept := _series_since(own, since):
-            by_node[node] = kept
-        if not number % _STRIDE:
-            yield
-    unmatched: list[SeriesValue] = []
-    for start in range(0, len(grouped.unmatched), _STRIDE):
-        unmatched += _series_since(grouped.unmatched[start : start + _STRIDE], since)
-        yield
-    conflicts = {node: why for node, why in grouped.conflicts.items() if node in by_node}
-    return SeriesByNode(by_node, unmatched, conflicts)
-
-
-def _series_since(own: list[SeriesValue], since: float) -> list[SeriesValue]:
-    """The series with a sample since a time, or without times."""
-    return [item for item in own if item.at is None or item.at >= since]
 
 
 def identities(
@@ -464,20 +433,32 @@ def reduce(
     Of several series of a node only those that have not ended count: those in `current`, and newer ones. All of them
     count if there are none, or if `current` is None.
     """
-    node_values = NodeValues({}, dict(grouped.conflicts), {})
-    for number, (node, own) in enumerate(grouped.by_node.items()):
-        counting: Sequence[SeriesValue] = own
+    samples: dict[str, Sample] = {}
+    invalid = dict(grouped.conflicts)
+    differing: dict[str, DifferingValues] = {}
+    for number, (node, all_series) in enumerate(grouped.by_node.items()):
+        own = all_series
         if current is not None and len(own) > 1:
-            counting = _series_that_have_not_ended(own, current, labels.replica)
-        _add_value_of_node(node_values, node, counting, aggregate)
+            own = _series_that_have_not_ended(own, current, labels.replica)
+        entries = [_sample_or_error_text(item) for item in own]
+        if node not in invalid:
+            try:
+                conflict = _describe_conflict(own) if len(own) > 1 else ""
+                samples[node] = aggregation.reduce(entries, aggregate, conflict)
+            except ValueError as error:
+                invalid[node] = str(error)
+        if node in invalid:
+            values = aggregation.differing_values(entries, aggregate)
+            if values is not None:
+                differing[node] = values
         if not number % _STRIDE:
             yield
-    return node_values
+    return NodeValues(samples, invalid, differing)
 
 
 def _series_that_have_not_ended(
-    own: Sequence[SeriesValue], current: frozenset[Identity], replica: frozenset[str]
-) -> Sequence[SeriesValue]:
+    own: list[SeriesValue], current: frozenset[Identity], replica: frozenset[str]
+) -> list[SeriesValue]:
     """The series of one node that have not ended, or all of them.
 
     A server may return `current` late: a series that is no older than all current ones of the node has begun since.
@@ -486,6 +467,23 @@ def _series_that_have_not_ended(
     known = [item for item in candidates if series_identity(item, replica) in current]
     since = max((item.at or 0.0 for item in known), default=0.0)
     return [item for item in candidates if (item.at or 0.0) >= since or item in known]
+
+
+def _sample_or_error_text(item: SeriesValue) -> Sample | str:
+    """The sample of a series. A scraped value applies to a point in time, not to a window."""
+    try:
+        return Sample(query_responses.parse_sample_value(item.value), item.at, 0.0)
+    except ValueError as error:
+        return str(error)
+
+
+def _describe_conflict(own: Sequence[SeriesValue]) -> str:
+    """The labels in which the series differ, and the remedy."""
+    names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
+    differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
+    listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
+    where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
+    return aggregation.conflict_text(f"{len(own)} series", "use a query", where)
 
 
 def unmatched_hosts(
@@ -526,49 +524,3 @@ def other_labels_that_name_nodes(
         if label not in labels.node and nodes.find(text) is not None
     }
     return sorted(naming, key=lambda label: (len(label), label))
-
-
-def _add_value_of_node(
-    node_values: NodeValues, node: str, counting: Sequence[SeriesValue], aggregate: str
-) -> None:
-    """Add the value of a node, or the reason why it is invalid, unless there is one already."""
-    if node not in node_values.invalid:
-        try:
-            node_values.samples[node] = _aggregate_series_of_node(counting, aggregate)
-        except ValueError as error:
-            node_values.invalid[node] = str(error)
-        else:
-            return
-    values = aggregation.differing_values([_sample_or_error_text(item) for item in counting], aggregate)
-    if values is not None:
-        node_values.differing[node] = values
-
-
-def _aggregate_series_of_node(own: Sequence[SeriesValue], aggregate: str) -> Sample:
-    """The value of one node. ValueError with the reason if it has none."""
-    if len(own) == 1:
-        return _sample_of_series(own[0])
-    return aggregation.reduce(
-        [_sample_or_error_text(item) for item in own], aggregate, _describe_conflict(own)
-    )
-
-
-def _sample_of_series(item: SeriesValue) -> Sample:
-    # a scraped value applies to a point in time, not to a window
-    return Sample(query_responses.parse_sample_value(item.value), item.at, 0.0)
-
-
-def _sample_or_error_text(item: SeriesValue) -> Sample | str:
-    try:
-        return _sample_of_series(item)
-    except ValueError as error:
-        return str(error)
-
-
-def _describe_conflict(own: Sequence[SeriesValue]) -> str:
-    """The labels in which the series differ, and the remedy."""
-    names = dict.fromkeys(chain.from_iterable(item.labels for item in own))
-    differing = [name for name in names if len({item.labels.get(name, "") for item in own}) > 1]
-    listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
-    where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
-    return aggregation.conflict_text(f"{len(own)} series", "use a query", where)

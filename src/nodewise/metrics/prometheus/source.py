@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Problem
-from nodewise.metrics import missing_values, series, source_table
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, NoValues, SourceDependencies
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
@@ -134,13 +134,10 @@ class PrometheusSource:
         async with contextlib.AsyncExitStack() as stack:
             slot = self._decoding.slot(request.namespaces)
             answer = await self._client.query(query, partial(stack.enter_async_context, slot))
+            values = query_responses.newest_values(answer)
             grouped = await cooperative_scheduling.run(
-                node_matching.group_by_node(query_responses.newest_values(answer), self._labels, nodes)
+                node_matching.group_by_node(values, self._labels, nodes, max_age_s)
             )
-        distance_s = await cooperative_scheduling.run(node_matching.sample_distance_s(grouped))
-        grouped = await cooperative_scheduling.run(
-            node_matching.without_old_series(grouped, series.derived_max_age_s(max_age_s, distance_s))
-        )
         unmatched = len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings))
@@ -152,13 +149,9 @@ class PrometheusSource:
             node_matching.unmatched_hosts(grouped.unmatched, self._labels)
         )
         await self._log_unmatched_series(request, grouped, hosts, nodes)
+        current = await self._series_that_have_not_ended(request, grouped)
         node_values = await cooperative_scheduling.run(
-            node_matching.reduce(
-                grouped,
-                request.aggregate,
-                self._labels,
-                await self._series_that_have_not_ended(request, grouped),
-            )
+            node_matching.reduce(grouped, request.aggregate, self._labels, current)
         )
         samples = await cooperative_scheduling.run(pack_samples(node_values.samples))
         return Series(
@@ -170,8 +163,8 @@ class PrometheusSource:
             node_values.differing,
             hosts,
             answer.incomplete,
-            sample_distance_s=distance_s,
-            is_distance_measured=distance_s is not None,
+            sample_distance_s=grouped.distance_s,
+            is_distance_measured=grouped.distance_s is not None,
         )
 
     async def _log_unmatched_series(
