@@ -149,7 +149,7 @@ class _RivalLabel:
 
 def match_series(
     series: Sequence[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes
-) -> Generator[None, None, SeriesOwners]:
+) -> Generator[None, None, SeriesOwners]:  # complexity: matching, rivals and conflicts in their order
     """The node of each series; yields between parts of the work."""
     deciding = yield from _nodes_by_text(series, labels.node, nodes)
     matches = yield from _first_matches(series, deciding)
@@ -330,7 +330,7 @@ class NodeValues(NamedTuple):
 
 def group_by_node(
     series: Iterable[SeriesValue], labels: SeriesLabels, nodes: NodeAttributes, max_age_s: float = math.inf
-) -> Generator[None, None, SeriesByNode]:
+) -> Generator[None, None, SeriesByNode]:  # complexity: steps in order, each with its pauses
     """Group the series by node, each once; yields between parts of the work.
 
     Series whose newest sample is much older than the newest one of all series are left out: by more than `max_age_s`,
@@ -338,40 +338,52 @@ def group_by_node(
     not have them.
     """
     parsed: list[SeriesValue] = []
-    newest = -math.inf
     for item in series:
         parsed.append(item)
-        newest = max(newest, item.at or -math.inf)
         if not len(parsed) % _STRIDE:
             yield
     owners = yield from match_series(parsed, labels, nodes)
-    all_by_node: dict[str, list[SeriesValue]] = {}
+    by_node: dict[str, list[SeriesValue]] = {}
     unmatched: list[SeriesValue] = []
+    newest = -math.inf
     for number, (item, node) in enumerate(zip(parsed, owners.nodes, strict=True)):
-        (unmatched if node is None else all_by_node.setdefault(node, [])).append(item)
+        (unmatched if node is None else by_node.setdefault(node, [])).append(item)
+        newest = max(newest, item.at or -math.inf)
         if not number % _STRIDE:
             yield
+    for number, node in enumerate(owners.replicated):
+        by_node[node] = _newest_replicas(by_node[node], labels.replica)
+        if not number % _STRIDE:
+            yield
+    distance_s = yield from _sample_distance_s(by_node)
+    since = newest - derived_max_age_s(max_age_s, distance_s)
+    for number, (node, own) in enumerate(list(by_node.items())):
+        by_node[node] = _series_since(own, since)
+        if not by_node[node]:
+            del by_node[node]
+        if not number % _STRIDE:
+            yield
+    conflicts = {node: why for node, why in owners.conflicts.items() if node in by_node}
+    return SeriesByNode(by_node, _series_since(unmatched, since), conflicts, distance_s)
+
+
+def _sample_distance_s(by_node: Mapping[str, list[SeriesValue]]) -> Generator[None, None, float | None]:
+    """`SeriesByNode.distance_s`. If the series of a node have different ones, the largest counts: the value of the node
+    is as old as the oldest.
+    """
     distances: list[float] = []
-    for number, node in enumerate(all_by_node):
-        if node in owners.replicated:
-            all_by_node[node] = _newest_replicas(all_by_node[node], labels.replica)
-        # the value of a node is as old as the oldest of its series
-        if known := [item.distance_s for item in all_by_node[node] if item.distance_s is not None]:
+    for number, own in enumerate(by_node.values()):
+        known = [item.distance_s for item in own if item.distance_s is not None]
+        if known:
             distances.append(max(known))
         if not number % _STRIDE:
             yield
-    is_known = is_distance_known(len(distances), len(all_by_node))
-    distance_s = typical_distance_s(distances) if is_known else None
-    since = newest - derived_max_age_s(max_age_s, distance_s)
-    by_node: dict[str, list[SeriesValue]] = {}
-    for number, (node, own) in enumerate(all_by_node.items()):
-        if kept := [item for item in own if item.at is None or item.at >= since]:
-            by_node[node] = kept
-        if not number % _STRIDE:
-            yield
-    unmatched = [item for item in unmatched if item.at is None or item.at >= since]
-    conflicts = {node: why for node, why in owners.conflicts.items() if node in by_node}
-    return SeriesByNode(by_node, unmatched, conflicts, distance_s)
+    return typical_distance_s(distances) if is_distance_known(len(distances), len(by_node)) else None
+
+
+def _series_since(own: list[SeriesValue], since: float) -> list[SeriesValue]:
+    """The series with a sample since a time, or without times."""
+    return [item for item in own if item.at is None or item.at >= since]
 
 
 def _newest_replicas(own: list[SeriesValue], replica: frozenset[str]) -> list[SeriesValue]:
