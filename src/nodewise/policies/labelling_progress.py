@@ -59,7 +59,7 @@ class LabellingProgress:
     def unlabelled_keys(self, policies: Iterable[LabelledPolicy]) -> frozenset[str]:
         """The keys of labels that some node has not had yet."""
         return frozenset(
-            verdict_labels.label_key(labelled.policy.uid)
+            labelled.label
             for labelled in policies
             if (progress := self._by_uid.get(labelled.policy.uid)) is None or progress.unlabelled
         )
@@ -87,7 +87,7 @@ class LabellingProgress:
         refusals: dict[str, str] = {}
         for labelled in evaluated:
             uid = labelled.policy.uid
-            labels = pending.get(verdict_labels.label_key(uid), {})
+            labels = pending.get(labelled.label, {})
             refused = frozenset(labels.keys() & failures.keys())
             unsafe = frozenset(filter(lambda node: _admits_rejected_pods(labelled, labels[node]), refused))
             written_later = frozenset(labels.keys() - refused)

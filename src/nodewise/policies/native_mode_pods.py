@@ -25,11 +25,11 @@ import numpy as np
 from nodewise.agent.verdicts import Reason
 from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.node_labels import interleave
-from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
 from nodewise.policies.selected_pods import ListedPodMetadata, PodLabelGroup, PodLabelGroups
 from nodewise.policies.state import PolicyState
-from nodewise.policies.verdict_labels import NodeConstraints, PodConditions
+from nodewise.policies.verdict_labels import LabelledPolicy, NodeConstraints, PodConditions
 
 GATE: Final = "nodewise.io/policy-not-active"
 """The scheduling gate of pods that were created before all nodes had the label of their policy."""
@@ -257,13 +257,6 @@ group may take 16 KiB.
 """
 
 
-class LabelledSelector(NamedTuple):
-    """A policy of which selected pods are to require a label."""
-
-    policy: Policy
-    label: str
-
-
 class _NewestPod(NamedTuple):
     """The pod of a group that was last seen without a node."""
 
@@ -299,7 +292,7 @@ class UncoveredPods:
         return group
 
     def find(
-        self, selection: SelectionIndex, policies: Mapping[PolicyKey, LabelledSelector], now_s: float
+        self, selection: SelectionIndex, policies: Mapping[PolicyKey, LabelledPolicy], now_s: float
     ) -> Generator[None, None, dict[str, str]]:
         """By uid of a policy, a pod that it selects and that does not require its label. Yields between groups."""
         result: dict[str, str] = {}

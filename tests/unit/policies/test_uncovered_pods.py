@@ -7,7 +7,7 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import native_mode_pods
-from nodewise.policies.native_mode_pods import LabelledSelector, UncoveredPods, UnscheduledPod
+from nodewise.policies.native_mode_pods import UncoveredPods, UnscheduledPod
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
@@ -19,7 +19,7 @@ from nodewise.policies.placement_policy import (
     Requirement,
 )
 from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.verdict_labels import label_key
+from nodewise.policies.verdict_labels import LabelledPolicy, label_key
 
 
 def selector(**labels: str) -> LabelSelector:
@@ -58,7 +58,7 @@ def pod(name: str = "a", affinity: Any = None, owner: str = "ReplicaSet", **labe
 def find(pods: UncoveredPods, policy: Policy = COOL, now_s: float = 0.0) -> dict[str, str]:
     selection = SelectionIndex([policy], {})
     return cooperative_scheduling.run_without_pauses(
-        pods.find(selection, {policy.key: LabelledSelector(policy, LABEL)}, now_s)
+        pods.find(selection, {policy.key: LabelledPolicy(policy, None, awaits_metrics=False)}, now_s)
     )
 
 

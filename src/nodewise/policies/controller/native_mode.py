@@ -34,7 +34,7 @@ from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
 from nodewise.policies.deleted_policies import LEASE, DeletedPolicies, Records
 from nodewise.policies.labelling_progress import LabellingProgress
-from nodewise.policies.native_mode_pods import LabelledSelector, NoteSchedule, UncoveredPods, UnscheduledPod
+from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, UnscheduledPod
 from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import decode_status
@@ -232,13 +232,13 @@ class NativeMode:
         finally:
             wanted = self._desired_statuses(policies, columns)
             # pods of a TASPolicy without the requirement are denied
-            selectors = {
-                key: LabelledSelector(policies[key].policy, status.node_label)
+            covered = {
+                key: policies[key]
                 for key, status in wanted.items()
                 if status.node_label and key.kind != "TASPolicy"
             }
             uncovered = await cooperative_scheduling.run(
-                self._uncovered.find(selection, selectors, clock.monotonic())
+                self._uncovered.find(selection, covered, clock.monotonic())
             )
             not_enforced = {
                 labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values()
