@@ -9,7 +9,7 @@ without a cluster, the own states apply.
 
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -66,13 +66,6 @@ class _Key(NamedTuple):
     """Among rules of the policy with equal parts."""
 
 
-class _Rule(NamedTuple):
-    rule: AvoidRule
-    key: _Key
-    record: tuple[str, int]
-    """Its text and occurrence in the status."""
-
-
 class RuleStates:
     """The states of all rules. Each build calls `begin`, `evaluate` for each policy, and `finish`."""
 
@@ -81,18 +74,14 @@ class RuleStates:
         """Of the last build."""
         self._new: dict[_Key, RuleVerdict] = {}
         """Of the build under way."""
-        self._rules: dict[PolicyKey, tuple[Policy, tuple[_Rule, ...]]] = {}
-        self._statuses: dict[PolicyKey, tuple[PolicyObject, PlacementPolicyStatus]] = {}
 
     def begin(self) -> None:
         """Forget what an interrupted build has evaluated."""
         self._new = {}
 
-    def finish(self, policies: Mapping[PolicyKey, Policy]) -> None:
+    def finish(self) -> None:
         """Forget the rules that are gone."""
         self._known, self._new = self._new, {}
-        self._rules = {key: rules for key, rules in self._rules.items() if key in policies}
-        self._statuses = {key: status for key, status in self._statuses.items() if key in policies}
 
     def evaluate(
         self, policy: Policy, rules: RuleEvaluationCache, cluster_state: ClusterState, *, is_known: bool
@@ -101,9 +90,14 @@ class RuleStates:
 
         Without `is_known` a metric has no values yet, and all states stay as they are.
         """
-        recorded = self._recorded_states(policy, cluster_state)
+        recorded = {}
+        if any(rule.has_states for rule in policy.avoid):
+            policy_objects = cluster_state.objects[RESOURCES[policy.key.kind].plural]
+            policy_object: PolicyObject = policy_objects[policy.namespace, policy.name]
+            status = decode_status(policy_object, PlacementPolicyStatus)
+            recorded = dict(_decode_states(status, cluster_state.nodes))
         verdicts = []
-        for rule, key, record_key in self._identified_rules(policy):
+        for rule, key, record_key in _identify(policy):
             if key not in self._new:
                 yield
                 record = recorded.get(record_key)
@@ -136,36 +130,17 @@ class RuleStates:
         last = _align(before.rejected, np.False_, before.nodes, nodes)
         return verdict._replace(flaps=verdict.flaps.update(last, verdict.rejected, nodes, cluster_state.now))
 
-    def _identified_rules(self, policy: Policy) -> tuple[_Rule, ...]:
-        known = self._rules.get(policy.key)
-        if known is None or known[0] is not policy:
-            known = self._rules[policy.key] = policy, tuple(_identify(policy))
-        return known[1]
 
-    def _recorded_states(
-        self, policy: Policy, cluster_state: ClusterState
-    ) -> dict[tuple[str, int], RecordedStates]:
-        """The states in the status of the policy, by the text and the occurrence of the rule."""
-        if not any(rule.has_states for rule in policy.avoid):
-            return {}
-        key = policy.key
-        policy_object = cluster_state.objects[RESOURCES[key.kind].plural][key.namespace, key.name]
-        known = self._statuses.get(key)
-        if known is None or known[0] is not policy_object:
-            status = decode_status(policy_object, PlacementPolicyStatus)
-            known = self._statuses[key] = policy_object, status
-        return dict(_decode_states(known[1], cluster_state.nodes))
-
-
-def _identify(policy: Policy) -> Iterator[_Rule]:
+def _identify(policy: Policy) -> Iterator[tuple[AvoidRule, _Key, tuple[str, int]]]:
+    """The rules of `avoid`, each with its text and occurrence in the status."""
     counts: Counter[Any] = Counter()
     for rule in policy.avoid:
         if not rule.has_states:
-            yield _Rule(rule, _Key(rule.parts), ("", 0))
+            yield rule, _Key(rule.parts), ("", 0)
             continue
         parts = tuple(msgspec.structs.replace(part, release=None) for part in rule.parts)
         text = policy_status_fields.rule_expression(rule, policy.key.kind)
-        yield _Rule(rule, _Key(parts, policy.key, policy.uid, counts[parts]), (text, counts[text]))
+        yield rule, _Key(parts, policy.key, policy.uid, counts[parts]), (text, counts[text])
         counts.update([parts, text])
 
 

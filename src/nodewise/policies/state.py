@@ -194,7 +194,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             states[key] = yield from self._evaluate_policy(policy, cluster_state)
             yield
         self._rules.finish()
-        self._rule_states.finish(policies)
+        self._rule_states.finish()
         return TelemetryState(states, self._update_selection(cluster_state.objects))
 
     def _update_column(
