@@ -1,18 +1,23 @@
 """A control-plane host in a temporary folder, on which the real command runs."""
 
+import contextlib
 import datetime as dt
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from nodewise.cli import main
 from tests import forked_commands
 from tests.conformance.configure import scheduler_manifests
 
@@ -78,14 +83,31 @@ class ControlPlaneHost:
     def configure(
         self, *words: str, env: dict[str, str] | None = None, before: Callable[[], object] | None = None
     ) -> RunResult:
+        """Run the command: in this process, or in a fork if `before` changes the process."""
         environment = env or {
             name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
         }
-        completed = forked_commands.run(
-            [forked_commands.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before
-        )
-        assert "Traceback" not in completed.stderr, completed.stderr
-        return RunResult(completed.returncode, completed.stdout, completed.stderr)
+        if before is None:
+            result = self._configure_in_this_process(words, environment)
+        else:
+            command = [forked_commands.NODEWISE, "configure", *words]
+            completed = forked_commands.run(command, cwd=self.work, env=environment, before=before)
+            result = RunResult(completed.returncode, completed.stdout, completed.stderr)
+        assert "Traceback" not in result.err, result.err
+        return result
+
+    def _configure_in_this_process(self, words: Sequence[str], environment: dict[str, str]) -> RunResult:
+        out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, environment, clear=True),
+            contextlib.chdir(self.work),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main.run(["configure", *words])
+        out.seek(0)
+        return RunResult(int(ended.value.code or 0), out.read(), err.getvalue())
 
     @property
     def pod(self) -> dict[str, Any]:

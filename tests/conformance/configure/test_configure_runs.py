@@ -86,7 +86,7 @@ def test_a_first_run(host):
     assert [path.name for path in host.manifest.parent.iterdir()] == ["kube-scheduler.yaml"]
 
 
-def test_what_comes_next_is_told(host):
+def test_the_next_step_is_printed(host):
     output = host.run().err
     assert "kubectl --namespace kube-system get pods --selector component=kube-scheduler" in output
     assert "nodewise configure --restore" in output
@@ -130,7 +130,7 @@ def test_every_version_of_kubeadm(tmp_path, minor):
 
 
 @case(9)
-def test_a_configuration_that_nobody_uses_is_overwritten(host):
+def test_an_unused_configuration_is_overwritten(host):
     host.config.write_text("old\n")
     host.config.chmod(0o600)
     assert host.run().code == 0
@@ -415,7 +415,7 @@ def test_the_last_of_a_flag_counts(host):
 
 
 @case(110, "a diff, or a summary in JSON")
-def test_what_stands_on_stdout(host):
+def test_standard_output_has_diffs_only(host):
     summary = json.loads(host.run("-dry-run", "-o", "json").out)
     assert (summary["changed"], summary["written"], summary["apiVersion"]) == (
         True,
@@ -500,6 +500,6 @@ def test_without_a_ca_when_somebody_insists(host):
     assert not (host.certs / "ca.crt").exists()
 
 
-def test_the_output_is_what_yaml_readers_take(host):
+def test_yaml_readers_accept_the_output(host):
     host.run()
     assert yaml.safe_load(host.manifest.read_bytes())["kind"] == "Pod"

@@ -179,7 +179,7 @@ def rules(rows: list[tuple[str, str, int, list[str]]]) -> Iterator[dict[str, Any
 
 
 @case(124)
-def test_what_the_end_to_end_tests_looked_at() -> None:
+def test_the_fields_that_the_end_to_end_tests_examined() -> None:
     """The policies with labels; the test below has the others."""
     labels = {name: node_labels_of(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
     assert labels == {name: wanted for name, (_, wanted) in LABELS.items()}

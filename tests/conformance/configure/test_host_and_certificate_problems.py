@@ -29,7 +29,7 @@ def assert_refused(host: ControlPlaneHost, *flags: str, **other: str) -> str:
 
 
 @case(81)
-def test_all_that_is_missing_is_told_at_once(host):
+def test_all_missing_files_are_reported_at_once(host):
     gone = str(host.manifest.parent / "nope.yaml")
     output = assert_refused(host, m=gone, key=str(host.k / "nope.key"))
     lines = [line for line in output.splitlines() if "no access to the file" in line]
@@ -39,7 +39,7 @@ def test_all_that_is_missing_is_told_at_once(host):
     assert "file check error: " in output
 
 
-def test_a_file_that_is_missing_twice_is_told_once(host):
+def test_a_file_that_is_missing_twice_is_reported_once(host):
     gone = str(host.k / "nope.crt")
     assert assert_refused(host, "--ca", gone, cert=gone).count(f"open {gone}: ") == 1
 
@@ -132,7 +132,7 @@ def test_a_dry_run_needs_no_rights_to_write(root_owned_host):
 
 
 @pytest.mark.root
-def test_what_cannot_be_read_is_told(root_owned_host):
+def test_unreadable_files_are_reported(root_owned_host):
     root_owned_host.run()
     ran = configure_as_nobody(root_owned_host, "-dry-run")
     assert ran.code == 1
@@ -229,7 +229,7 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
     ],
     ids=["issued", "kubeadm", "another name", "any usage"],
 )
-def test_a_certificate_that_nodewise_would_not_answer_is_told(host, certificate, says):
+def test_a_certificate_that_nodewise_would_refuse_is_reported(host, certificate, says):
     host.write_certificate("scheduler-client.crt", certificate.cert)
     host.write_certificate("scheduler-client.key", certificate.key)
     ran = host.run("-dry-run")
@@ -276,7 +276,7 @@ def test_a_backup_that_was_changed_is_not_restored(host):
     assert "not as it was saved" in assert_refused(host, "--restore")
 
 
-def test_uninstall_takes_out_what_was_put_in(host):
+def test_uninstall_removes_all_additions(host):
     before = host.snapshot()
     host.run()
     ran = host.run("--uninstall")
@@ -288,7 +288,7 @@ def test_uninstall_takes_out_what_was_put_in(host):
     assert host.run("--uninstall", "--check").code == 0
 
 
-def test_uninstall_leaves_what_somebody_changed(host):
+def test_uninstall_leaves_files_that_were_changed_since(host):
     host.run()
     host.config.write_text(host.config.read_text() + "# mine\n")
     ran = host.run("--uninstall")

@@ -56,7 +56,7 @@ def test_a_file_to_read_that_is_a_pipe_or_a_device(host, name):
     assert "no regular file" in assert_refused(host, *flags[:-1], "/dev/zero")
 
 
-def test_a_hard_link_of_the_manifest_is_told(host):
+def test_a_hard_link_of_the_manifest_is_a_warning(host):
     other = host.k / "another-name.yaml"
     os.link(host.manifest, other)
     old = other.read_bytes()
@@ -67,7 +67,7 @@ def test_a_hard_link_of_the_manifest_is_told(host):
 
 
 @pytest.mark.parametrize("name", ["user.owner", "security.selinux"])
-def test_what_a_file_carries_beside_its_text_is_kept(host, name):
+def test_extended_attributes_of_a_file_are_kept(host, name):
     """The SELinux context matters most: without it a container cannot read its configuration."""
     host.config.write_text("old\n")
     value = b"system_u:object_r:etc_t:s0\0"
@@ -181,7 +181,7 @@ def planned_changes(tmp_path: Path) -> list[FileChange]:
     return [FileChange(str(first), None, b"new", 0o644), FileChange(str(second), b"old", b"new", 0o600)]
 
 
-def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
+def test_a_concurrent_write_during_staging_is_not_overwritten(tmp_path, monkeypatch):
     changes = planned_changes(tmp_path)
     real = file_transaction.write_staged
 
@@ -197,7 +197,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
 
 
-def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeypatch):
+def test_a_later_write_of_another_process_survives_a_failed_run(tmp_path, monkeypatch):
     changes = planned_changes(tmp_path)
 
     manifest = Path(changes[1].path)
@@ -227,7 +227,7 @@ def inotify_events(descriptor: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("flags", [[], ["--restore"], ["--uninstall"]])
-def test_who_watches_the_folder_sees_one_whole_manifest_in_the_place_of_another(host, flags):
+def test_a_watcher_of_the_folder_sees_one_whole_manifest_replace_another(host, flags):
     if flags:
         assert host.run().code == 0
     libc = ctypes.CDLL(None, use_errno=True)
@@ -293,7 +293,7 @@ def test_a_backup_of_another_cluster_is_not_restored_and_of_another_host_only_wi
     assert (ran.code, "made on the host another" in ran.err) == (0, True)
 
 
-def test_what_was_changed_since_is_told_before_it_is_lost(host):
+def test_a_restore_warns_about_changes_that_it_loses(host):
     assert host.run().code == 0
     host.write(host.manifest.read_text() + "# mine\n")
     assert "was changed since that run" in host.run("--restore", "--dry-run").err
@@ -387,7 +387,7 @@ def test_one_of_our_volumes_was_removed(host):
     assert host.pod == POD
 
 
-def test_what_the_user_added_stays_when_we_go(host):
+def test_additions_of_the_user_survive_an_uninstall(host):
     assert host.run().code == 0
     pod = host.pod
     pod["metadata"]["annotations"]["a/b"] = "c"

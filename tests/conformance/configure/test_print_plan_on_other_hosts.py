@@ -87,7 +87,7 @@ def test_the_script_fails_where_another_thing_comes_out(host: ControlPlaneHost, 
     assert run_script(head + run + tail.replace(digest, "0" * 64), tmp_path).code != 0
 
 
-def test_what_is_merged_into_has_to_be_the_same(host: ControlPlaneHost, tmp_path: Path):
+def test_the_configuration_to_merge_with_has_to_be_the_same(host: ControlPlaneHost, tmp_path: Path):
     own = host.k / "scheduler-config.yaml"
     own.write_text(OWN_CONFIGURATION)
     write_own_configuration(host, str(own))
@@ -126,5 +126,5 @@ def test_manifests_may_differ_from_host_to_host(host: ControlPlaneHost, tmp_path
 
 
 @pytest.mark.parametrize("flags", [["--check"], ["--restore"], ["--uninstall"], ["--mode", "kubeadm"]])
-def test_what_it_does_not_go_with(host: ControlPlaneHost, flags):
+def test_flags_that_contradict_print_plan(host: ControlPlaneHost, flags):
     assert host.run("--print-plan", *flags).code == 2

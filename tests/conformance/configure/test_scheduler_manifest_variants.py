@@ -126,7 +126,7 @@ def test_a_document_marker_stays(host):
         (b"a" * (2**20 + 1), "bytes"),
     ],
 )
-def test_what_is_no_pod(host, text, says):
+def test_a_text_that_is_no_pod_is_refused(host, text, says):
     assert says in assert_refused(host, text)
 
 
@@ -224,7 +224,7 @@ def test_entries_of_the_older_configurator_are_taken_over(host):
 
 
 @case("71b", "replaced where it stands")
-def test_what_the_older_script_left_is_taken_over(host):
+def test_entries_of_the_older_script_are_taken_over(host):
     program, *flags = POD["spec"]["containers"][0]["command"]
     assert_accepted(
         host,

@@ -632,7 +632,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
 
 
 @pytest.mark.parametrize(("facts", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
-def test_what_is_found(facts: Facts, expected: set[str]) -> None:
+def test_each_defect_has_its_findings(facts: Facts, expected: set[str]) -> None:
     report = check_runner.examine(facts)
     grave = {finding.id for finding in report.findings if finding.severity != "note"}
     assert grave == expected, report.findings
@@ -777,7 +777,7 @@ def test_every_finding_has_a_case() -> None:
     assert set().union(*(expected for _, _, expected in CASES)) == set(CATALOGUE)
 
 
-def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
+def test_an_unreadable_fact_is_reported_once_with_the_missing_right() -> None:
     facts = SOUND._replace(
         node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
     )
@@ -794,7 +794,7 @@ def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
     assert not set(names) & set(report.checked)
 
 
-def test_what_is_skipped_is_neither_told_nor_missed() -> None:
+def test_skipped_findings_are_neither_reported_nor_listed_as_unchecked() -> None:
     facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
     report = check_runner.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
     assert report.has_no_errors_or_warnings
@@ -821,7 +821,7 @@ def test_programs_of_other_namespaces_are_a_note() -> None:
     assert "-n web" in finding.remedy
 
 
-def test_of_very_many_only_some_are_told() -> None:
+def test_only_the_first_of_many_equal_findings_are_listed() -> None:
     many = tuple(POD._replace(policy=f"ghost-{at}") for at in range(100))
     report = check_runner.examine(SOUND._replace(pods=many))
     assert len(report.findings) == 11
@@ -840,7 +840,7 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
         assert {finding.id for finding in check_runner.examine(facts).findings} == expected
 
 
-def test_what_two_entries_ask_together_is_asked() -> None:
+def test_two_entries_may_share_the_verbs_of_their_agents() -> None:
     """This occurs after a migration from two systems: one entry for policies, and one for GPUs."""
     telemetry = {
         **ENTRY,
@@ -859,7 +859,7 @@ def test_what_two_entries_ask_together_is_asked() -> None:
     assert report.findings == []
 
 
-def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
+def test_an_entry_for_its_own_pod_needs_no_scores_of_other_replicas() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {
         **PLAIN,

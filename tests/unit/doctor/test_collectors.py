@@ -527,7 +527,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     assert (slot.verdict.codes[:-1] > 0).sum() == rejected
 
 
-def test_who_may_read_nothing_is_told_each_right() -> None:
+def test_an_account_without_rights_gets_each_missing_right() -> None:
     report = check_runner.examine(facts({}, ("/api", "/apis")))
     assert not report.has_no_errors_or_warnings
     rights = " ".join(finding.expected for finding in report.findings)

@@ -120,7 +120,7 @@ def test_configz_has_the_names_of_gos_fields() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2"]
 )
-def test_what_is_no_configuration_has_a_problem(text: bytes) -> None:
+def test_a_text_without_configuration_has_a_problem(text: bytes) -> None:
     configuration = scheduler_configuration.parse(text)
     assert configuration.problems
     assert not configuration.profiles
@@ -207,7 +207,7 @@ def pod(**container: Any) -> Workload:
         ({"command": ["/bin/sh", "-c", "echo 'unclosed"]}, False),
     ],
 )
-def test_what_a_container_runs(container: Any, runs: bool) -> None:
+def test_a_container_runs_a_program_by_its_command_or_image(container: Any, runs: bool) -> None:
     assert objects.runs(pod(**container).containers[0], "kube-scheduler") == runs
 
 

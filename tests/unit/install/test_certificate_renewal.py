@@ -55,7 +55,7 @@ def accept_each_other(server: PeerCertificates, client: PeerCertificates, at: da
     return accepts_peer(server, client, at, server=True) and accepts_peer(client, server, at, server=False)
 
 
-def test_what_is_made_works_and_is_kept_until_a_third_of_its_time_is_left() -> None:
+def test_new_certificates_are_kept_until_a_third_of_their_time_is_left() -> None:
     certificates = issue_certificates()
     assert accept_each_other(*certificates, NOW)
     assert next_step(certificates, NOW) == next_step(certificates, NOW + 59 * DAY) == "nothing"
@@ -66,7 +66,7 @@ def test_what_is_made_works_and_is_kept_until_a_third_of_its_time_is_left() -> N
     assert next_step(ConnectionCertificates(), NOW) == "make"
 
 
-def test_nobody_is_refused_whichever_side_is_a_step_behind() -> None:
+def test_connections_succeed_with_either_side_one_step_behind() -> None:
     first = issue_certificates()
     second = announce_authority(first)
     third = certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
@@ -157,7 +157,7 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
     assert getattr(after, other).cert == getattr(certificates, other).cert
 
 
-def test_what_is_over_is_replaced_without_waiting() -> None:
+def test_expired_certificates_are_replaced_without_waiting() -> None:
     certificates = issue_certificates()
     plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 91 * DAY)
     assert plan.step == "make"
@@ -254,7 +254,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
 
 
-def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_is_to_be_asked() -> None:
+def test_an_ending_certificate_of_the_clusters_signer_requires_the_step_sign() -> None:
     signer = CertificateIssuer("kubernetes", NOW, 30 * DAY)
     leaf = signer.client(SPEC.client_name)
     server, client = issue_certificates()
@@ -296,7 +296,7 @@ def test_no_authoritys_key_is_in_anything() -> None:
         ({"switch_after": -DAY}, "--switch-after"),
     ],
 )
-def test_a_wish_that_cannot_be_is_told(changed: dict, words: str) -> None:
+def test_an_impossible_spec_is_refused(changed: dict, words: str) -> None:
     if not words:
         certificate_renewal.check_certificate_spec(SPEC._replace(**changed))
         return
@@ -331,7 +331,7 @@ def test_the_request_is_for_a_client_only() -> None:
     }
 
 
-def test_cert_manager_is_told_the_same_names_and_uses() -> None:
+def test_cert_manager_objects_have_the_same_names_and_usages() -> None:
     manifests = certificate_secrets.build_cert_manager_objects(
         SPEC._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
     )

@@ -37,7 +37,7 @@ def test_any_other_is_gone_with_the_container(folder: str) -> None:
     assert (problem.field, problem.found.split()[0]) == ("--cert-dir", folder)
 
 
-def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
+def test_a_folder_with_another_path_on_the_host_is_reported_once() -> None:
     folders = [
         "/etc/kubernetes/manifests",
         "/srv/a b/c",

@@ -79,7 +79,7 @@ def test_all_pods_are_filtered_where_somebody_wants_it() -> None:
     )
 
 
-def test_an_entry_for_each_agent_has_what_that_agent_needs() -> None:
+def test_an_entry_for_each_agent_has_the_fields_of_that_agent() -> None:
     guard, binder, rank = entries(
         GUARD, BINDER, RANK, one_entry_per_agent=True, weights={"": 7, "binder": 20}
     )
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[list[AgentRole], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("roles", "wish", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_would_not_work_or_say_yes_by_silence_is_refused(
+def test_options_that_do_not_work_or_do_not_fail_closed_are_refused(
     roles: list[AgentRole], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:

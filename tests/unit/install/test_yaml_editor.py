@@ -41,7 +41,7 @@ STYLES = st.sampled_from(
 
 @settings(deadline=None)
 @given(old=MAPS, new=MAPS, style=STYLES)
-def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
+def test_an_edited_text_has_the_expected_value_or_is_refused(old, new, style):
     document = yaml_editor.parse_document(style(old).encode(), "t")
     try:
         text = yaml_editor.rewrite_document(document, new)
