@@ -455,11 +455,8 @@ class Facts(NamedTuple):
             if isinstance(configuration, UnavailableFact):
                 hidden.append(configuration)
             else:
-                registrations += [
-                    Registration(scheduler, configuration, entry)
-                    for entry in configuration.entries
-                    if entry.is_nodewise
-                ]
+                entries = configuration.nodewise_entries
+                registrations += [Registration(scheduler, configuration, entry) for entry in entries]
         # the hidden configurations need not have an entry, too; in native mode none needs one
         is_native = bool(self.controllers) and not self.extenders
         changes: dict[str, Any] = {"is_minor": True} if registrations or is_native else {}

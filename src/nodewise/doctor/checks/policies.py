@@ -19,7 +19,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     native_mode_workloads,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, Severity, check, finding, list_first
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.metrics import source_table
 from nodewise.policies import policy_status_fields
@@ -87,11 +87,10 @@ def check_pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[F
     for (namespace, name), names in sorted(missing.items()):
         elsewhere = sorted(other for other, same in existing if same == name)
         hint = f"; one exists in {', '.join(elsewhere[:_MAX_LISTED])}" if elsewhere else ""
-        actual = (
-            f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({format_names(names)}){hint}"
-        )
-        where = f"TASPolicy/{namespace}/{name}"
-        yield finding("policy-unknown", where, actual, f"a TASPolicy in namespace {namespace}")
+        count = f"{len(names)} pods name" if len(names) > 1 else "1 pod names"
+        actual = f"{count} it ({format_names(names)}){hint}"
+        expected = f"a TASPolicy in namespace {namespace}"
+        yield finding("policy-unknown", f"TASPolicy/{namespace}/{name}", actual, expected)
 
 
 @check("policy-label-misspelt")
@@ -115,24 +114,38 @@ def check_kinds_are_served(kinds_not_served: tuple[str, ...]) -> Iterator[Findin
         yield finding("kind-not-served", where, "the API server does not serve it", "the file of deploy/crds")
 
 
-@check("policy-without-effect")
-def check_policy_problems(policies: Policies) -> Iterator[Finding]:
+@check("policy-without-effect", "namespace-not-trusted", "namespace-over-budget", "policy-condition")
+def check_policy_status(policies: Policies) -> Iterator[Finding]:
+    """Problems of the spec, and the verdict of the replicas from the status. Rules that are enforced are noted."""
     for policy in policies:
+        where = policy.where
         if policy.problems:
-            more = len(policy.problems) - _MAX_LISTED
-            actual = "; ".join(policy.problems[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-            yield finding("policy-without-effect", policy.where, actual, "fields that can be read")
-
-
-@check("policy-without-effect")
-def check_policies_beyond_limit(policies: Policies) -> Iterator[Finding]:
-    for policy in policies:
+            actual = list_first(policy.problems, _MAX_LISTED, "; ")
+            yield finding("policy-without-effect", where, actual, "fields that can be read")
         if policy.not_enforced:
             actual = f"is not enforced: {policy.not_enforced}"
             remedy = "remove policies that are not needed; the oldest ones are enforced"
-            yield finding(
-                "policy-without-effect", policy.where, actual, "a policy with effect", remedy=remedy
-            )
+            yield finding("policy-without-effect", where, actual, "a policy with effect", remedy=remedy)
+        if policy.not_trusted:
+            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
+            expected = "a trusted namespace"
+            yield finding("namespace-not-trusted", where, policy.not_trusted, expected, remedy=remedy)
+        if policy.over_budget:
+            expected = "a policy within the budgets"
+            yield finding("namespace-over-budget", where, policy.over_budget, expected)
+        for kind, message in policy.true_conditions:
+            if remedy := _CONDITION_REMEDIES.get(kind, ""):
+                actual, expected = f"{kind}: {message}", f"the condition {kind} is not True"
+                severity: Severity | None = "note" if kind in _NOTED_CONDITIONS else None
+                yield finding("policy-condition", where, actual, expected, remedy=remedy, severity=severity)
+
+
+@check("all-namespaces-trusted")
+def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
+    for listed in (*extenders, *controllers):
+        if listed.is_set("trust_all_namespaces"):
+            where, expected = listed.workload.where, "trust for single namespaces"
+            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
 
 
 @check("all-nodes-rejected")
@@ -146,22 +159,6 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
             together.setdefault((alone, policy.all_rejected), []).append(policy.where)
     for (_, actual), names in together.items():
         yield finding("all-nodes-rejected", format_names(names), actual, "a node that passes all policies")
-
-
-@check("policy-condition")
-def check_problem_conditions(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the status of policies. Rules that are enforced are noted."""
-    for policy in policies:
-        for kind, message in policy.true_conditions:
-            if remedy := _CONDITION_REMEDIES.get(kind):
-                yield finding(
-                    "policy-condition",
-                    policy.where,
-                    f"{kind}: {message}",
-                    f"the condition {kind} is not True",
-                    remedy=remedy,
-                    severity="note" if kind in _NOTED_CONDITIONS else None,
-                )
 
 
 @check("policy-without-effect")
@@ -256,31 +253,22 @@ def _first_pods_not_sent(pods: Pods, schedulers: Schedulers) -> dict[str, tuple[
     return not_sent
 
 
-def _reason_pod_is_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
+def _reason_pod_is_not_sent(
+    pod: PodInfo, configurations: list[SchedulerConfiguration]
+) -> str:  # complexity: schedulers, entries and resources of one pod
     """Why its scheduler does not send a pod to nodewise; empty if it does, or if that is unknown."""
-    if not configurations:
-        return _format_missing_request(pod, [{SCHEDULING_RESOURCE}])
-    serving = [
-        configuration
-        for configuration in configurations
-        if configuration.has_profile_for_scheduler(pod.scheduler_name)
+    serving = [item for item in configurations if item.has_profile_for_scheduler(pod.scheduler_name)]
+    filters = [
+        {resource.name for resource in entry.managed_resources}
+        for configuration in serving
+        for entry in configuration.nodewise_entries
+        if entry.filter_verb and entry_calls_telemetry_agent(entry)
     ]
-    entries = [entry for configuration in serving for entry in configuration.entries]
-    if filters := list(filter(_entry_filters_by_policy, entries)):
-        return _format_missing_request(
-            pod, [{resource.name for resource in entry.managed_resources} for entry in filters]
-        )
-    # without any entry of nodewise, extender-not-registered reports it
-    is_known = bool(serving) and any(map(_configuration_has_nodewise, configurations))
-    return f"and its scheduler {pod.scheduler_name} does not call nodewise to filter" if is_known else ""
-
-
-def _configuration_has_nodewise(configuration: SchedulerConfiguration) -> bool:
-    return any(entry.is_nodewise for entry in configuration.entries)
-
-
-def _entry_filters_by_policy(entry: ExtenderEntry) -> bool:
-    return entry.is_nodewise and bool(entry.filter_verb) and entry_calls_telemetry_agent(entry)
+    if filters or not configurations:
+        return _format_missing_request(pod, filters or [{SCHEDULING_RESOURCE}])
+    if not serving or not any(configuration.nodewise_entries for configuration in configurations):
+        return ""  # without any entry of nodewise, extender-not-registered reports it
+    return f"and its scheduler {pod.scheduler_name} does not call nodewise to filter"
 
 
 def _format_missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
@@ -298,65 +286,31 @@ def check_policies_against_node_sample(
     """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
     filtering = [policy for policy in policies if policy.rejecting_part]
     for registration in registrations:
-        if not registration.entry.filter_verb or not entry_calls_telemetry_agent(registration.entry):
-            continue
-        configuration = registration.configuration
-        for profile in configuration.profiles:
-            share = configuration.percentage if profile.percentage is None else profile.percentage
-            size = feasible_nodes_to_find(node_count, share)
-            for policy in filtering if size < node_count else ():
-                yield from _check_node_sample_of_policy(
-                    policy, pods, profile.scheduler_name, (size, node_count)
-                )
+        if registration.entry.filter_verb and entry_calls_telemetry_agent(registration.entry):
+            configuration = registration.configuration
+            for profile in configuration.profiles:
+                share = configuration.percentage if profile.percentage is None else profile.percentage
+                size = feasible_nodes_to_find(node_count, share)
+                for policy in filtering if size < node_count else ():
+                    yield from _check_node_sample(policy, pods, profile.scheduler_name, size, node_count)
 
 
-def _check_node_sample_of_policy(
-    policy: PolicyEvaluation, pods: Pods, scheduler_name: str, sizes: tuple[int, int]
+def _check_node_sample(
+    policy: PolicyEvaluation, pods: Pods, scheduler_name: str, size: int, node_count: int
 ) -> Iterator[Result]:
-    """`sizes`: of the sample and of the cluster."""
-    size, node_count = sizes
-    if policy.rejected_nodes is None:
+    """`size`: of the sample."""
+    rejected = policy.rejected_nodes
+    if rejected is None:
         reason = "it is unknown how many nodes it rejects"
         yield NotChecked("sample-too-small", UnavailableFact(policy.where, reason, remedy=_STATUS_REMEDY))
         return
     own = [pod for pod in pods if policy.where in pod.policies]
     is_avoided = bool(own) and all(pod.avoids_violating for pod in own)
-    if size <= policy.rejected_nodes < node_count and not is_avoided:
-        actual = (
-            f"rejects {policy.rejected_nodes:,} of {node_count:,} nodes ({policy.source}), and {scheduler_name}"
-            f" looks at {size:,}"
-        )
+    if size <= rejected < node_count and not is_avoided:
+        nodes = f"{rejected:,} of {node_count:,} nodes ({policy.source})"
+        actual = f"rejects {nodes}, and {scheduler_name} looks at {size:,}"
         expected = f"fewer than {size:,} rejected, a larger sample, or the node affinity"
         yield finding("sample-too-small", policy.where, actual, expected)
-
-
-@check("namespace-not-trusted")
-def check_namespace_trust(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the policy's status."""
-    for policy in policies:
-        if policy.not_trusted:
-            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
-            expected = "a trusted namespace"
-            yield finding("namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy)
-
-
-@check("namespace-over-budget")
-def check_namespace_budgets(policies: Policies) -> Iterator[Finding]:
-    """The verdict of the replicas, from the policy's status."""
-    for policy in policies:
-        if policy.over_budget:
-            yield finding(
-                "namespace-over-budget", policy.where, policy.over_budget, "a policy within the budgets"
-            )
-
-
-@check("all-namespaces-trusted")
-def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
-    for listed in (*extenders, *controllers):
-        if listed.is_set("trust_all_namespaces"):
-            expected = "trust for single namespaces"
-            where = listed.workload.where
-            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
 
 
 @check("metrics-api-unavailable")
@@ -377,7 +331,7 @@ _METRICS_API_UNAVAILABLE: Final = UnavailableFact(
 
 
 @check("metric-missing", "metric-names-mismatch")
-def check_metrics_have_values(
+def check_metrics_have_values(  # complexity: the sources of a coverage in their order
     policies: Policies,
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
     metrics_apis: tuple[MetricsApiStatus, ...] | None = None,
@@ -385,19 +339,24 @@ def check_metrics_have_values(
 ) -> Iterator[Result]:
     """Metrics without values. The replicas' own counts decide; without them, the values that doctor reads."""
     without_finding = dict.fromkeys(policies)
-    for metric, users in _policies_by_metric(policies):
+    users_by_metric: dict[str, list[PolicyEvaluation]] = {}
+    for policy in policies:
+        for metric in policy.metrics:
+            users_by_metric.setdefault(metric, []).append(policy)
+    is_available = metrics_apis is not None and all(api.available for api in metrics_apis)
+    for metric, users in sorted(users_by_metric.items()):
         coverage = _metric_coverage(metric, users, metrics or {}, replica_metrics)
         if isinstance(coverage, UnavailableFact):
-            missing = coverage if _are_metrics_apis_available(metrics_apis) else _METRICS_API_UNAVAILABLE
+            missing = coverage if is_available else _METRICS_API_UNAVAILABLE
             yield from (NotChecked(id_, missing) for id_ in check_metrics_have_values.ids)
         elif coverage is not None:
             yield from _check_metric_coverage(metric, users, coverage)
             for policy in () if coverage.nodes else users:
                 without_finding.pop(policy, None)
-    yield from _check_policy_status(without_finding)
+    yield from _check_metrics_in_status(without_finding)
 
 
-def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
+def _check_metrics_in_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
     """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
     for policy in policies:
         missing = policy_status_fields.parse_missing_metrics(policy.unavailable_metrics)
@@ -409,46 +368,25 @@ def _check_policy_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Findi
             yield finding("metric-missing", policy.where, short(policy.unavailable_metrics), expected)
 
 
-def _are_metrics_apis_available(metrics_apis: tuple[MetricsApiStatus, ...] | None) -> bool:
-    """Whether the metrics APIs are available; if not, metrics-api-unavailable reports it."""
-    return metrics_apis is not None and all(api.available for api in metrics_apis)
-
-
-def _policies_by_metric(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
-    """All metrics with the policies that name them."""
-    users: dict[str, list[PolicyEvaluation]] = {}
-    for policy in policies:
-        for metric in policy.metrics:
-            users.setdefault(metric, []).append(policy)
-    return sorted(users.items())
-
-
-def _metric_coverage(
+def _metric_coverage(  # complexity: the sources of a coverage in their order
     metric: str,
     policies: list[PolicyEvaluation],
     metrics: Mapping[str, MetricCoverage | UnavailableFact],
     replica_metrics: tuple[ReplicaMetrics, ...],
 ) -> MetricCoverage | UnavailableFact | None:
     """The coverage of a metric by the replicas' counts, its source or a policy's status; None if it is unknown."""
-    known = [replica for replica in replica_metrics if metric in replica.metric_nodes]
-    if known:
-        return _metric_coverage_of_replicas(metric, policies, known)
+    if known := [replica for replica in replica_metrics if metric in replica.metric_nodes]:
+        nodes = max(replica.metric_nodes[metric] for replica in known)
+        unmatched = max(replica.unmatched.get(metric, 0) for replica in known)
+        text, remedy = ("", "") if nodes else _cause_in_status(metric, policies)
+        where = (f"{unmatched} series",) if unmatched else ()
+        return MetricCoverage(nodes, where, text or f"from {known[0].pod}", remedy)
     if metric in metrics:
         return metrics[metric]
     if any(metric in policy.missing_metrics for policy in policies):
         text, remedy = _cause_in_status(metric, policies)
         return MetricCoverage(0, (), text or "it was never fetched, according to the policy's status", remedy)
     return None
-
-
-def _metric_coverage_of_replicas(
-    metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
-) -> MetricCoverage:
-    nodes = max(replica.metric_nodes[metric] for replica in replica_metrics)
-    unmatched = max(replica.unmatched.get(metric, 0) for replica in replica_metrics)
-    text, remedy = ("", "") if nodes else _cause_in_status(metric, policies)
-    where = (f"{unmatched} series",) if unmatched else ()
-    return MetricCoverage(nodes, where, text or f"from {replica_metrics[0].pod}", remedy)
 
 
 def _cause_in_status(metric: str, policies: Iterable[PolicyEvaluation]) -> tuple[str, str]:

@@ -350,7 +350,7 @@ async def _collect_nodewise_entries(
     workload = scheduler.workload
     container = find_container(workload, runs_kube_scheduler) if workload else None
     files = _EntryFiles(session, workload, container, is_named)
-    entries = [entry for entry in scheduler.configuration.entries if entry.is_nodewise]
+    entries = scheduler.configuration.nodewise_entries
     results = await asyncio.gather(*(_read_entry_certificates_and_server(files, entry) for entry in entries))
     by_number = {entry.number: result for entry, result in zip(entries, results, strict=True)}
     return scheduler._replace(

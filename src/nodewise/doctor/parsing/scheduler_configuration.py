@@ -5,9 +5,7 @@ Field names match in any case, as /configz prints kube-scheduler's internal type
 """
 
 import base64
-import binascii
 import re
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -92,6 +90,10 @@ class SchedulerConfiguration(NamedTuple):
     problems: tuple[str, ...] = ()
     """Fields whose value has the wrong type."""
 
+    @property
+    def nodewise_entries(self) -> tuple[ExtenderEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.is_nodewise)
+
     def has_profile_for_scheduler(self, scheduler_name: str) -> bool:
         return any(profile.scheduler_name == scheduler_name for profile in self.profiles)
 
@@ -116,21 +118,21 @@ def parse_configz(value: Any) -> SchedulerConfiguration:
     return read(value, has_kind=False)
 
 
-def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
+def read(
+    value: Any, *, has_kind: bool = True
+) -> SchedulerConfiguration:  # complexity: one condition for each field
     """A configuration from a document; `has_kind` if it must have its kind."""
     if not isinstance(value, dict):
         return _invalid_configuration(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
     kind = get_field_ignoring_case(value, "kind")
     if has_kind and kind != "KubeSchedulerConfiguration":
         return _invalid_configuration(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
-    extenders, profiles = (
-        get_field_ignoring_case(value, "extenders"),
-        get_field_ignoring_case(value, "profiles"),
-    )
+    extenders, profiles = (get_field_ignoring_case(value, name) for name in ("extenders", "profiles"))
     items = get_list(extenders)[:_MAX_ENTRIES]
     problems = [
-        *_problems_of_list_field("extenders", extenders),
-        *_problems_of_list_field("profiles", profiles),
+        f"{name}: found {shown(listed)}, expected a list"
+        for name, listed in (("extenders", extenders), ("profiles", profiles))
+        if not isinstance(listed, list | None)
     ]
     problems += [
         f"extenders[{at}]: expected an object" for at, item in enumerate(items) if not isinstance(item, dict)
@@ -141,11 +143,6 @@ def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
     return SchedulerConfiguration(
         listed or (Profile(DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
     )
-
-
-def _problems_of_list_field(name: str, value: Any) -> list[str]:
-    is_list = value is None or isinstance(value, list)
-    return [] if is_list else [f"{name}: found {shown(value)}, expected a list"]
 
 
 def split_url(url: str) -> tuple[str, str, str, int]:
@@ -178,19 +175,20 @@ def _parse_profile(value: Any) -> Profile:
 
 def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
     tls, url = get_field_ignoring_case(value, "tlsConfig"), _get_text_field(value, "urlPrefix")
-    filter_verb, prioritize_verb = (
-        _get_text_field(value, "filterVerb"),
-        _get_text_field(value, "prioritizeVerb"),
-    )
-    preempt_verb, bind_verb = _get_text_field(value, "preemptVerb"), _get_text_field(value, "bindVerb")
-    is_nodewise, agent = _identify_agent_by_url(url, (filter_verb, prioritize_verb, preempt_verb, bind_verb))
+    filter_verb, prioritize_verb, preempt_verb, bind_verb = verbs = [
+        _get_text_field(value, f"{name}Verb") for name in ("filter", "prioritize", "preempt", "bind")
+    ]
+    path = split_url(url)[2].rstrip("/")
+    paths = (f"{path}/{verb}"[:_MAX_PATH] for verb in verbs if verb)
+    match = next(filter(None, map(_NODEWISE_PATH.match, paths)), None)
+    resources = get_list(get_field_ignoring_case(value, "managedResources"))
     return ExtenderEntry(
-        number=number,
-        url=url,
-        filter_verb=filter_verb,
-        prioritize_verb=prioritize_verb,
-        preempt_verb=preempt_verb,
-        bind_verb=bind_verb,
+        number,
+        url,
+        filter_verb,
+        prioritize_verb,
+        preempt_verb,
+        bind_verb,
         weight=get_number(get_field_ignoring_case(value, "weight")),
         node_cache_capable=get_field_ignoring_case(value, "nodeCacheCapable") is True,
         http_timeout=_format_timeout_field(get_field_ignoring_case(value, "httpTimeout")),
@@ -205,26 +203,14 @@ def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
         cert_data=_decode_base64_field(tls, "certData"),
         key_data=certificates.public_key(_decode_base64_field(tls, "keyData")),
         has_key_data=bool(get_field_ignoring_case(tls, "keyData")),
-        managed_resources=tuple(_managed_resources(value)),
-        agent=agent,
-        is_nodewise=is_nodewise,
+        managed_resources=tuple(
+            ManagedResource(name, get_field_ignoring_case(item, "ignoredByScheduler") is True)
+            for item in resources
+            if (name := _get_text_field(item, "name"))
+        ),
+        agent=(match["agent"] or "") if match else "",
+        is_nodewise=match is not None,
     )
-
-
-def _identify_agent_by_url(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether the paths are nodewise's, and the agent that they name."""
-    path = split_url(url)[2].rstrip("/")
-    for verb in filter(None, verbs):
-        match = _NODEWISE_PATH.match(f"{path}/{verb}"[:_MAX_PATH])
-        if match:
-            return True, match["agent"] or ""
-    return False, ""
-
-
-def _managed_resources(value: Any) -> Iterator[ManagedResource]:
-    for item in get_list(get_field_ignoring_case(value, "managedResources")):
-        if name := _get_text_field(item, "name"):
-            yield ManagedResource(name, get_field_ignoring_case(item, "ignoredByScheduler") is True)
 
 
 def _get_text_field(value: Any, key: str) -> str:
@@ -242,5 +228,5 @@ def _decode_base64_field(value: Any, key: str) -> bytes:
     """A base64 field of the configuration."""
     try:
         return base64.b64decode(_get_text_field(value, key), validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         return b""
