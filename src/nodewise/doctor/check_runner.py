@@ -2,17 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import datetime
 from itertools import groupby
 from typing import Final
 
 from nodewise.base import clock
 from nodewise.base.errors import short
-from nodewise.doctor.checks import certificates, extender_entries, native_mode, workloads_and_nodes
-from nodewise.doctor.checks import policies as metric_coverage
-from nodewise.doctor.checks import policies as policy_namespaces
-from nodewise.doctor.checks import policies as telemetry_policies
-from nodewise.doctor.facts import Facts, LeaderLease, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.checks import certificates, extender_entries, native_mode, policies, workloads_and_nodes
+from nodewise.doctor.facts import Facts, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -21,25 +17,12 @@ from nodewise.doctor.findings import (
     Finding,
     NotChecked,
     Report,
-    Result,
     Severity,
     finding,
+    list_first,
 )
-from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
 
-_MODULES: Final = (
-    extender_entries,
-    extender_entries,
-    certificates,
-    telemetry_policies,
-    metric_coverage,
-    native_mode,
-    native_mode,
-    policy_namespaces,
-    workloads_and_nodes,
-    workloads_and_nodes,
-    workloads_and_nodes,
-)
+_MODULES: Final = (extender_entries, certificates, policies, native_mode, workloads_and_nodes)
 CHECKS: Final = tuple(
     value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)
 )
@@ -58,31 +41,24 @@ def fields_of_needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
     return frozenset().union(*(check.fields for check in _checks_not_skipped(skip)))
 
 
-def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
+def examine(
+    facts: Facts, skip: Collection[str] = ()
+) -> Report:  # complexity: findings and reasons of one pass
     """The report without the findings to skip: by severity, then in the order of the catalogue."""
-    results = dict.fromkeys(_run_checks(facts, skip))
+    checks = _checks_not_skipped(skip)
+    results = dict.fromkeys(
+        result for check in checks for result in check.run(facts) if result.id not in skip
+    )
     findings = [result for result in results if isinstance(result, Finding)]
     missing = [result for result in results if isinstance(result, NotChecked)]
     findings += [] if NOT_CHECKED in skip else _findings_of_missing_facts(missing)
-    reasons = _reasons_not_checked(missing)
-    checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *reasons, NOT_CHECKED}]
-    examined = tuple(_describe_examined(facts, fields_of_needed_facts(skip)))
-    return Report(
-        _limit_findings(sorted(findings, key=_finding_sort_key)), checked, list(reasons.items()), examined
-    )
-
-
-def _run_checks(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
-    for check in _checks_not_skipped(skip):
-        yield from (result for result in check.run(facts) if result.id not in skip)
-
-
-def _reasons_not_checked(missing: Iterable[NotChecked]) -> dict[str, str]:
-    """Why checks were not made, by id, in the order of the catalogue."""
     by_id: dict[str, dict[str, None]] = {}
     for id_, unavailable in missing:
         by_id.setdefault(id_, {})[f"{unavailable.what}: {unavailable.reason}"] = None
-    return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
+    reasons = [(id_, short("; ".join(by_id[id_]))) for id_ in CATALOGUE if id_ in by_id]
+    checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *by_id, NOT_CHECKED}]
+    examined = tuple(_describe_examined(facts, fields_of_needed_facts(skip)))
+    return Report(_limit_findings(sorted(findings, key=_finding_sort_key)), checked, reasons, examined)
 
 
 def _finding_sort_key(item: Finding) -> tuple[int, int, str, str]:
@@ -112,8 +88,8 @@ def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Findin
     for result in missing:
         by_fact.setdefault(result.unavailable, {})[result.id] = None
     for unavailable, ids in by_fact.items():
-        more = f" and {len(ids) - _MAX_LISTED} more checks" if len(ids) > _MAX_LISTED else ""
-        actual = f"{unavailable.reason}; not checked: {', '.join(list(ids)[:_MAX_LISTED])}{more}"
+        names = list_first(list(ids), _MAX_LISTED) + (" checks" if len(ids) > _MAX_LISTED else "")
+        actual = f"{unavailable.reason}; not checked: {names}"
         expected = f"the right to {unavailable.right}" if unavailable.right else "to be readable"
         remedy = unavailable.remedy
         if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
@@ -122,16 +98,14 @@ def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Findin
         yield finding(NOT_CHECKED, unavailable.what, actual, expected, remedy=remedy, severity=severity)
 
 
-def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
+def _describe_examined(
+    facts: Facts, fields: frozenset[str]
+) -> Iterator[str]:  # complexity: one condition for each fact
     """What was examined, in words."""
     values = {name: getattr(facts, name) for name in fields}
     read = {name: value for name, value in values.items() if not isinstance(value, UnavailableFact)}
     if "schedulers" in read:
-        where = [
-            scheduler.where
-            for scheduler in read["schedulers"]
-            if isinstance(scheduler.configuration, SchedulerConfiguration)
-        ]
+        where = [scheduler.where for scheduler in read["schedulers"] if scheduler.is_readable]
         names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
         yield f"{_format_count(len(where), 'configuration')} of kube-scheduler{names}"
     if "extenders" in read:
@@ -142,23 +116,17 @@ def _describe_examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
         yield _format_count(read["node_count"], "node")
     if "policies" in read:
         yield from _describe_policies(read["policies"])
-    yield from _describe_last_evaluation(read.get("leases", ()), facts.now)
-
-
-def _describe_last_evaluation(leases: Sequence[LeaderLease], now: datetime) -> Iterator[str]:
-    """How long ago a leader evaluated the policies, at least a second; nothing if that is not known."""
-    if evaluated := [lease.evaluated for lease in leases if lease.evaluated]:
-        age_s = max(round((now - max(evaluated)).total_seconds()), 1)
+    if evaluated := [lease.evaluated for lease in read.get("leases", ()) if lease.evaluated]:
+        age_s = max(round((facts.now - max(evaluated)).total_seconds()), 1)
         yield f"the last evaluation of policies ({clock.format_duration(age_s)} ago)"
 
 
-def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> Iterator[str]:
+def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> list[str]:
     """The number of policies of each kind that has any."""
     counts = Counter(policy.kind for policy in policies if isinstance(policy, PolicyEvaluation))
-    if not counts:
-        yield "0 policies"
-    for kind, count in sorted(counts.items()):
-        yield _format_count(count, kind, f"{kind.removesuffix('y')}ies")
+    return [
+        _format_count(count, kind, f"{kind.removesuffix('y')}ies") for kind, count in sorted(counts.items())
+    ] or ["0 policies"]
 
 
 def _format_count(number: int, name: str, plural: str = "") -> str:

@@ -222,6 +222,10 @@ class SchedulerInfo(NamedTuple):
     services: Mapping[int, Service | UnavailableFact] = {}
 
     @property
+    def is_readable(self) -> bool:
+        return not isinstance(self.configuration, UnavailableFact)
+
+    @property
     def profiles(self) -> tuple[Profile, ...]:
         """Of the configuration; empty if it is unavailable."""
         return () if isinstance(self.configuration, UnavailableFact) else self.configuration.profiles

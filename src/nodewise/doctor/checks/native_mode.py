@@ -79,7 +79,7 @@ def check_native_pod_admission(
 
 
 @check("pod-admission-missing")
-def check_extender_pod_admission(
+def check_extender_pod_admission(  # complexity: the conditions of one finding
     policies: Policies,
     registrations: Registrations,
     pod_admission: PodAdmission,
@@ -87,30 +87,23 @@ def check_extender_pod_admission(
     extenders: Extenders = (),
     controllers: Controllers = (),
 ) -> Iterator[Finding]:
-    """Whether selected pods get the request by which kube-scheduler sends them to nodewise."""
-    managed = _managed_resources(registrations)
-    if not managed or native_mode_workloads(extenders, controllers):
-        return
-    selecting = [
-        policy
-        for policy in policies
-        if policy.strategies and not policy.not_enforced and not _all_pods_request(policy, pods, managed)
-    ]
-    yield from _check_shipped_policies(selecting, _EXTENDER_POLICIES, pod_admission, _EXTENDER_FILE)
-
-
-def _managed_resources(registrations: Registrations) -> set[str]:
-    """The resources by which kube-scheduler selects pods for the telemetry agent; none if an entry gets all pods."""
+    """Whether selected pods get the request by which kube-scheduler sends them to nodewise. It sends all pods if an
+    entry for the telemetry agent has no managed resources.
+    """
     entries = [item.entry for item in registrations if entry_calls_telemetry_agent(item.entry)]
-    if not all(entry.managed_resources for entry in entries):
-        return set()
-    return {resource.name for entry in entries for resource in entry.managed_resources}
+    managed = {resource.name for entry in entries for resource in entry.managed_resources}
+    if native_mode_workloads(extenders, controllers) or not all(entry.managed_resources for entry in entries):
+        return
 
+    def all_pods_request(policy: PolicyEvaluation) -> bool:
+        """Whether the policy has pods, and all request a managed resource themselves."""
+        own = [pod for pod in pods if policy.where in pod.policies]
+        return bool(own) and all(managed & {*pod.resources} for pod in own)
 
-def _all_pods_request(policy: PolicyEvaluation, pods: Pods, managed: set[str]) -> bool:
-    """Whether the policy has pods, and all request a managed resource themselves."""
-    own = [pod for pod in pods if policy.where in pod.policies]
-    return bool(own) and all(managed & {*pod.resources} for pod in own)
+    selecting = [policy for policy in policies if policy.strategies and not policy.not_enforced]
+    if managed:
+        needing = [policy for policy in selecting if not all_pods_request(policy)]
+        yield from _check_shipped_policies(needing, _EXTENDER_POLICIES, pod_admission, _EXTENDER_FILE)
 
 
 def _check_shipped_policies(
@@ -122,30 +115,25 @@ def _check_shipped_policies(
     """One finding for each admission policy that is missing or differs, with the first policy that needs it."""
     id_ = "pod-admission-missing"
     installed = {policy.shipped: policy for policy in pod_admission.policies}
-    first_of_kind: dict[str, PolicyEvaluation] = {}
+    first_users: dict[str, str] = {}
     for policy in policies:
-        first_of_kind.setdefault(policy.kind, policy)
-    examined: set[str] = set()
-    for kind, first in first_of_kind.items():
-        for name in needed_by_kind.get(kind, ()):
-            if name in examined:
-                continue
-            examined.add(name)
-            own = installed.get(name)
-            if own is None and not pod_admission.is_served:
-                actual = f"the API server has no MutatingAdmissionPolicy, and {first.where} selects pods"
-                remedy = _OLD_SERVER_REMEDY
-                yield finding(id_, f"the policies of {file}", actual, "Kubernetes 1.36", remedy=remedy)
-            elif own is None:
-                actual = f"does not exist or has no binding, and {first.where} selects pods"
-                remedy = f"kubectl apply -f {file}, then create the selected pods again"
-                yield finding(id_, name, actual, f"that of {file}", remedy=remedy)
-            elif not own.is_current:
-                actual = f"differs from that of {file} of this version"
-                remedy = f"kubectl apply -f {file} of this version of nodewise"
-                yield finding(
-                    id_, own.where, actual, "the same expressions", severity="warning", remedy=remedy
-                )
+        for name in needed_by_kind.get(policy.kind, ()):
+            first_users.setdefault(name, policy.where)
+    for name, user in first_users.items():
+        own = installed.get(name)
+        if own is None and not pod_admission.is_served:
+            actual = f"the API server has no MutatingAdmissionPolicy, and {user} selects pods"
+            where = f"the policies of {file}"
+            yield finding(id_, where, actual, "Kubernetes 1.36", remedy=_OLD_SERVER_REMEDY)
+        elif own is None:
+            actual = f"does not exist or has no binding, and {user} selects pods"
+            remedy = f"kubectl apply -f {file}, then create the selected pods again"
+            yield finding(id_, name, actual, f"that of {file}", remedy=remedy)
+        elif not own.is_current:
+            actual = f"differs from that of {file} of this version"
+            remedy = f"kubectl apply -f {file} of this version of nodewise"
+            expected = "the same expressions"
+            yield finding(id_, own.where, actual, expected, severity="warning", remedy=remedy)
 
 
 @check("labels-frozen")
@@ -172,7 +160,8 @@ def check_labels_are_updated(
         remedy = "see the log of that replica, and docs/runbooks/NodewiseNoEvaluation.md"
         yield finding("labels-frozen", where, actual + count, "an evaluation each period", remedy=remedy)
     else:
-        actual = f"no replica leads{_last_renewal(leases)}"
+        renewals = [lease.renewed for lease in leases if lease.renewed]
+        actual = f"no replica leads{f' since {_format_time(max(renewals))}' if renewals else ''}"
         yield finding("labels-frozen", where, actual + count, "a controller that leads")
 
 
@@ -188,11 +177,6 @@ def _check_leftovers(pod_admission: PodAdmission, nodes_with_verdicts: int, coun
     else:
         return
     yield finding("labels-frozen", where, actual, "a controller that leads", remedy=remedy)
-
-
-def _last_renewal(leases: tuple[LeaderLease, ...]) -> str:
-    last = max((lease.renewed for lease in leases if lease.renewed), default=None)
-    return f" since {_format_time(last)}" if last else ""
 
 
 def _format_time(at: datetime | None) -> str:
@@ -218,25 +202,16 @@ def check_descheduler(
     """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
     id_ = "descheduler-missing"
     policy = next((candidate for candidate in policies if "deschedule" in candidate.strategies), None)
-    if policy is None:
+    if policy is None or any(map(_descheduler_evicts, deschedulers)):
         return
     if not deschedulers:
         places = " or ".join(namespaces) or "this cluster"
         actual = f"has the strategy deschedule, and no descheduler runs in {places}"
         yield finding(id_, policy.where, actual, _DESCHEDULER)
-    unavailable = next(
-        (
-            descheduler.plugins
-            for descheduler in deschedulers
-            if isinstance(descheduler.plugins, UnavailableFact)
-        ),
-        None,
-    )
-    if any(map(_descheduler_evicts, deschedulers)):
-        return
-    if unavailable is not None:
-        yield NotChecked(id_, unavailable)
-        return
+    for _, plugins, _ in deschedulers:
+        if isinstance(plugins, UnavailableFact):
+            yield NotChecked(id_, plugins)
+            return
     for where, plugins, _ in deschedulers:
         names = ", ".join(map(str, plugins)) or "no plugin"
         actual = f"has {names}, and {policy.where} has the strategy deschedule"
