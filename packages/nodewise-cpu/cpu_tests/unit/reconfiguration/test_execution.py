@@ -20,7 +20,7 @@ from nodewise.base.errors import BadInput, Conflict, Refused, Unavailable
 from nodewise_cpu import pool_allocations, procfs
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.node import reconfiguration
 from nodewise_cpu.store.directory import DirectoryStore
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_every_thread_of_a_family_moves(store: DirectoryStore) -> None:
     with held(store, exclusive="0") as families:
         family = families["exclusive"]
         assert len(family.affinities) == 9
-        came = execution.reconfigure(store, only(exclusive="1"), PROC)
+        came = reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
         assert family.thread_affinities == {ONE}
         assert store.read()[::2] == (node({"exclusive": {"1": (family.task,)}}), None)
         assert [move.task.pid for move in came.moves] == [family.process.pid]
@@ -100,7 +100,7 @@ def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
             stat = procfs.parse_stat((PROC / f"{wrapper.pid}/stat").read_text())
             task = Task(wrapper.pid, stat.start, procfs.read_boot_id(PROC))
             store.create(node({"exclusive": {"0": (task,)}}))
-            execution.reconfigure(store, only(exclusive="1"), PROC)
+            reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
             assert os.sched_getaffinity(wrapper.pid) == ONE
         finally:
             wrapper.kill()
@@ -109,7 +109,7 @@ def test_a_starting_wrapper_is_moved_too(store: DirectoryStore) -> None:
 def test_processes_outside_of_pools_are_not_moved(store: DirectoryStore) -> None:
     """Case 208: the process `above`, which uses more CPUs, belongs to no task."""
     with process_trees.running({0, 1}, below=0) as above, held(store, exclusive="0") as families:
-        execution.reconfigure(store, only(exclusive="1"), PROC)
+        reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
         assert (above.thread_affinities, families["exclusive"].thread_affinities) == ({BOTH}, {ONE})
 
 
@@ -117,7 +117,7 @@ def test_a_task_on_two_lists_moves_from_both(store: DirectoryStore) -> None:
     """Case 209, with lists for two CPUs of this machine."""
     with process_trees.running({0, 1}) as family:
         store.create(node({"exclusive": {"0": (family.task,), "1": (family.task,)}, "infra": {}}))
-        execution.reconfigure(store, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
+        reconfiguration.reconfigure(store, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
         assert family.thread_affinities == {BOTH}
 
 
@@ -126,21 +126,21 @@ def test_tasks_whose_list_survives_are_not_moved(store: DirectoryStore) -> None:
         exclusive, shared = families["exclusive"], families["shared"]
         os.sched_setaffinity(exclusive.pids[1], {0, 1})
         before = exclusive.affinities
-        execution.reconfigure(store, only(exclusive="0", shared="1"), PROC)
+        reconfiguration.reconfigure(store, only(exclusive="0", shared="1"), PROC)
         assert (exclusive.affinities, shared.thread_affinities) == (before, {ONE})
 
 
 def test_a_thread_on_one_cpu_of_its_list_goes_to_one(store: DirectoryStore) -> None:
     with process_trees.running({0, 1}, pinned=ZERO) as family:
         store.create(node({"shared": {"0,1": (family.task,)}}))
-        execution.reconfigure(store, only(shared="1"), PROC)
+        reconfiguration.reconfigure(store, only(shared="1"), PROC)
         assert family.thread_affinities == {ONE}
 
 
 def test_a_tree_that_forks_continuously_is_moved_completely(store: DirectoryStore) -> None:
     with process_trees.running({0}, forks=True) as family:
         store.create(node({"exclusive": {"0": (family.task,)}}))
-        execution.reconfigure(store, only(exclusive="1"), PROC)
+        reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             assert affinities_in_session(family) == {ONE}
@@ -164,7 +164,7 @@ def test_tasks_that_end_meanwhile_are_removed(store: DirectoryStore) -> None:
             os.killpg(families["infra"].process.pid, 9)
             families["infra"].process.wait()
 
-        execution.reconfigure(store, only(infra="1", shared="1"), PROC, widen=end)
+        reconfiguration.reconfigure(store, only(infra="1", shared="1"), PROC, widen=end)
         assert families["shared"].thread_affinities == {ONE}
 
 
@@ -173,17 +173,17 @@ def test_tasks_that_are_over_do_not_count(store: DirectoryStore) -> None:
         gone = families["exclusive"].task._replace(start=2**40)
         stored = store.read()
         store.replace(stored.version, node({"exclusive": {"0": (families["exclusive"].task,), "1": (gone,)}}))
-        execution.reconfigure(store, only(exclusive="1"), PROC)
+        reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
         assert families["exclusive"].thread_affinities == {ONE}
 
 
 def test_looking_touches_nothing(store: DirectoryStore) -> None:
     with held(store, exclusive="0") as families:
         before = store.read()
-        came = execution.reconfigure(store, only(exclusive="1"), PROC, only_check=True)
+        came = reconfiguration.reconfigure(store, only(exclusive="1"), PROC, only_check=True)
         assert [move.after for move in came.moves] == [ONE]
         with pytest.raises(BadInput, match="1 CPU lists held; expected at most 0"):
-            execution.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
+            reconfiguration.reconfigure(store, {"exclusive": {0: ()}}, PROC, only_check=True)
         assert (store.read(), families["exclusive"].thread_affinities) == (before, {ZERO})
 
 
@@ -192,7 +192,7 @@ def test_moves_are_undone_if_the_kernel_rejects_one(store: DirectoryStore) -> No
     with held(store, infra="0", shared="0") as families:
         before = store.read().allocations
         with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; expected 1,63"):
-            execution.reconfigure(store, only(infra="1", shared="1,63"), PROC)
+            reconfiguration.reconfigure(store, only(infra="1", shared="1,63"), PROC)
         assert [family.thread_affinities for family in families.values()] == [{ZERO}, {ZERO}]
         assert store.read()[::2] == (before, None)
 
@@ -202,7 +202,7 @@ def test_a_thread_that_was_on_one_cpu_is_there_again(store: DirectoryStore) -> N
         store.create(node({"shared": {"0,1": (family.task,)}}))
         before = family.affinities
         with pytest.raises(Refused):
-            execution.reconfigure(store, only(shared="1,63"), PROC)
+            reconfiguration.reconfigure(store, only(shared="1,63"), PROC)
         assert family.affinities == before
 
 
@@ -219,7 +219,7 @@ def test_a_signal_that_ends_it_undoes_it(store: DirectoryStore, monkeypatch: pyt
         before = store.read().allocations
         monkeypatch.setattr(os, "sched_setaffinity", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            execution.reconfigure(store, only(exclusive="1"), PROC)
+            reconfiguration.reconfigure(store, only(exclusive="1"), PROC)
         assert next(count) > 4
         assert (store.read()[::2], families["exclusive"].thread_affinities) == ((before, None), {ZERO})
 
@@ -266,7 +266,7 @@ def test_concurrent_changes_of_the_store_are_kept(store: DirectoryStore) -> None
             store.replace(stored.version, new, stored.intent)
 
         meddled = StoreWithConcurrentWrites(store, {1: claim, 3: leave})
-        execution.reconfigure(meddled, only(infra="1", shared="0"), PROC)
+        reconfiguration.reconfigure(meddled, only(infra="1", shared="0"), PROC)
         assert store.read()[::2] == (
             node({"infra": {"1": (families["infra"].task,)}, "shared": {"0": ()}}),
             None,
@@ -284,7 +284,7 @@ def test_concurrent_allocations_of_cmk_are_kept(store: DirectoryStore) -> None:
             store.replace(stored.version, both, stored.intent)
 
         with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
-            execution.reconfigure(StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC)
+            reconfiguration.reconfigure(StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (both, None)
         assert families["exclusive"].thread_affinities == {ZERO}
 
@@ -297,7 +297,7 @@ def test_an_answer_that_was_lost_is_no_failure(store: DirectoryStore) -> None:
                 raise Unavailable("no answer")
 
     with held(store, exclusive="0") as families:
-        execution.reconfigure(StoreWithLostResponse(store, {}), only(exclusive="1"), PROC)
+        reconfiguration.reconfigure(StoreWithLostResponse(store, {}), only(exclusive="1"), PROC)
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
         assert families["exclusive"].thread_affinities == {ONE}
 
@@ -312,11 +312,11 @@ def test_a_store_that_stays_unavailable_keeps_its_intent(
     with held(store, exclusive="0") as families:
         before = store.read().allocations
         with pytest.raises(Unavailable):
-            execution.reconfigure(
+            reconfiguration.reconfigure(
                 StoreWithConcurrentWrites(store, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC
             )
         assert (store.read().intent is None, families["exclusive"].thread_affinities) == (False, {ONE})
-        assert execution.recover(store, PROC)
+        assert reconfiguration.recover(store, PROC)
         assert (store.read()[::2], families["exclusive"].thread_affinities) == ((before, None), {ZERO})
 
 
@@ -324,12 +324,12 @@ def test_a_running_reconfiguration_is_not_recovered(store: DirectoryStore) -> No
     with held(store, exclusive="0") as families, process_trees.running({0, 1}) as carrier:
         stored = store.read()
         store.replace(stored.version, stored.allocations, Intent(stored.allocations, carrier.task, "now"))
-        assert not execution.recover(store, PROC)
+        assert not reconfiguration.recover(store, PROC)
         for only_check in (True, False):
             with pytest.raises(
                 Unavailable, match=f"being reconfigured by process {carrier.task.pid} since now"
             ):
-                execution.reconfigure(store, only(exclusive="1"), PROC, only_check=only_check)
+                reconfiguration.reconfigure(store, only(exclusive="1"), PROC, only_check=only_check)
         assert families["exclusive"].thread_affinities == {ZERO}
 
 
@@ -338,9 +338,9 @@ def test_a_reconfiguration_in_another_thread_is_not_recovered(store: DirectorySt
     with held(store, exclusive="0") as families, ThreadPoolExecutor(1) as other:
 
         def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
-            assert not other.submit(execution.recover, store, PROC).result(10)
+            assert not other.submit(reconfiguration.recover, store, PROC).result(10)
 
-        execution.reconfigure(store, only(exclusive="1"), PROC, widen=sweep)
+        reconfiguration.reconfigure(store, only(exclusive="1"), PROC, widen=sweep)
         assert families["exclusive"].thread_affinities == {ONE}
         assert store.read()[::2] == (node({"exclusive": {"1": (families["exclusive"].task,)}}), None)
 
@@ -351,7 +351,7 @@ def test_a_reconfiguration_of_an_earlier_boot_is_recovered(store: DirectoryStore
         store.replace(
             stored.version, stored.allocations, Intent(stored.allocations, Task(1, 1, "earlier"), "then")
         )
-        assert execution.recover(store, PROC)
+        assert reconfiguration.recover(store, PROC)
         assert (store.read()[::2], families["exclusive"].thread_affinities) == (
             (stored.allocations, None),
             {ZERO},
@@ -401,7 +401,7 @@ def test_a_reconfiguration_killed_at_any_step_is_recovered(tmp_path: Path) -> No
             store.create(old)
             command = [sys.executable, "-c", CARRIER, str(step), str(tmp_path / str(step)), json.dumps(lists)]
             code = subprocess.run(command, check=False).returncode
-            execution.recover(store, PROC)
+            reconfiguration.recover(store, PROC)
             now = {**family.affinities, **other.affinities}
             is_old = (store.read()[::2], now) == ((old, None), before)
             is_new = (store.read()[::2], set(now.values())) == ((new, None), {ONE})
@@ -411,7 +411,7 @@ def test_a_reconfiguration_killed_at_any_step_is_recovered(tmp_path: Path) -> No
                 break
             assert code == -9
             if is_new:
-                execution.reconfigure(store, {"infra": {0: ("0",)}, "shared": {0: ("0,1",)}}, PROC)
+                reconfiguration.reconfigure(store, {"infra": {0: ("0",)}, "shared": {0: ("0,1",)}}, PROC)
                 for tid, cpus in before.items():
                     os.sched_setaffinity(tid, cpus)
     assert ends == {False, True}

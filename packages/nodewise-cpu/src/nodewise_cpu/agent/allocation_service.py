@@ -31,7 +31,7 @@ from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector, pause_before_retry
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.pool_planning import EXCLUSIVE, NON_ISOLCPUS
-from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.topology import CPUS
 
 RESOURCES: Final = {EXCLUSIVE: EXCLUSIVE_CORES, NON_ISOLCPUS: NON_ISOLCPUS_CORES}

@@ -29,7 +29,7 @@ from nodewise_cpu.node import machine_features, node_report, other_cpu_managers,
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.other_cpu_managers import CpuManagers
 from nodewise_cpu.node.task_garbage_collection import CollectionLog
-from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.reconfiguration_plan import Move
 
 

@@ -19,7 +19,7 @@ from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.ended_tasks import KnownProcesses, ProcessTree, ReclaimedCpuList
 from nodewise_cpu.kernel_file_reader import read_text
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.node import reconfiguration
 
 
 class CollectionRound(NamedTuple):
@@ -140,7 +140,7 @@ class TaskGarbageCollector:
             collection = collect_garbage(self._store, self._proc, self._known, pause_before_retry)
             self._known = collection.known
             intent = collection.stored.intent
-            if intent and execution.recover(self._store, self._proc, known=collection.known):
+            if intent and reconfiguration.recover(self._store, self._proc, known=collection.known):
                 logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
             self._log.log(collection)
         for item in collection.reclaimed:
