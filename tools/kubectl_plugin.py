@@ -27,8 +27,8 @@ import nodewise_cpu
 import nodewise_scorers
 from nodewise.base import distributions
 from nodewise.base.errors import NodewiseError
-from nodewise_cpu.install import bundle
-from nodewise_cpu.install.bundle import Program
+from nodewise_cpu import bundle
+from nodewise_cpu.bundle import Program
 from tools import bundled_licenses
 from tools.image import image_constants, layers
 

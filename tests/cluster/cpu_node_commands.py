@@ -11,10 +11,9 @@ from typing import Any
 
 from cpu_tests.conformance import case_cpu_topologies
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise_cpu import cmk_names, pool_allocations
+from nodewise_cpu import cmk_names, configmap_store, pool_allocations
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
 from nodewise_cpu.pool_allocations import Allocations
-from nodewise_cpu.store import configmap
 from tests import forked_commands
 from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.api_client import Object
@@ -83,7 +82,7 @@ class CpuNode:
 
     def store(self, allocations: Allocations) -> None:
         """Overwrites the ConfigMap of the node without a check for conflicts, as an older program does."""
-        texts = configmap.format_config_map_data(allocations)
+        texts = configmap_store.format_config_map_data(allocations)
         patch = {
             "metadata": {"annotations": {pool_allocations.IDENTITIES: texts.identities}},
             "data": {"config": texts.config},
@@ -93,8 +92,8 @@ class CpuNode:
     def stored(self) -> Allocations:
         config_map = self.sandbox.api.get(self.config_map)
         identities = (config_map["metadata"].get("annotations") or {}).get(pool_allocations.IDENTITIES, "{}")
-        return configmap.parse_config_map_data(
-            configmap.ConfigMapTexts(config_map["data"]["config"], identities)
+        return configmap_store.parse_config_map_data(
+            configmap_store.ConfigMapTexts(config_map["data"]["config"], identities)
         )
 
 

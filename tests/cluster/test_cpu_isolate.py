@@ -20,7 +20,7 @@ from nodewise.base.safe_yaml_loader import MOST_FROM_ALIASES
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
-from nodewise_cpu.store.configmap import ConfigMapStore
+from nodewise_cpu.configmap_store import ConfigMapStore
 from nodewise_cpu.workload import service_account_client
 from nodewise_cpu.workload.service_account_client import ServiceAccountClient
 from tests.cluster import api_user_kubeconfigs, child_processes, kubernetes_objects, skip_conditions

@@ -8,8 +8,8 @@ import hashlib
 import sys
 from pathlib import Path
 
+from nodewise_cpu import bundle, installation
 from nodewise_cpu.cli.install import bundled_modules
-from nodewise_cpu.install import bundle, installation
 from tests.cluster import go_toolchain
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nodewise_cpu import installation
 from nodewise_cpu.cli import COMMANDS
-from nodewise_cpu.install import installation
 from tests.cluster import debian_packages, skip_conditions
 from tests.node import containerd_runtime, host_program_installation
 

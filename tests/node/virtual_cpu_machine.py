@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodewise_cpu import cmk_names, cpu_set_formats
-from nodewise_cpu.install import installation
+from nodewise_cpu import cmk_names, cpu_set_formats, installation
 from nodewise_cpu.node import machine_features
 from nodewise_cpu.topology import CPUS, NODES, ROOT_CGROUP
 from tests.cluster import child_processes, virtual_machine

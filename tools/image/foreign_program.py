@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from nodewise_cpu.install import bundle
-from nodewise_cpu.install.installation import LIBRARIES, PROGRAM
+from nodewise_cpu import bundle
+from nodewise_cpu.installation import LIBRARIES, PROGRAM
 from tools.image import image_constants, python_wheels, shared_library_check
 from tools.image.command_execution_and_errors import ImageError, run, say
 from tools.image.python_wheels import PythonTarget

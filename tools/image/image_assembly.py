@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
+from nodewise_cpu import bundle
 from nodewise_cpu.cli.install import bundled_modules
-from nodewise_cpu.install import bundle
 from tools.image import (
     debian_packages,
     digests,

@@ -20,8 +20,8 @@ from nodewise.doctor.collectors import workloads
 from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.install import yaml_editor
 from nodewise.kube import kubeconfig, object_files
-from nodewise_cpu.store import configmap
-from nodewise_cpu.store.configmap import ConfigMapTexts
+from nodewise_cpu import configmap_store
+from nodewise_cpu.configmap_store import ConfigMapTexts
 from nodewise_cpu.webhook import https_server as webhook
 
 SOURCES: Final = Path(nodewise.__file__).parent
@@ -79,7 +79,7 @@ def through_file(read: Callable[[str], object]) -> Callable[[str, Path], object]
 
 
 READERS: Final[dict[str, Callable[[str, Path], object]]] = {
-    "the pools ConfigMap": lambda text, _: configmap.parse_config_map_data(ConfigMapTexts(text)),
+    "the pools ConfigMap": lambda text, _: configmap_store.parse_config_map_data(ConfigMapTexts(text)),
     "the objects of decide and --objects-from": lambda text, _: list(
         object_files.split_documents(text.encode(), "file.yaml")
     ),

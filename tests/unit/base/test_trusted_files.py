@@ -12,13 +12,12 @@ import pytest
 from nodewise.base import trusted_files
 from nodewise.base.errors import NodewiseError
 from nodewise.base.trusted_files import Untrusted, check_folder, resolve
-from nodewise_cpu import pool_allocations
+from nodewise_cpu import installation, pool_allocations
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cpusets import container_cpusets, container_runtime_client
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.install import installation
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import machine_features
-from nodewise_cpu.store.directory import DirectoryStore
 
 pytestmark = pytest.mark.root
 TENANT = 1000

@@ -15,7 +15,7 @@ from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.engine.decision_json import DecisionPage
 from nodewise.install import control_plane_file_plan
-from nodewise_cpu.store import configmap
+from nodewise_cpu import configmap_store
 from nodewise_cpu.workload import isolate
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
@@ -48,7 +48,7 @@ OUTPUTS: dict[str, Callable[[str], object]] = {
     "what changes in a file": lambda text: click.echo(
         control_plane_file_plan.unified_diff("x", b"", text.encode()), nl=False
     ),
-    "who held a node's book": configmap._warn,
+    "who held a node's book": configmap_store._warn,
     "isolate": lambda text: isolate.print_log_line("error", text),
     "another package's agent": lambda text: click.echo(agents._escape_markup(text)),
 }

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise_cpu import pool_allocations
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.pool_allocations import Allocations
-from nodewise_cpu.store.directory import DirectoryStore
 
 PATIENCE_S = 60.0
 SHOW = """

@@ -12,9 +12,8 @@ from tests import forked_commands
 
 from cpu_tests.conformance import case_table_rows
 from cpu_tests.conformance.minimal_api_server import MinimalApiServer, serving
-from nodewise_cpu import pool_allocations
+from nodewise_cpu import directory_store, pool_allocations
 from nodewise_cpu.pool_allocations import Allocations
-from nodewise_cpu.store import directory
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
 BOOT = "one"
@@ -58,7 +57,7 @@ def allocations_of(pools: case_table_rows.Pools) -> Allocations:
 
 
 def directory_of(allocations: Allocations, at: Path) -> Path:
-    return write(directory.format_files(allocations), at)
+    return write(directory_store.format_files(allocations), at)
 
 
 def processes(alive: Mapping[int, str], at: Path) -> Path:

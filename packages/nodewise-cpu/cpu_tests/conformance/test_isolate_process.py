@@ -28,8 +28,8 @@ from cpu_tests.conformance.isolate_process import (
 from cpu_tests.conformance.test_task_cpus_and_ended_tasks import node as state_of_row
 from nodewise_cpu import ended_tasks, pool_allocations
 from nodewise_cpu.cmk_names import LOCK_TIMEOUT
+from nodewise_cpu.directory_store import TransactionalDirectory
 from nodewise_cpu.node import task_garbage_collection
-from nodewise_cpu.store.directory import TransactionalDirectory
 
 FAILED = 125
 STAY = "import os, signal; print(os.getpid(), flush=True); signal.pause()"

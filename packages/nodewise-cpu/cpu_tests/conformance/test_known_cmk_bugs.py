@@ -19,13 +19,12 @@ from cpu_tests.conformance.node_commands import (
     run,
     write,
 )
-from nodewise_cpu import cmk_names, procfs
+from nodewise_cpu import cmk_names, configmap_store, procfs
 from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.node import machine_features
 from nodewise_cpu.pool_allocations import IDENTITIES, Task
 from nodewise_cpu.pool_planning import cpus_above_base_frequency, energy_preferences
-from nodewise_cpu.store import configmap
 from nodewise_cpu.topology import CPUS
 from nodewise_cpu.webhook import manifests
 
@@ -61,7 +60,7 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
 
 def test_b37_isolate_asks_for_one_configmap_and_no_pod(two_cpu_node: DirectoryNode, tmp_path: Path) -> None:
     with cluster("v1.36.3", tmp_path) as (server, leading):
-        texts = configmap.format_config_map_data(two_cpu_node.store.read().allocations)
+        texts = configmap_store.format_config_map_data(two_cpu_node.store.read().allocations)
         about = {"name": "cmk-config-n1", "annotations": {cmk_names.OWNER: "", IDENTITIES: texts.identities}}
         server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
         words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]

@@ -16,11 +16,10 @@ from cpu_tests.conformance.test_reconfiguration_plans import brief
 from cpu_tests.unit.reconfiguration import process_trees
 from cpu_tests.unit.reconfiguration.process_trees import RunningProcessTree
 from nodewise.kube.resource_kinds import NODES
-from nodewise_cpu import cpu_set_formats, pool_allocations
+from nodewise_cpu import configmap_store, cpu_set_formats, pool_allocations
+from nodewise_cpu.configmap_store import ConfigMapTexts
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.store import configmap
-from nodewise_cpu.store.configmap import ConfigMapTexts
-from nodewise_cpu.store.directory import DirectoryStore
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
     with started(row) as families, cluster("v1.36.3", tmp_path) as (server, leading):
         tasks = {letter: family.task for letter, family in families.items()}
         first = node(row.before, tasks)
-        texts = configmap.format_config_map_data(first)
+        texts = configmap_store.format_config_map_data(first)
         about = {
             "name": "cmk-config-n1",
             "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
@@ -99,7 +98,7 @@ def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
         config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
     left = {"directory": DirectoryStore(conf).read().allocations}
     if place == "configmap" and not row.error:
-        left["configmap"] = configmap.parse_config_map_data(stored(server))
+        left["configmap"] = configmap_store.parse_config_map_data(stored(server))
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
     assert thread_affinities == {

@@ -28,13 +28,12 @@ from cpu_tests.conformance.node_commands import (
 )
 from nodewise.base.errors import BadInput
 from nodewise.kube.resource_kinds import NODES
-from nodewise_cpu import cmk_names, pool_allocations, procfs
+from nodewise_cpu import cmk_names, configmap_store, pool_allocations, procfs
 from nodewise_cpu.allocation_store import Intent
 from nodewise_cpu.cluster import api_server
+from nodewise_cpu.configmap_store import ConfigMapTexts
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.store import configmap
-from nodewise_cpu.store.configmap import ConfigMapTexts
-from nodewise_cpu.store.directory import DirectoryStore
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
     )
     with cluster("v1.36.3", tmp_path) as (server, leading):
         if row.place == "configmap":
-            texts = configmap.format_config_map_data(first)
+            texts = configmap_store.format_config_map_data(first)
             about = {
                 "name": "cmk-config-n1",
                 "annotations": {"Owner": "", pool_allocations.IDENTITIES: texts.identities},
@@ -97,7 +96,7 @@ def _planned(cores: Sequence[int], machine: Path) -> Allocations:
 
 def _stored(server: MinimalApiServer) -> Allocations:
     config_map = server.objects[CONFIG_MAP]
-    return configmap.parse_config_map_data(
+    return configmap_store.parse_config_map_data(
         ConfigMapTexts(
             config_map["data"]["config"], config_map["metadata"]["annotations"][pool_allocations.IDENTITIES]
         )
@@ -134,7 +133,7 @@ _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 @pytest.mark.parametrize("row", case_table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
-    allocations = configmap.parse_config_map_data(
+    allocations = configmap_store.parse_config_map_data(
         ConfigMapTexts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()}))
     )
     conf = directory_of(allocations, tmp_path / "conf")

@@ -9,13 +9,21 @@ import yaml
 from cpu_tests.conformance import case_cpu_topologies, case_table_rows
 from cpu_tests.conformance.case_table_rows import ClaimRow, Pools, SweepRow
 from nodewise.base.errors import BadInput, NodewiseError
-from nodewise_cpu import allocator, cpu_set_formats, ended_tasks, pool_allocations, pool_planning, topology
+from nodewise_cpu import (
+    allocator,
+    configmap_store,
+    cpu_set_formats,
+    directory_store,
+    ended_tasks,
+    pool_allocations,
+    pool_planning,
+    topology,
+)
 from nodewise_cpu.allocator import AllocationRequest, AllocationResult
+from nodewise_cpu.configmap_store import ConfigMapTexts
 from nodewise_cpu.ended_tasks import NodeProcess
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.pool_planning import PoolOptions
-from nodewise_cpu.store import configmap, directory
-from nodewise_cpu.store.configmap import ConfigMapTexts
 
 C1: Pools = {
     "exclusive": {0: "0,11 1,12 2,13", 1: "3,14"},
@@ -36,7 +44,7 @@ def node(row: ClaimRow) -> Allocations:
     for sockets in config.values():
         for lists in sockets.values():
             lists.update({text: [str(row.held[text])] for text in lists if text in row.held})
-    return configmap.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
+    return configmap_store.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
 
 
 def claimed(row: ClaimRow, draw: float = 0.0) -> AllocationResult:
@@ -80,7 +88,7 @@ def test_134_each_of_several_shared_lists_is_chosen() -> None:
 @pytest.mark.parametrize("row", case_table_rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_sweeps(row: SweepRow) -> None:
     config = {name: {0: lists} for name, lists in row.state.items()}
-    before = configmap.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
+    before = configmap_store.parse_config_map_data(ConfigMapTexts(yaml.safe_dump(config)))
     processes = dict.fromkeys(row.alive, NodeProcess(start=5, parent=0))
     swept = ended_tasks.remove_ended_tasks(before, processes, "one")
     report = ended_tasks.as_report(swept.reclaimed)
@@ -103,14 +111,16 @@ def test_96_a_list_of_one_cpu_is_quoted() -> None:
     plan = pool_planning.plan(topology.parse(case_cpu_topologies.texts("T4n", "1-3")), PoolOptions(2, 1))
     assert (
         "    '1': []\n"
-        in configmap.format_config_map_data(pool_allocations.allocations_without_tasks(plan.pools)).config
+        in configmap_store.format_config_map_data(
+            pool_allocations.allocations_without_tasks(plan.pools)
+        ).config
     )
 
 
 def test_98_the_files_of_a_fresh_directory() -> None:
     machine = topology.parse(case_cpu_topologies.texts("T8", "1,2,9,10"))
     plan = pool_planning.plan(machine, PoolOptions(1, 1, non_isolcpus="0,3-5"))
-    files = directory.format_files(pool_allocations.allocations_without_tasks(plan.pools))
+    files = directory_store.format_files(pool_allocations.allocations_without_tasks(plan.pools))
     flags = {path: text for path, text in files.items() if path.endswith("/exclusive") and text is not None}
     assert flags == {
         "pools/exclusive/exclusive": "1",
@@ -133,7 +143,7 @@ def test_101_a_directory_is_described_but_for_its_path() -> None:
     files = {"pools/exclusive/exclusive": "1", "pools/exclusive/0/0/tasks": ""}
     files |= {"pools/shared/exclusive": "0", "pools/shared/0/0/tasks": "", "lock": ""}
     lists = {"0": {"cpus": "0", "tasks": []}}
-    assert pool_allocations.as_describe_output(directory.parse_files(files)) == {
+    assert pool_allocations.as_describe_output(directory_store.parse_files(files)) == {
         "pools": {
             "exclusive": {"cpuLists": lists, "exclusive": True, "name": "exclusive"},
             "shared": {"cpuLists": lists, "exclusive": False, "name": "shared"},
@@ -160,11 +170,11 @@ def test_100_pools_are_described() -> None:
 
 def test_104_an_unknown_pool_is_an_error() -> None:
     with pytest.raises(BadInput, match="pool 'foo'; expected exclusive"):
-        configmap.parse_config_map_data(ConfigMapTexts("foo: {0: {'1': []}}"))
+        configmap_store.parse_config_map_data(ConfigMapTexts("foo: {0: {'1': []}}"))
 
 
 def test_143_overlapping_lists_are_reported() -> None:
-    allocations = configmap.parse_config_map_data(
+    allocations = configmap_store.parse_config_map_data(
         ConfigMapTexts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}")
     )
     assert pool_allocations.overlaps(allocations) == ("exclusive:0 and shared:0 (in both: [0])",)

@@ -13,9 +13,9 @@ from nodewise_cpu import allocation_store, allocator, ended_tasks, pool_allocati
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.allocator import AllocationRequest
 from nodewise_cpu.cluster.api_server import NO_PARAMS
+from nodewise_cpu.configmap_store import ConfigMapStore
 from nodewise_cpu.ended_tasks import NodeProcess
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.store.configmap import ConfigMapStore
 
 FRESH = pool_allocations.allocations_without_tasks(
     {"exclusive": {0: ("0,4", "1,5"), 1: ("2,6",)}, "shared": {0: ("3",)}, "infra": {0: ("7",)}}

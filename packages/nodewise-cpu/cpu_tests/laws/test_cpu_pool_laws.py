@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise_cpu import (
     allocator,
+    configmap_store,
     cpu_set_formats,
+    directory_store,
     ended_tasks,
     pool_allocations,
     pool_planning,
@@ -20,7 +22,6 @@ from nodewise_cpu import (
 from nodewise_cpu.ended_tasks import NodeProcess
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.pool_planning import PoolOptions, PoolPlan
-from nodewise_cpu.store import configmap, directory
 from nodewise_cpu.topology import Topology
 
 CPUS = st.sets(st.integers(0, 300), max_size=80)
@@ -222,12 +223,12 @@ def allocated_pools(draw: st.DrawFn) -> Allocations:
 
 @given(allocated_pools())
 def test_allocations_round_trip(before: Allocations) -> None:
-    texts = configmap.format_config_map_data(before)
-    assert configmap.parse_config_map_data(texts) == before
-    assert configmap.format_config_map_data(configmap.parse_config_map_data(texts)) == texts
-    files = directory.format_files(before)
-    assert directory.parse_files(files) == before
-    assert directory.format_files(directory.parse_files(files)) == files
+    texts = configmap_store.format_config_map_data(before)
+    assert configmap_store.parse_config_map_data(texts) == before
+    assert configmap_store.format_config_map_data(configmap_store.parse_config_map_data(texts)) == texts
+    files = directory_store.format_files(before)
+    assert directory_store.parse_files(files) == before
+    assert directory_store.format_files(directory_store.parse_files(files)) == files
 
 
 @given(st.data(), machines())

@@ -3,8 +3,8 @@
 import pytest
 
 from nodewise.base.errors import BadInput
+from nodewise_cpu import directory_store
 from nodewise_cpu.pool_allocations import Task
-from nodewise_cpu.store import directory
 
 
 def test_a_directory_of_cmk_is_read() -> None:
@@ -20,7 +20,7 @@ def test_a_directory_of_cmk_is_read() -> None:
         "pools/infra/exclusive": "0",
         "pools/infra/0/0-2,8-10/tasks": "3000, 3001,3002",
     }
-    allocations = directory.parse_files(files)
+    allocations = directory_store.parse_files(files)
     assert {pool.name: pool.is_exclusive for pool in allocations.pools.values()} == {
         "exclusive": True,
         "infra": False,
@@ -37,7 +37,7 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         "pools/dataplane/exclusive": "1",
         "pools/controlplane/exclusive": "0",
     }
-    allocations = directory.parse_files(files)
+    allocations = directory_store.parse_files(files)
     assert {name: pool.is_exclusive for name, pool in allocations.pools.items()} == {
         "mine": True,
         "exclusive": True,
@@ -69,9 +69,9 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
 )
 def test_invalid_files_are_named(files: dict[str, str | None], message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        directory.parse_files(files)
+        directory_store.parse_files(files)
     assert message in str(caught.value)
 
 
 def test_an_empty_directory_has_no_pool() -> None:
-    assert directory.parse_files({}).pools == {}
+    assert directory_store.parse_files({}).pools == {}

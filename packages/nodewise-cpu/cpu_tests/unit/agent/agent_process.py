@@ -17,8 +17,8 @@ from tests.forked_commands import CMK, NODEWISE, ForkedProcess
 
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.allocation_store import AllocationStore
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.pool_allocations import Task
-from nodewise_cpu.store.directory import DirectoryStore
 
 PATIENCE_S = 60.0
 CLAIM_AND_END = """

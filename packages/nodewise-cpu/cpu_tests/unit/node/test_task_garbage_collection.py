@@ -11,11 +11,11 @@ import pytest
 
 from nodewise_cpu import allocation_store, pool_allocations, procfs
 from nodewise_cpu.allocation_store import StoredAllocations
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.ended_tasks import NodeProcess
 from nodewise_cpu.node import task_garbage_collection
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.procfs import ProcessTable
-from nodewise_cpu.store.directory import DirectoryStore
 
 PROC = Path("/proc")
 GONE = 99_999_999
@@ -103,7 +103,7 @@ def test_unreadable_processes_keep_their_tasks(
     program = (
         "import os, sys; from pathlib import Path\n"
         "from nodewise_cpu.node import task_garbage_collection\n"
-        "from nodewise_cpu.store.directory import DirectoryStore\n"
+        "from nodewise_cpu.directory_store import DirectoryStore\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "store = DirectoryStore(Path(sys.argv[1]))\n"
         "done = task_garbage_collection.collect_garbage(store, Path('/proc'), None, lambda number: None)\n"

@@ -19,9 +19,9 @@ from cpu_tests.unit.reconfiguration.process_trees import PROC, RunningProcessTre
 from nodewise.base.errors import BadInput, Conflict, Refused, Unavailable
 from nodewise_cpu import pool_allocations, procfs
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import reconfiguration
-from nodewise_cpu.store.directory import DirectoryStore
+from nodewise_cpu.pool_allocations import Allocations, Task
 
 pytestmark = [
     pytest.mark.root,
@@ -284,7 +284,9 @@ def test_concurrent_allocations_of_cmk_are_kept(store: DirectoryStore) -> None:
             store.replace(stored.version, both, stored.intent)
 
         with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
-            reconfiguration.reconfigure(StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC)
+            reconfiguration.reconfigure(
+                StoreWithConcurrentWrites(store, {2: claim}), only(exclusive="1"), PROC
+            )
         assert store.read()[::2] == (both, None)
         assert families["exclusive"].thread_affinities == {ZERO}
 
@@ -362,7 +364,7 @@ CARRIER = """
 import json, os, signal, sys
 from pathlib import Path
 from nodewise_cpu.reconfiguration import execution
-from nodewise_cpu.store.directory import DirectoryStore
+from nodewise_cpu.directory_store import DirectoryStore
 
 step, path, lists = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 

@@ -12,8 +12,8 @@ from cpu_tests.unit.store.store_suite import FREE, HELD, StoreSuite
 from nodewise.base.errors import BadInput, Conflict
 from nodewise.kube.resource_kinds import CONFIG_MAPS
 from nodewise_cpu import cmk_names
+from nodewise_cpu.configmap_store import LEASE_S, ConfigMapStore, LockClock
 from nodewise_cpu.pool_allocations import IDENTITIES
-from nodewise_cpu.store.configmap import LEASE_S, ConfigMapStore, LockClock
 
 PATH = CONFIG_MAPS.path("ns", "cmk-config-node1")
 LOCK = {"metadata": {"annotations": {cmk_names.OWNER: "cmk-isolate-pod"}}}

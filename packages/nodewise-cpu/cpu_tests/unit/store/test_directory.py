@@ -13,9 +13,9 @@ import pytest
 
 from cpu_tests.unit.store.store_suite import FREE, HELD, INTENT, StoreSuite
 from nodewise.base.errors import BadInput, Conflict, Unavailable
+from nodewise_cpu import directory_store
+from nodewise_cpu.directory_store import DirectoryStore, TransactionalDirectory
 from nodewise_cpu.pool_allocations import Task
-from nodewise_cpu.store import directory
-from nodewise_cpu.store.directory import DirectoryStore, TransactionalDirectory
 
 DISTRIBUTION = Path(__file__).parents[3]
 PIECE = 37
@@ -92,7 +92,7 @@ def test_files_of_others_stay(store: DirectoryStore, root: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "7"])
 def test_a_journal_that_cannot_be_read_is_named(store: DirectoryStore, root: Path, text: str) -> None:
     store.create(FREE)
-    (root / directory.JOURNAL).write_text(text)
+    (root / directory_store.JOURNAL).write_text(text)
     with pytest.raises(BadInput, match="journal"):
         store.read()
 
@@ -215,7 +215,7 @@ def test_a_failure_at_any_step_leaves_the_old_or_the_new_state(
 FULL = """
 import os, sys
 from pathlib import Path
-from nodewise_cpu.store.directory import DirectoryStore
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise.base.errors import Unavailable
 from cpu_tests.unit.store.store_suite import FREE, HELD
 root = Path(sys.argv[1])

@@ -27,11 +27,11 @@ from nodewise_cpu.cluster.api_server import ApiClient, Object
 from nodewise_cpu.cmk_names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise_cpu.kernel_file_reader import read_text
+from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector, pause_before_retry
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.pool_planning import EXCLUSIVE, NON_ISOLCPUS
-from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.topology import CPUS
 
 RESOURCES: Final = {EXCLUSIVE: EXCLUSIVE_CORES, NON_ISOLCPUS: NON_ISOLCPUS_CORES}

@@ -18,7 +18,7 @@ import click
 from nodewise.base.errors import NodewiseError
 from nodewise.cli import tables, terminal_output
 from nodewise.cli.terminal_output import Progress
-from nodewise_cpu import procfs
+from nodewise_cpu import installation, procfs
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import StoreOptions, flag, option
@@ -37,7 +37,6 @@ from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.cmk_names import DEFAULT_SOCKET
 from nodewise_cpu.cpusets import enforcer
 from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.install import installation
 from nodewise_cpu.node import machine_features, other_cpu_managers, task_garbage_collection
 from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.topology import ROOT_CGROUP

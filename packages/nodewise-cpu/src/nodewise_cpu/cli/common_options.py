@@ -31,11 +31,11 @@ from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cluster import report_custom_resources
 from nodewise_cpu.cluster.api_server import ApiClient
 from nodewise_cpu.cluster.blocking_client import BlockingApiClient
+from nodewise_cpu.configmap_store import ConfigMapStore
+from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import machine_features
 from nodewise_cpu.node.machine_features import NO_LABELS, fetch_labels
 from nodewise_cpu.pool_planning import PoolOptions
-from nodewise_cpu.store.configmap import ConfigMapStore
-from nodewise_cpu.store.directory import DirectoryStore
 from nodewise_cpu.topology import Topology
 from nodewise_cpu.workload import agentless_allocator
 

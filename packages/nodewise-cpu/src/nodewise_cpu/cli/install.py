@@ -11,10 +11,9 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadSettings
-from nodewise_cpu import cmk_names
+from nodewise_cpu import bundle, cmk_names, installation
 from nodewise_cpu.cli import COMMANDS, common_options
 from nodewise_cpu.cli.common_options import ProcessOptions, option
-from nodewise_cpu.install import bundle, installation
 
 _READY: Final = Path(sys.prefix) / "share" / "nodewise" / installation.PROGRAM
 """The path of the bundle in images."""

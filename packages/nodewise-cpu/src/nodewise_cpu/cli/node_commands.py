@@ -26,10 +26,10 @@ from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cluster import api_server, exclusive_core_advertisement, report_custom_resources
 from nodewise_cpu.ended_tasks import KnownProcesses
 from nodewise_cpu.node import machine_features, node_report, other_cpu_managers, task_garbage_collection
+from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.node.machine_features import PoolInputs
 from nodewise_cpu.node.other_cpu_managers import CpuManagers
 from nodewise_cpu.node.task_garbage_collection import CollectionLog
-from nodewise_cpu.node import reconfiguration as execution
 from nodewise_cpu.reconfiguration_plan import Move
 
 

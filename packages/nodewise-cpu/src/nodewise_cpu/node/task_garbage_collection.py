@@ -18,8 +18,8 @@ from nodewise_cpu import allocation_store, ended_tasks, procfs
 from nodewise_cpu.allocation_store import AllocationStore, StoredAllocations
 from nodewise_cpu.ended_tasks import KnownProcesses, ProcessTree, ReclaimedCpuList
 from nodewise_cpu.kernel_file_reader import read_text
-from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.node import reconfiguration
+from nodewise_cpu.pool_allocations import Allocations, Task
 
 
 class CollectionRound(NamedTuple):

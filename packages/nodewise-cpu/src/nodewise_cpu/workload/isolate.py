@@ -275,7 +275,7 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
 
     proc = agentless_allocator.find_host_proc(options.proc_fs)
     if options.conf_dir:
-        from nodewise_cpu.store.directory import DirectoryStore
+        from nodewise_cpu.directory_store import DirectoryStore
 
         text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
         timeout_s = isolate_arguments.parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0

@@ -26,7 +26,7 @@ from nodewise.kube.resource_kinds import PODS
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cluster.api_server import NO_PARAMS, ApiClient, Object
-from nodewise_cpu.store.configmap import ConfigMapStore
+from nodewise_cpu.configmap_store import ConfigMapStore
 from nodewise_cpu.workload.isolate_arguments import IsolateArguments
 
 if TYPE_CHECKING:

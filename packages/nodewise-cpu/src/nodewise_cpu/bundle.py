@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.base.errors import BadInput, BadSettings, Problem
-from nodewise_cpu.install.installation import LIBRARIES, PROGRAM, relocate, reserved_path
+from nodewise_cpu.installation import LIBRARIES, PROGRAM, relocate, reserved_path
 
 _SPECIFICATION: Final = """\
 found = Analysis([{launcher!r}], hiddenimports={modules!r}, excludes={excluded!r}, datas={data!r})

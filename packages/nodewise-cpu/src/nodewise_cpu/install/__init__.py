@@ -1,1 +1,0 @@
-"""Installation of the program on hosts, in a folder that containers mount."""
