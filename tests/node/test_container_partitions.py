@@ -24,7 +24,7 @@ CALL = """
 import sys
 sys.path[:0] = ["/source/src", "/source/packages/nodewise-cpu/src"]
 from pathlib import Path
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 from nodewise.base.errors import NodewiseError
 partitions = CgroupPartitions(Path("/sys/fs/cgroup"), Path("/run/nodewise/partitions.json"))
 verb, *words = sys.argv[1:]

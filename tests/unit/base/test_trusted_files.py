@@ -15,7 +15,7 @@ from nodewise.base.trusted_files import Untrusted, check_folder, resolve
 from nodewise_cpu import installation, pool_allocations
 from nodewise_cpu.agent import socket_server
 from nodewise_cpu.cpusets import container_cpusets, container_runtime_client
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import machine_features
 

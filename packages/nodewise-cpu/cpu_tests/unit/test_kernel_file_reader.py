@@ -15,7 +15,7 @@ from nodewise_cpu.kernel_file_reader import split_lines
 FOLDER: Final = Path(nodewise_cpu.__file__).parent
 OTHER_FILES: Final = {
     "cluster/object_writer.py": "messages of pods",
-    "install/bundle.py": "what PyInstaller prints",
+    "bundle.py": "what PyInstaller prints",
     "node/machine_features.py": "a file that nodewise wrote",
     "node/other_cpu_managers.py": "settings of systemd, separated by any white space",
     "workload/service_account_client.py": "the token and namespace of the service account",

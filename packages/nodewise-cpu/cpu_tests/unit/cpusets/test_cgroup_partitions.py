@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.base.errors import BadInput, Refused
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 
 POD, OTHER_POD = "0f5b2c66-1f1e-4b55-8f6b-0d3c5a9be001", "0f5b2c66-1f1e-4b55-8f6b-0d3c5a9be002"
 ONE, TWO = "a1" * 32, "b2" * 32

@@ -8,8 +8,7 @@ from nodewise.base.errors import BadInput, Refused
 from nodewise_cpu import cpu_set_formats, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.cpusets import container_cpusets
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cpusets import ContainerCpuset, Cpuset
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions, ContainerCpuset, Cpuset
 from nodewise_cpu.cpusets.enforcer import (
     CpusetEnforcer,
     affinity_after_cpuset_change,

@@ -22,7 +22,7 @@ from nodewise_cpu.agent.socket_server import ConnectionLimits
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cpusets import container_runtime_client
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 from nodewise_cpu.cpusets.enforcer import CpusetEnforcer
 from nodewise_cpu.node import machine_features, other_cpu_managers
 from nodewise_cpu.node.machine_features import PoolInputs

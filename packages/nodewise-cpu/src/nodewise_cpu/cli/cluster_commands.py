@@ -36,7 +36,7 @@ from nodewise_cpu.cluster.node_validation import ValidationCheck, ValidationTarg
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.cmk_names import DEFAULT_SOCKET
 from nodewise_cpu.cpusets import enforcer
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 from nodewise_cpu.node import machine_features, other_cpu_managers, task_garbage_collection
 from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.topology import ROOT_CGROUP

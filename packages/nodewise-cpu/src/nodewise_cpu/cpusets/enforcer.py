@@ -21,8 +21,7 @@ from nodewise.base.errors import NodewiseError, Problem
 from nodewise_cpu import ended_tasks, procfs
 from nodewise_cpu.allocation_store import StoredAllocations
 from nodewise_cpu.cpusets import container_cpusets
-from nodewise_cpu.cpusets.cgroup_partitions import CgroupPartitions
-from nodewise_cpu.cpusets.container_cpusets import Cpus, Cpuset, CpusetRuntime
+from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions, Cpus, Cpuset, CpusetRuntime
 from nodewise_cpu.ended_tasks import KnownProcesses
 from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.procfs import Thread
