@@ -21,7 +21,7 @@ from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_lint
 from nodewise_cpu import cli
 from nodewise_cpu.cli import cmk_flags
-from nodewise_cpu.workload import isolate_arguments
+from nodewise_cpu.workload import isolate
 from tests import docs_page_code_blocks
 from tests.docs_page_code_blocks import ROOT, Block
 
@@ -60,7 +60,7 @@ def problem(words: list[str]) -> str:
         if words[0] == "nodewise":
             _read(command, words)
         elif words[1:2] == ["isolate"]:
-            isolate_arguments.parse_isolate_arguments(words[2:])
+            isolate.parse_isolate_arguments(words[2:])
         else:
             _read(cli.command, ["cmk", *cmk_flags.translate_command_line(words[1:])])
     except (click.UsageError, BadSettings) as error:

@@ -19,7 +19,7 @@ from nodewise_cpu.cluster import api_server, node_setup_objects, object_writer
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import PodWatch
 from nodewise_cpu.pool_planning import PoolOptions
-from nodewise_cpu.workload import isolate_arguments
+from nodewise_cpu.workload import isolate
 
 NEWEST = api_server.TABLE[-1]
 PLAIN = re.compile(r"[A-Za-z0-9 _./:=,-]*", re.ASCII)
@@ -124,7 +124,7 @@ def test_the_commands_of_containers_are_valid(name: str) -> None:
         [container] = made["spec"]["template"]["spec"]["containers"]
     program, *words = shlex.split(container["args"][0])
     if words[0] == "isolate":
-        parsed = isolate_arguments.parse_isolate_arguments(words[1:])
+        parsed = isolate.parse_isolate_arguments(words[1:])
         assert (parsed.command[0], parsed.pool, parsed.namespace) == (program, "infra", "cmk-ns")
         words = list(parsed.command[1:])
     parse_command_line(words)

@@ -2,21 +2,18 @@
 
 import click
 
-from nodewise_cpu.workload import isolate, isolate_arguments
+from nodewise_cpu.workload import isolate
 
-_EXAMPLES = "\n".join(f"  nodewise cpu {example}" for example in isolate_arguments.EXAMPLES)
-_CODES = "\n".join(f"  {code:<5}  {meaning}" for code, meaning in isolate_arguments.EXIT_CODES.items())
-_HELP = (
-    f"{isolate_arguments.SUMMARY}\n\n{isolate_arguments.DETAILS}\n\n"
-    f"\b\nExamples:\n{_EXAMPLES}\n\n\b\nExit codes:\n{_CODES}\n"
-)
+_EXAMPLES = "\n".join(f"  nodewise cpu {example}" for example in isolate.EXAMPLES)
+_CODES = "\n".join(f"  {code:<5}  {meaning}" for code, meaning in isolate.EXIT_CODES.items())
+_HELP = f"{isolate.SUMMARY}\n\n{isolate.DETAILS}\n\n\b\nExamples:\n{_EXAMPLES}\n\n\b\nExit codes:\n{_CODES}\n"
 
 
 class _IsolateCommand(click.Command):
     """Leaves the arguments to `workload/isolate_arguments.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if isolate_arguments.find_help_or_version_flag(args) == "--help":
+        if isolate.find_help_or_version_flag(args) == "--help":
             return super().parse_args(ctx, ["--help"])
         ctx.args = args
         return args
@@ -40,7 +37,7 @@ command = _IsolateCommand(
         click.Option(
             [option.name], is_flag=not option.metavar, metavar=option.metavar or None, help=option.help
         )
-        for option in isolate_arguments.OPTIONS
+        for option in isolate.OPTIONS
         if option.name != "--help"
     ],
 )

@@ -27,7 +27,7 @@ from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cluster.api_server import NO_PARAMS, ApiClient, Object
 from nodewise_cpu.configmap_store import ConfigMapStore
-from nodewise_cpu.workload.isolate_arguments import IsolateArguments
+from nodewise_cpu.workload.isolate import IsolateArguments
 
 if TYPE_CHECKING:
     from nodewise.kube.api_server_interface import Patch
