@@ -10,7 +10,7 @@ _HELP = f"{isolate.SUMMARY}\n\n{isolate.DETAILS}\n\n\b\nExamples:\n{_EXAMPLES}\n
 
 
 class _IsolateCommand(click.Command):
-    """Leaves the arguments to `workload/isolate_arguments.py`, because some belong to the command."""
+    """Leaves the arguments to `workload/isolate.py`, because some belong to the command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if isolate.find_help_or_version_flag(args) == "--help":
