@@ -10,86 +10,33 @@ from nodewise.kube import struct_type_merge
 from nodewise.kube.struct_type_merge import ReadKeys
 
 
-class Struct(msgspec.Struct, frozen=True):
-    """A short name for the base of declared types."""
+def declare(type_name: str, /, rename: Any = None, **fields: tuple[Any, ...]) -> Any:
+    """A struct with these fields, each with its type and perhaps a default."""
+    specs = [(field, *spec) for field, spec in fields.items()]
+    return msgspec.defstruct(type_name, specs, frozen=True, module=__name__, rename=rename)
 
 
-class LabelFields(Struct, frozen=True):
-    labels: dict[str, str] = {}
-
-
-class OneNode(Struct, frozen=True):
-    metadata: LabelFields
-
-
-class Resources(Struct, frozen=True, rename="camel"):
-    allocatable: dict[str, str] = {}
-    node_info: str = ""
-
-
-class TwoNode(Struct, frozen=True):
-    metadata: LabelFields
-    status: Resources = Resources()
-
-
-class TaintFields(Struct, frozen=True):
-    key: str
-
-
-class Effect(Struct, frozen=True):
-    effect: str = ""
-
-
-class OneSpec(Struct, frozen=True):
-    taints: tuple[TaintFields, ...] = ()
-
-
-class SecondSpec(Struct, frozen=True):
-    taints: tuple[Effect, ...] = ()
-
-
-class OneTainted(Struct, frozen=True):
-    spec: OneSpec = OneSpec()
-
-
-class TwoTainted(Struct, frozen=True):
-    spec: SecondSpec = SecondSpec()
-
-
-class OneMaybe(Struct, frozen=True):
-    spec: OneSpec | None = None
-
-
-class TwoMaybe(Struct, frozen=True):
-    spec: SecondSpec | None = None
-
-
-class ResourcesMaybe(Struct, frozen=True):
-    spec: Resources | None = None
-
-
-class AppLabels(Struct, frozen=True):
-    labels: Annotated[dict[str, str], ReadKeys(("app",), "size")] = {}
-
-
-class OneLabelled(Struct, frozen=True):
-    metadata: AppLabels
-
-
-class TierLabels(Struct, frozen=True):
-    labels: Annotated[dict[str, str], ReadKeys(("tier", "app"), prefixes=("of/",))] = {}
-
-
-class TwoLabelled(Struct, frozen=True):
-    metadata: TierLabels
-
-
-class ByName(Struct, frozen=True):
-    items: dict[str, TaintFields] = {}
-
-
-class ByNameToo(Struct, frozen=True):
-    items: dict[str, Effect] = {}
+LabelFields = declare("LabelFields", labels=(dict[str, str], {}))
+OneNode = declare("OneNode", metadata=(LabelFields,))
+Resources = declare("Resources", rename="camel", allocatable=(dict[str, str], {}), node_info=(str, ""))
+TwoNode = declare("TwoNode", metadata=(LabelFields,), status=(Resources, Resources()))
+TaintFields = declare("TaintFields", key=(str,))
+Effect = declare("Effect", effect=(str, ""))
+OneSpec = declare("OneSpec", taints=(tuple[TaintFields, ...], ()))
+SecondSpec = declare("SecondSpec", taints=(tuple[Effect, ...], ()))
+OneTainted = declare("OneTainted", spec=(OneSpec, OneSpec()))
+TwoTainted = declare("TwoTainted", spec=(SecondSpec, SecondSpec()))
+OneMaybe = declare("OneMaybe", spec=(OneSpec | None, None))
+TwoMaybe = declare("TwoMaybe", spec=(SecondSpec | None, None))
+ResourcesMaybe = declare("ResourcesMaybe", spec=(Resources | None, None))
+AppLabels = declare("AppLabels", labels=(Annotated[dict[str, str], ReadKeys(("app",), "size")], {}))
+OneLabelled = declare("OneLabelled", metadata=(AppLabels,))
+TierLabels = declare(
+    "TierLabels", labels=(Annotated[dict[str, str], ReadKeys(("tier", "app"), prefixes=("of/",))], {})
+)
+TwoLabelled = declare("TwoLabelled", metadata=(TierLabels,))
+ByName = declare("ByName", items=(dict[str, TaintFields], {}))
+ByNameToo = declare("ByNameToo", items=(dict[str, Effect], {}))
 
 
 def read(type_: Any, text: str) -> Any:
@@ -155,40 +102,15 @@ def test_merged_objects_do_not_burden_the_garbage_collector_and_cannot_change() 
         node.metadata.name = "b"
 
 
-class TextField(Struct, frozen=True):
-    value: str = ""
-
-
-class Number(Struct, frozen=True):
-    value: int = 0
-
-
-class OtherDefault(Struct, frozen=True):
-    value: str = "x"
-
-
-class NoDefault(Struct, frozen=True):
-    value: str
-
-
-class NestedText(Struct, frozen=True):
-    spec: TextField = TextField()
-
-
-class NestedNumber(Struct, frozen=True):
-    spec: Number = Number()
-
-
-class RenamedField(Struct, frozen=True, rename={"worth": "value"}):
-    worth: str = ""
-
-
-class Several(Struct, frozen=True):
-    value: tuple[str, ...] = ()
-
-
-class SeveralNumbers(Struct, frozen=True):
-    value: tuple[int, ...] = ()
+TextField = declare("TextField", value=(str, ""))
+Number = declare("Number", value=(int, 0))
+OtherDefault = declare("OtherDefault", value=(str, "x"))
+NoDefault = declare("NoDefault", value=(str,))
+NestedText = declare("NestedText", spec=(TextField, TextField()))
+NestedNumber = declare("NestedNumber", spec=(Number, Number()))
+RenamedField = declare("RenamedField", rename={"worth": "value"}, worth=(str, ""))
+Several = declare("Several", value=(tuple[str, ...], ()))
+SeveralNumbers = declare("SeveralNumbers", value=(tuple[int, ...], ()))
 
 
 @pytest.mark.parametrize(
@@ -229,13 +151,8 @@ def test_conflict_names_both_declarations(first: Any, second: Any, words: str) -
     assert str(raised.value).endswith("they must agree")
 
 
-class OwnMeta(Struct, frozen=True):
-    name: str = "nobody"
-    generation: int = 0
-
-
-class WithOwnMeta(Struct, frozen=True):
-    metadata: OwnMeta = OwnMeta()
+OwnMeta = declare("OwnMeta", name=(str, "nobody"), generation=(int, 0))
+WithOwnMeta = declare("WithOwnMeta", metadata=(OwnMeta, OwnMeta()))
 
 
 def test_default_of_a_field_of_every_object_is_ignored() -> None:
@@ -243,13 +160,8 @@ def test_default_of_a_field_of_every_object_is_ignored() -> None:
     assert (node.metadata.name, node.metadata.generation) == ("a", 3)
 
 
-class OtherMeta(msgspec.Struct, frozen=True):
-    labels: dict[str, str] | None = None
-    name: str = ""
-
-
-class WithOtherMeta(msgspec.Struct, frozen=True):
-    metadata: OtherMeta = OtherMeta()
+OtherMeta = declare("OtherMeta", labels=(dict[str, str] | None, None), name=(str, ""))
+WithOtherMeta = declare("WithOtherMeta", metadata=(OtherMeta, OtherMeta()))
 
 
 def test_a_default_for_the_name_does_not_matter_in_any_order() -> None:
