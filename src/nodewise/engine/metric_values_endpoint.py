@@ -1,13 +1,8 @@
-"""The response of `GET /metric-values`: what the decisions of this replica depend on besides objects.
+"""The response of `GET /metric-values`: the settings and metric values that the decisions of this replica depend on.
 
-The response is a recording (`recording_file`) of one cluster state without objects. Its header has the settings, its
-series have the metric values with their times, and its failures say why metrics have no values. So `nodewise decide`
-and `nodewise metrics` compute with the settings and values of the running nodewise.
-
-    ?after=   the key of a metric (`MetricRequest.key`): metrics after it; a response ends after `MAX_PAGE_VALUES`
-
-It contains no secrets: no settings of connections, and of agents of other packages only the names, because their
-options are unknown.
+It is a recording (`recording_file`) of one cluster state without objects. `?after=` is the key of a metric: a response
+has the metrics after it, and ends after `MAX_PAGE_VALUES`. It contains no secrets: no settings of connections, and of
+agents of other packages only the names, because their options are unknown.
 """
 
 import io

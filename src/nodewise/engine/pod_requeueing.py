@@ -1,14 +1,12 @@
 """Requeueing: kube-scheduler tries a pending pod again soon after a node passes it.
 
-kube-scheduler tries a pod that an extender rejected again at the next cluster event, or after five minutes. A metric
+kube-scheduler tries a pod that an extender rejected again at the next cluster event, or after five minutes; a metric
 that recovers is no event. The leader therefore filters the waiting pods again after each new snapshot. When a node
-passes pods that no node passed before, it writes an annotation of that node, which is an event for all pods. Without
-waiting pods it writes nothing.
+passes pods that no node passed before, it writes an annotation of that node, which is an event for all pods.
 
-One pass after a snapshot may take `PASS_S` of computing time, which namespaces share equally, however many pods they
-have (start-time fair queueing: Goyal, Vin, Cheng 1996). If n namespaces have waiting pods, filtering all those of one
-namespace takes c seconds, and the longest filter f seconds, then each pod of the namespace is filtered within
-n·(c + f) / `PASS_S` passes, rounded up.
+One pass may take `PASS_S` of computing time, which namespaces share equally, however many pods they have (start-time
+fair queueing: Goyal, Vin, Cheng 1996). With n namespaces, c seconds for all pods of one and f for the longest filter,
+each pod of the namespace is filtered within n·(c + f) / `PASS_S` passes, rounded up.
 """
 
 import heapq

@@ -1,10 +1,8 @@
 """Keeps the newest snapshot: changes rebuild the states of the agents that read them, and one swap publishes them.
 
-A request takes `cache.snapshot` once and keeps it. No agent state is computed while kube-scheduler waits.
-
-nodewise's own writes take effect immediately: `apply_response` puts the server's response into a store, and `amend`
-changes an agent state accordingly. A publish that is under way began with an earlier cluster state, so the amendment is
-applied once more when the publish ends.
+No agent state is computed while kube-scheduler waits. nodewise's own writes take effect immediately: `apply_response`
+puts the server's response into a store, and `amend` changes an agent state accordingly, once more when a publish that
+is under way ends.
 """
 
 import asyncio

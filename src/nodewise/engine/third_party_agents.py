@@ -1,11 +1,9 @@
-"""Third-party agents: agents that an installed package brings by an entry point.
+"""Third-party agents: agents that an installed package brings by an entry point, in nodewise's process and thread.
 
-They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
-(`third_party_result_validation`). An exception or an invalid result is counted, logged and raised as
-`AgentError`: the chain then rejects the pods that concern the agent, and leaves the agent's scores out. A third-party
-agent has no controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
-
-A call that does not return stops the process; the kubelet's liveness probe restarts it (docs/adr/0019).
+Their results are validated (`third_party_result_validation`). An exception or an invalid result is counted, logged and
+raised as `AgentError`: the chain then rejects the pods that concern the agent, and leaves the agent's scores out. They
+have no controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server. A call
+that does not return stops the process; the kubelet's liveness probe restarts it (docs/adr/0019).
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence

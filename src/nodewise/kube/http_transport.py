@@ -1,16 +1,10 @@
-"""A transport that opens new connections when its certificates change, or when connections may have gone silent; and
-the proxy of a server.
+"""A transport that opens new connections when its certificates change, or may have gone silent; the proxy of a server.
 
-A connection presents the client certificate once, in its handshake, and the API server checks for each later call
-whether that certificate is still valid. So new calls use new connections, and an old connection is closed when its
-call has ended. client-go closes old connections at once (client-go v0.36 transport/cert_rotation.go), which would fail
-the calls in flight.
+A connection presents the client certificate once, in its handshake. So new calls use new connections, and an old one is
+closed when its call has ended; client-go closes it at once, which would fail the calls in flight. A NAT gateway or a
+proxy that loses its entries silences several connections at once, so after a timeout calls use new ones.
 
-A connection can go silent: a NAT gateway or a proxy loses its entry, usually of several connections at once. Each idle
-connection would then cost a later call its timeout. So after a timeout, calls use new connections.
-
-Source: golang.org/x/net http/httpproxy, which client-go uses. httpx2 does not support networks in NO_PROXY, but pods of
-clusters behind a proxy have settings such as `NO_PROXY=10.0.0.0/8`.
+Source of the proxy: golang.org/x/net http/httpproxy, which client-go uses. httpx2 supports no networks in NO_PROXY.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping

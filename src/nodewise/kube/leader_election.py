@@ -1,27 +1,18 @@
-"""Leader election with a Lease of coordination.k8s.io/v1: the rules, the candidate that applies them (`Elector`), the
-latency of the API server, on which the durations depend, and its liveness.
+"""Leader election with a Lease, and the latency and liveness of the API server.
 
-At most one replica leads. A leader leads until `renew_s` after it *sent* its last successful write. Another replica
-acquires the Lease no sooner than `duration_s` after it *observed* that write, which is later than it was sent. Each
-replica uses its own monotonic clock, so wall clocks do not matter; `duration_s` / `renew_s` is the largest tolerated
-ratio of the clocks' rates. A write has the resourceVersion of the Lease that the decision is based on.
-Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts from after the write.
+At most one replica leads: a leader leads until `renew_s` after it *sent* its last successful write, and another replica
+acquires the Lease no sooner than `duration_s` after it *observed* that write, each by its own monotonic clock.
+`duration_s` / `renew_s` is the largest tolerated ratio of the clocks' rates. Each write has the resourceVersion of the
+Lease that the decision is based on. Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts from
+after the write.
 
-The leader chooses the durations by the latency of the API server, and writes `duration_s` to the Lease. The other
-replicas obey the Lease, not their own settings, in all versions of nodewise. So replicas may use different durations.
-A leader that shortens the duration leads no longer than the shorter one permits after it has sent the Lease, because
-the write may arrive although its response does not.
+The leader chooses the durations by the latency of the API server and writes `duration_s` to the Lease, which the other
+replicas obey. A leader that shortens the duration leads no longer than the shorter one permits after it has sent the
+Lease, because the write may arrive although its response does not.
 
 An annotation names the process that wrote the Lease. A process that finds its own identity, but another process of the
 same host name, takes the Lease at once, because a container has restarted in its pod. A process of another host waits,
 and so does a process from which the Lease was taken: two replicas have one identity by mistake.
-
-A measurement is the time from a call until the next response, through all timeouts in between. So an API server that is
-stopped or restarted counts once, whatever number of calls fails meanwhile, and only one that is slow again and again
-counts as slow.
-
-Every replica reads or writes the Lease every few seconds, and a response means that the API server and its storage
-work. A watch may have no events for a minute, and other calls are irregular.
 """
 
 import math
@@ -182,7 +173,11 @@ _MOST_DOUBLINGS: Final = 10
 
 
 class ApiLatency:
-    """The last measurements. `limit_s` is the longest time that a quick API server takes."""
+    """The last measurements. `limit_s` is the longest time that a quick API server takes.
+
+    A measurement is the time from a call until the next response, through all timeouts in between: a restart of the API
+    server counts once, and only one that is slow again and again counts as slow.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -5,10 +5,8 @@
                                   └─failure─▶ VersionCheckState ──▶ WatchState, or ListState if the server has an
                                                                     older version
 
-A list requests the newest state (no resourceVersion), page by page. `resourceVersion=0` would be cheaper for an old API
-server, but it ignores the page limit and may return a state older than a previous response. Since 1.31 (KEP-2340) the
-API server returns the newest state from memory, too. Source: kubernetes.io/docs/reference/using-api/api-concepts, and
-client-go v0.36 tools/cache/reflector.go.
+A list requests the newest state (no resourceVersion), page by page: `resourceVersion=0` ignores the page limit and may
+return an older state. Source: kubernetes.io/docs/reference/using-api/api-concepts, client-go v0.36 reflector.go.
 """
 
 from collections.abc import Callable, Mapping

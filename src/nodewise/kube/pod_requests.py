@@ -1,18 +1,9 @@
-"""The requests of a pod, as kube-scheduler 1.37 counts them.
-
-The one function for it is `nano_requests`. Source: k8s.io/component-helpers v0.37.2 resource/helpers.go
-(`PodRequests`), with the feature gates that are on by default in 1.37; requests by claims of devices (an alpha feature)
-do not count. `tests/cluster/test_pod_request_law.py` compares it with that package.
+"""The requests of a pod, as kube-scheduler 1.37 counts them (k8s.io/component-helpers v0.37.2 resource/helpers.go).
 
 A container, and a pod with pod-level resources, has three amounts: those of the spec, which a resize changes, those
-that the kubelet has allocated, and those that are in effect. Each of the three is summed, and the largest sum counts. A
-pod with an infeasible resize keeps what it has: the spec does not count. Until 1.36 the largest amount of each
-container was summed instead.
-
-Objects from files do not have the API server's defaults, so a limit stands for a missing request here (kubernetes
-v1.37.2 pkg/apis/core/v1/defaults.go).
-
-The fields have the shapes that other agents declare of them (`kube.struct_type_merge.merge`).
+that the kubelet has allocated, and those that are in effect. Each of the three is summed, and the largest sum counts; a
+pod with an infeasible resize keeps what it has. Requests by claims of devices (an alpha feature) do not count. Objects
+from files do not have the API server's defaults, so a limit stands for a missing request.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,14 +1,9 @@
-"""The replicas of a running nodewise: finds their pods, and requests a path of each through the API server.
-
-A request goes to a replica's admin port by port-forward, with the rights of the user, so nothing has to be forwarded by
-hand. On that port a replica answers all requests of loopback, and port-forward connects on loopback.
+"""The replicas of a running nodewise: finds their pods, and requests a path of each by port-forward to its admin port.
 
 The API server passes a WebSocket with the subprotocol v4.channel.k8s.io to the kubelet, and the container runtime
 serves it (k8s.io/cri-streaming v0.36, `portforward/websocket.go`). A connection has two channels, data and error. Each
 message begins with the number of its channel, and each channel begins with the port as two bytes. kubectl itself
-tunnels SPDY through a WebSocket (KEP-4006), which needs Kubernetes 1.31 and a second multiplexing protocol.
-
-The runtime connects to the port on loopback, in the pod's network.
+tunnels SPDY (KEP-4006), which needs Kubernetes 1.31 and a second multiplexing protocol.
 """
 
 import asyncio

@@ -1,11 +1,8 @@
 """The objects of one kind as the API server last reported them. One writer, any number of readers, no locks.
 
-A reader sees the objects of the last complete list with the changes since. A list that arrives in pages fills a buffer
-and is applied in one step, as the changes that it brings. A `Store` is read-only; its `StoreWriter` changes it.
-
-The API server responds to our write with the object before the watch delivers it. `StoreWriter.apply_response` stores
-that response, so the store is ahead of the watch for this object: the watch events of the object are older and are
-ignored until the watch has caught up. Resource versions of one kind are integers that increase (KEP-5504).
+A list that arrives in pages fills a buffer and is applied in one step, as the changes that it brings. The response to a
+write of ours is stored before the watch delivers it; older watch events of the object are ignored until the watch has
+caught up. Resource versions of one kind are integers that increase (KEP-5504).
 """
 
 from collections.abc import Callable, Iterable, Mapping

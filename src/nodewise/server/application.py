@@ -1,8 +1,4 @@
-"""Routes, the exchange of one request (which handler answers, within which limits, what happens when it fails), and
-responses: errors and refusals as JSON, and responses as bytes of HTTP/1.1.
-
-`Application` does not use sockets: `http_connection.HttpConnection` opens an `HttpExchange` for each request header,
-passes it the body and writes its response.
+"""Routes, the exchange of one request without sockets, and responses as bytes of HTTP/1.1.
 
 An error or a refusal has one form: `{"error": text, "problems": [{"field", "seen", "wanted"}]}`.
 """

@@ -1,9 +1,5 @@
 """One connection: HTTP/1.1 on httptools, with limits and deadlines for everything that a client may do slowly.
 
-A connection is always in one phase. HEADER: a request header is incomplete. BODY: the header is complete, the body is
-not. ANSWERING: requests are complete and are being answered. IDLE: between requests. CLOSING: nothing more is written.
-HEADER, BODY and IDLE have deadlines.
-
 The parser's callbacks only record input. `_advance_first_exchange` answers it after the whole read is parsed, so that
 the response can announce the end of the connection if a request is followed by bytes that are not HTTP.
 """
@@ -34,13 +30,13 @@ from nodewise.server.options import ServeOptions
 
 
 class Phase(enum.Enum):
-    """What happens next on a connection."""
+    """What happens next on a connection. HEADER, BODY and IDLE have deadlines."""
 
-    HEADER = "header"
-    BODY = "body"
-    ANSWERING = "answering"
-    IDLE = "idle"
-    CLOSING = "closing"
+    HEADER = "header"  # a request header is incomplete
+    BODY = "body"  # the header is complete, the body is not
+    ANSWERING = "answering"  # requests are complete and are being answered
+    IDLE = "idle"  # between requests
+    CLOSING = "closing"  # nothing more is written
 
 
 _DEADLINE_PHASES: Final = frozenset({Phase.HEADER, Phase.BODY, Phase.IDLE})

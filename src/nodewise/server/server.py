@@ -1,9 +1,7 @@
-"""A server: the port of an application, from start to graceful end; and the admin port (health, readiness and metrics
-in plain HTTP, on loopback by default).
+"""A server: the port of an application, from start to graceful end; and the admin port.
 
-The listener accepts connections, looks at the first byte, and starts TLS or answers plain HTTP. The servers of asyncio
-and uvloop have no deadline for a client that sends nothing, do not report why a handshake failed, and use one TLS
-context for all connections.
+The listener looks at the first byte, and starts TLS or answers plain HTTP. The servers of asyncio and uvloop have no
+deadline for a client that sends nothing, do not report why a handshake failed, and use one TLS context for all.
 """
 
 import asyncio

@@ -1,16 +1,11 @@
 """The TLS context of a server, and verification of open connections after a change of the client CA.
 
-Each change of the files makes a new context; one in use is never changed: `load_cert_chain` on a live context would
-take the new certificate and then fail with the old key in the middle of a rotation. The listener takes `context` for
-each connection, so a client that sends no server name gets the new one as well, and sessions of an old context cannot
-be resumed in a new one.
+Each change of the files makes a new context, because `load_cert_chain` on a live one would mix a new certificate with
+the old key; sessions of an old context cannot be resumed in a new one. The pair and the client CA are read separately:
+a removed CA is no longer trusted even if the pair cannot be read.
 
-The pair and the client CA are read separately: a removed CA is no longer trusted even if the pair cannot be read.
-
-`ServerContext` adds what Python leaves out of a handshake. If client and server have no application protocol in
-common, Python continues without one; RFC 7301 demands that the handshake fails, as it does in servers written in Go.
-And asyncio and uvloop drop the alert of a failed handshake, so that the client sees a closed connection without a
-reason: here the alert is kept, and the listener sends it.
+`ServerContext` adds what Python leaves out of a handshake: it fails without a common application protocol, as RFC 7301
+demands, and the alert of a failed handshake is kept for the listener, because asyncio and uvloop drop it.
 """
 
 import ssl
