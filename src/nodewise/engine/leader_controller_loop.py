@@ -122,7 +122,6 @@ class _Steps:
             await asyncio.wait([self._task], timeout=_CANCEL_S)
 
     async def _run_step_and_log_failure(self, snapshot: Snapshot) -> bool:
-        """Whether the step succeeded; a failure is logged."""
         try:
             if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets
                 self._controller.begin()

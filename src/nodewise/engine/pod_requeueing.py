@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.agent import FilterPlugin, NodeIndex, Plugin, Snapshot
+from nodewise.agent import FilterPlugin, NodeIndex, Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.agent.verdicts import OWN_REASON
 from nodewise.base import cooperative_scheduling
@@ -106,7 +106,6 @@ class WaitingPods:
         self._namespace_versions: dict[str, tuple[object, ...]] = {}
 
     def __len__(self) -> int:
-        """The number of pods."""
         return len(self._group_by_uid)
 
     def update(self, snapshot: Snapshot) -> Generator[None, None, None]:
@@ -191,25 +190,18 @@ def _are_same(versions: tuple[object, ...], before: tuple[object, ...] | None) -
 
 
 def _is_own_rejection(message: str, chain: AgentChain) -> bool:
-    """Whether the message of a rejection is nodewise's."""
-    return OWN_REASON in message or any(
-        mark in message for agent in chain.agents for mark in _reason_marks(agent)
-    )
-
-
-def _reason_marks(agent: Plugin[Any, Any]) -> tuple[str, ...]:
-    """Texts that mark the agent's reasons: its name, unless it uses the texts of an older system."""
-    return (isinstance(agent, FilterPlugin) and agent.reason_marks) or (f" {agent.name} ",)
+    marks = [OWN_REASON]
+    for agent in chain.agents:
+        # the agent's name, unless it uses the texts of an older system
+        marks += (isinstance(agent, FilterPlugin) and agent.reason_marks) or (f" {agent.name} ",)
+    return any(mark in message for mark in marks)
 
 
 def _rejection_message(pod: Any) -> str | None:
     """kube-scheduler's message about a pod without a feasible node; None for any other pod."""
     for condition in pod.status.conditions:
-        if (
-            condition.type == "PodScheduled"
-            and condition.status == "False"
-            and condition.reason == "Unschedulable"
-        ):
+        facts = (condition.type, condition.status, condition.reason)
+        if facts == ("PodScheduled", "False", "Unschedulable"):
             return str(condition.message)
     return None
 
@@ -303,7 +295,6 @@ class Requeuer(Controller):
         return due
 
     def _find_accepting_node(self, group: PodGroup, snapshot: Snapshot) -> str | None:
-        """A node that no agent rejects for the pods; None if all are rejected."""
         candidates = snapshot.nodes.every
         kept = self._chain.feasible(next(iter(group.pods.values())), candidates, snapshot)
         return candidates[int(np.argmax(kept))] if kept.any() else None

@@ -411,10 +411,8 @@ class ClusterStateRebuilder:
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
                 self._nodes = NodeIndex(_apply_delta(names, entry))
             case ObjectEntry() if entry.of in self._objects:
-                objects, item = (
-                    self._objects_for_modification(entry.of),
-                    self._decoders[entry.of].decode(blobs[0]),
-                )
+                objects = self._objects_for_modification(entry.of)
+                item = self._decoders[entry.of].decode(blobs[0])
                 self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
                 objects[entry.key] = item
             case ObjectsEntry() if entry.of in self._objects:
@@ -430,15 +428,13 @@ class ClusterStateRebuilder:
                 rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case SnapshotEntry():
-                return self._build_cluster_state(entry)
+                self._shared.update(self._objects)
+                objects_by_kind = dict(self._shared)
+                nodes, changes = objects_by_kind.pop(NODES, _NONE), self._log.take()
+                return ClusterState(
+                    self._nodes, objects_by_kind, self._metrics, entry.now, nodes, entry.versions, changes
+                )
         return None
-
-    def _build_cluster_state(self, moment: SnapshotEntry) -> ClusterState:
-        self._shared.update(self._objects)
-        objects = dict(self._shared)
-        nodes = objects.pop(NODES, _NONE)
-        changes = self._log.take()
-        return ClusterState(self._nodes, objects, self._metrics, moment.now, nodes, moment.versions, changes)
 
     def _objects_for_modification(self, name: str) -> dict[ObjectKey, Any]:
         """The objects of a kind for modification: a copy, if the newest cluster state has them."""

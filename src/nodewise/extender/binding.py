@@ -50,8 +50,6 @@ class BindOutcome(NamedTuple):
 
 
 class _BindFailed(Exception):
-    """The bind ends without success."""
-
     def __init__(self, error: str) -> None:
         super().__init__(error)
         self.error = error
@@ -145,7 +143,6 @@ class Bindings:
             await asyncio.wait(tasks, timeout=self._deadline_s)
 
     async def _bind(self, args: BindingArgs) -> BindOutcome:
-        """Bind, count and log."""
         began_s = self._context.clock.monotonic()
         names = {
             "k8s.namespace.name": args.pod_namespace,
@@ -176,14 +173,10 @@ class Bindings:
         except _BindFailed as failure:
             return BindOutcome("failed", failure.error)
         finally:
-            self._start_cleanup(bind)
-
-    def _start_cleanup(self, bind: "_Bind") -> None:
-        """Remove what a failed bind leaves behind, while its client has its response."""
-        if bind.may_leave_reservation:
-            task = asyncio.create_task(bind.clean_up())
-            self._cleanups.add(task)
-            task.add_done_callback(self._cleanups.discard)
+            if bind.reserved_versions:  # removed while the client has its response
+                task = asyncio.create_task(bind.clean_up())
+                self._cleanups.add(task)
+                task.add_done_callback(self._cleanups.discard)
 
     def _writer(self, node: str) -> ReservationWriter:
         writer = self._writers.get(node)
@@ -211,13 +204,8 @@ class _Bind:
         self._path = PODS.path(args.pod_namespace, args.pod_name)
         self._refused_version = ""
         """The version of the pod for which the API server refused a Binding."""
-        self._reserved_versions: set[str] = set()
-        """Versions of the pod for which a reservation may be written."""
-
-    @property
-    def may_leave_reservation(self) -> bool:
-        """Whether the record may have a reservation of a pod that is not known to be on the node."""
-        return bool(self._reserved_versions)
+        self.reserved_versions: set[str] = set()
+        """Versions of the pod for which a reservation may be written, while the pod is not known to be on the node."""
 
     async def run(self, pod: Any | None, eligibility: Eligibility | None) -> BindOutcome:
         """Bind the pod. `pod` is the pod of the store, which may be old; None if the store has none.
@@ -256,8 +244,11 @@ class _Bind:
         args, version = self._args, pod.metadata.resourceVersion
         if pod.metadata.uid != args.pod_uid:
             raise _BindFailed("provided UID is incorrect")
-        if pod.spec.nodeName:
-            return self._outcome_if_bound(pod)
+        if pod.spec.nodeName:  # an earlier call, or another client, has bound it
+            if pod.spec.nodeName != args.node:
+                raise _BindFailed(f'pod {args.pod_name} is already assigned to node "{pod.spec.nodeName}"')
+            self.reserved_versions.clear()
+            return BindOutcome("already")
         plan = await self._reserve(pod)
         if isinstance(plan, Refusal):
             return BindOutcome("refused", plan.error, reason=plan.reason)
@@ -270,23 +261,16 @@ class _Bind:
                 ) from error  # the version is not the cause of the conflict
             self._refused_version = version
             raise
-        self._reserved_versions.clear()
+        self.reserved_versions.clear()
         return BindOutcome("bound", description=plan.description if plan else "")
 
-    def _outcome_if_bound(self, pod: Any) -> BindOutcome:
-        """The outcome for a pod that an earlier call, or another client, has bound."""
-        if pod.spec.nodeName != self._args.node:
-            raise _BindFailed(f'pod {self._args.pod_name} is already assigned to node "{pod.spec.nodeName}"')
-        self._reserved_versions.clear()
-        return BindOutcome("already")
-
     async def _reserve(self, pod: Any) -> BindPlan | Refusal | None:
-        before = set(self._reserved_versions)
-        self._reserved_versions.add(pod.metadata.resourceVersion)
+        before = set(self.reserved_versions)
+        self.reserved_versions.add(pod.metadata.resourceVersion)
         async with asyncio.timeout(self._seconds_to_deadline()):
             plan = await self._writer.reserve(pod)
         if not isinstance(plan, BindPlan):
-            self._reserved_versions = before
+            self.reserved_versions = before
         return plan
 
     async def _create_binding(self, version: str, plan: BindPlan | None) -> None:
@@ -325,7 +309,7 @@ class _Bind:
         for number in range(MAX_TRIES):
             await self._context.clock.sleep(_BACKOFF_S * (2**number - 1))
             try:
-                await self.drop_reservation(self._reserved_versions)
+                await self.drop_reservation(self.reserved_versions)
             except NodewiseError as failure:
                 error = failure
                 continue

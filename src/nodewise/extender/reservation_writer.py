@@ -135,7 +135,6 @@ class ReservationWriter:
             await asyncio.shield(write_task)
 
     def _current_node_record(self) -> AllocationRecordLease | None:
-        """The newest known record; None if there is none."""
         record: AllocationRecordLease | None = self._context.allocation_records.get(
             self._context.namespace, self._name
         )
@@ -307,7 +306,6 @@ class ReservationWriter:
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta}
 
     async def _reread_record(self) -> None:
-        """Read the record from the API server into the store."""
         known = self._current_node_record()
         try:
             self._apply_response(await self._context.api.get(self._path, timeout_s=CALL_TIMEOUT_S))

@@ -155,16 +155,20 @@ class EventRecorder:
         self, about: ObjectReference, type_: Type, reason: str, note: str, action: str = "Scheduling"
     ) -> None:
         """Queue an event. Never blocks and never fails; `action` is the action that caused it, in one word."""
+        texts = {"reason": reason, "note": note, "action": action}
         event = RecordedEvent(
-            about,
-            type_,
-            _truncate_to_api_limit("reason", reason),
-            _truncate_to_api_limit("note", note),
-            _truncate_to_api_limit("action", action),
+            about, type_, **{field: _truncate_to_api_limit(field, text) for field, text in texts.items()}
         )
-        series = self._event_series_key(event)
+        now_s = self._clock.now()
+        series = self._known.get(event)
+        if series is None or now_s - series.last_s > FORGET_S:
+            self._number += 1
+            series = self._known[event] = _EventSeries(self._number, now_s)
+        self._known.move_to_end(event)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
         series.count += 1
-        series.last_s = self._clock.now()
+        series.last_s = now_s
         if not series.waiting:
             self._enqueue_or_drop_event(event, series)
 
@@ -197,20 +201,13 @@ class EventRecorder:
             sleeping.cancel()
             waking.cancel()
 
-    def _event_series_key(self, event: RecordedEvent) -> _EventSeries:
-        now_s = self._clock.now()
-        series = self._known.get(event)
-        if series is None or now_s - series.last_s > FORGET_S:
-            self._number += 1
-            series = self._known[event] = _EventSeries(self._number, now_s)
-        self._known.move_to_end(event)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-        return series
-
     def _enqueue_or_drop_event(self, event: RecordedEvent, series: _EventSeries) -> None:
         now_s = self._clock.monotonic()
-        bucket = self._rate_limit_bucket(event)
+        key = (event.about, event.reason)
+        bucket = self._buckets.setdefault(key, TokenBucket(1.0 / REFILL_S, BURST))
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > MOST_KNOWN:
+            self._buckets.popitem(last=False)
         has_room = self._queue.has_room(event.about.namespace)
         wait_s = bucket.take(now_s, PATIENCE_S) if has_room else None
         if wait_s is None:
@@ -218,15 +215,6 @@ class EventRecorder:
             return
         series.waiting = True
         self._schedule_event(now_s + wait_s, event)
-
-    def _rate_limit_bucket(self, event: RecordedEvent) -> TokenBucket:
-        key = (event.about, event.reason)
-        if key not in self._buckets:
-            self._buckets[key] = TokenBucket(1.0 / REFILL_S, BURST)
-        self._buckets.move_to_end(key)
-        if len(self._buckets) > MOST_KNOWN:
-            self._buckets.popitem(last=False)
-        return self._buckets[key]
 
     def _schedule_event(self, due_s: float, event: RecordedEvent) -> None:
         dropped = self._queue.push(event.about.namespace, due_s, event)

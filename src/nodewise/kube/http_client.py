@@ -279,7 +279,6 @@ class HttpApi:
         return body
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
-        """Raise the error of an unsuccessful or compressed response."""
         if problem := compression_problem(response):
             raise Unavailable(str(_api_call(verb, request)), [problem])
         if response.status_code < _SERVER_ERROR and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
@@ -294,7 +293,6 @@ class HttpApi:
 
     @contextmanager
     def _translate_errors(self, verb: str, request: httpx2.Request) -> Iterator[None]:
-        """Translate exceptions of libraries to `NodewiseError`, and count each outcome."""
         outcome = "ok"
         try:
             yield

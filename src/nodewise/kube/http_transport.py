@@ -21,8 +21,6 @@ TIMED_OUT: Final = "nodewise_timed_out"
 
 
 class _Generation:
-    """The connections that one inner transport has opened."""
-
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         self.transport = transport
         self.calls = 0
@@ -72,23 +70,31 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
         self._old.append(self._current)
         self._current = made
 
-    def _drop_connections_after_timeout(self, generation: _Generation) -> None:
-        """Use new connections if no other timeout has replaced them yet. A watch in flight continues on its own."""
-        if generation is self._current:
-            self._replace_current_generation()
-
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self._renew_if_certificates_changed()
         generation = self._current
-        request.extensions[TIMED_OUT] = lambda: self._drop_connections_after_timeout(generation)
+
+        def drop_connections() -> None:
+            # unless another timeout has replaced them; a watch in flight continues on its own
+            if generation is self._current:
+                self._replace_current_generation()
+
+        def is_retired() -> bool:
+            self._renew_if_certificates_changed()
+            return generation.has_old_certificates
+
+        request.extensions[TIMED_OUT] = drop_connections
         generation.calls += 1
         try:
-            await self._close_retired_connections()
+            unused = [old for old in self._old if not old.calls]
+            self._old = [old for old in self._old if old.calls]
+            for old in unused:
+                await old.transport.aclose()
             response = await generation.transport.handle_async_request(request)
         except BaseException:
             generation.calls -= 1
             raise
-        response.extensions[RETIRED] = lambda: self._is_retired_connection_generation(generation)
+        response.extensions[RETIRED] = is_retired
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _CountedBody(response.stream, generation)
         return response
@@ -98,19 +104,9 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
             await generation.transport.aclose()
         self._old = []
 
-    def _is_retired_connection_generation(self, generation: _Generation) -> bool:
-        self._renew_if_certificates_changed()
-        return generation.has_old_certificates
-
     def _renew_if_certificates_changed(self) -> None:
         if self._has_changed():
             self.renew()
-
-    async def _close_retired_connections(self) -> None:
-        over = [generation for generation in self._old if not generation.calls]
-        self._old = [generation for generation in self._old if generation.calls]
-        for generation in over:
-            await generation.transport.aclose()
 
 
 def is_on_retired_connection(response: httpx2.Response) -> bool:
@@ -144,12 +140,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_in_no_proxy(host: str, environ: Mapping[str, str]) -> bool:
-    rules = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    return any(
-        _matches_no_proxy_rule(host.lower(), rule.strip().lower())
-        for rule in rules.split(",")
-        if rule.strip()
-    )
+    listed = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    rules = (rule.strip().lower() for rule in listed.split(",") if rule.strip())
+    return any(_matches_no_proxy_rule(host.lower(), rule) for rule in rules)
 
 
 def _matches_no_proxy_rule(host: str, rule: str) -> bool:

@@ -391,14 +391,12 @@ class Elector:
             )
 
     def _log_error(self, error: str) -> None:
-        """Log an error once, not at every retry."""
         if error != self._trouble:
             self._trouble = error
             logs.emit("lease_failed", lease=self._path, error=error, leading=self.leading)
 
     @property
     def _timings(self) -> LeaseTimings:
-        """The durations that fit the latency of the API server."""
         return self._lock.slow_timings if self._latency.is_slow else self._lock.timings
 
     async def _measure(self, call: Awaitable[bytes]) -> bytes:

@@ -97,16 +97,11 @@ def _split_json(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
         problem = Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")
         if number > 1 or isinstance(error, RecursionError):
             raise BadInput(source, [problem]) from error
-        yield from _parse_flow_yaml(text, source, problem)
-
-
-def _parse_flow_yaml(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int, bytes]]:
-    """YAML in flow style such as `{kind: Node}`. If it is invalid, the error is that of the JSON parser."""
-    try:
-        objects = list(_split_yaml(text, source))
-    except BadInput as error:
-        raise BadInput(source, [problem]) from error
-    yield from objects
+        try:  # YAML in flow style such as `{kind: Node}`; if it is invalid, the error is that of the JSON parser
+            objects = list(_split_yaml(text, source))
+        except BadInput as no_yaml:
+            raise BadInput(source, [problem]) from no_yaml
+        yield from objects
 
 
 def _split_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
@@ -252,8 +247,10 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObje
     problems: list[Problem] = []
     for source, text in _read_texts(paths, stdin, problems):
         try:
-            for kind, entry in _parse_objects(text, source):
-                entries.setdefault(kind, []).append(entry)
+            for number, data in split_documents(text, source):
+                document = FileObject(ObjectLocation(source, number), data)
+                for kind, entry in _expand_list_object(document, _TypeMeta()):
+                    entries.setdefault(kind, []).append(entry)
         except NodewiseError as error:
             problems += [
                 Problem(f"{source}, {problem.field}".rstrip(", "), problem.found, problem.expected)
@@ -287,27 +284,18 @@ def _list_object_files(path: Path, problems: list[Problem]) -> list[Path]:
     return files
 
 
-def _parse_objects(text: bytes, source: str) -> Iterator[tuple[Kind, FileObject]]:
-    for number, data in split_documents(text, source):
-        yield from _expand_list_object(FileObject(ObjectLocation(source, number), data), _TypeMeta())
-
-
 def _expand_list_object(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
+    source, where = entry.location.source, entry.location.location_within_source
     try:
         head = msgspec.json.decode(entry.data, type=_TypeMeta)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(
-            entry.location.source, [_problem_of_msgspec_error(entry.location.location_within_source, error)]
-        ) from error
+        raise BadInput(source, [_problem_of_msgspec_error(where, error)]) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
     if not api_version or not kind:
         actual = shown(entry.data[:60].decode(errors="replace"))
-        raise BadInput(
-            entry.location.source,
-            [Problem(entry.location.location_within_source, actual, "an object with apiVersion and kind")],
-        )
+        raise BadInput(source, [Problem(where, actual, "an object with apiVersion and kind")])
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
@@ -319,7 +307,6 @@ def _expand_list_object(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[
 
 
 def _with_default_namespace(item: T, resource: Resource) -> T:
-    """The object in the namespace `default`, if it has none and its kind is namespaced."""
     if not resource.namespaced or item.metadata.namespace:
         return item
     inside: Any = msgspec.structs.replace(item.metadata, namespace=DEFAULT_NAMESPACE)  # type: ignore[type-var]

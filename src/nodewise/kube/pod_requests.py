@@ -291,7 +291,6 @@ def named_resources(spec: RequestingSpec, status: ResizeStatus) -> tuple[str, ..
 
 
 def _containers(spec: RequestingSpec) -> tuple[RequestingContainer, ...]:
-    """The containers, and then the init containers."""
     return (*(spec.containers or ()), *(spec.initContainers or ()))
 
 

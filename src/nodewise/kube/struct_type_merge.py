@@ -59,10 +59,10 @@ def merge(base_name: str, *declared: Declared) -> type[Any]:
     Fields with the same encoded name must have the same name in Python, type and default. TypeError names the field and
     both declarations if they differ.
     """
-    return _merge_structs(base_name, base_name, (Object, *declared))
+    return _merge_structs(base_name, (Object, *declared))
 
 
-def _merge_structs(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[Any]:
+def _merge_structs(path: str, declared: tuple[Declared, ...]) -> type[Any]:
     """The union of structs; `path` is their path for messages, such as `Node.status`."""
     unique = tuple(dict.fromkeys(declared))
     declarations: dict[str, list[tuple[Declared, FieldInfo]]] = {}
@@ -72,6 +72,7 @@ def _merge_structs(type_name: str, path: str, declared: tuple[Declared, ...]) ->
     fields = [
         _merge_field_declarations(f"{path}.{wire}", wire, owners) for wire, owners in declarations.items()
     ]
+    type_name = "".join(part[:1].upper() + part[1:] for part in path.split("."))  # NodeStatusNodeInfo
     return msgspec.defstruct(type_name, fields, **_OPTIONS)
 
 
@@ -106,7 +107,7 @@ def _merge_types(path: str, left: Side, right: Side) -> Any:
         read_keys = _merge_read_keys(left_keys, right_keys)
         return merged if read_keys is None else Annotated[merged, read_keys]
     if _is_struct(a) and _is_struct(b):
-        return _merge_structs(_type_name(path), path, (a, b))
+        return _merge_structs(path, (a, b))
     origin = _type_origin(a)
     parts, others = get_args(a), get_args(b)
     if origin is None or origin != _type_origin(b) or len(parts) != len(others):
@@ -176,11 +177,6 @@ def _msgspec_field_definition(wire: str, type_: Any, default: Any) -> Any:
     if callable(default):
         return msgspec.field(default_factory=default, name=wire)
     return msgspec.field(name=wire) if default is NODEFAULT else msgspec.field(default=default, name=wire)
-
-
-def _type_name(path: str) -> str:
-    """`Node.status.nodeInfo` -> `NodeStatusNodeInfo`."""
-    return "".join(part[:1].upper() + part[1:] for part in path.split("."))
 
 
 def _type_text(value: Any) -> str:

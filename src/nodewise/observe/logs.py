@@ -336,8 +336,6 @@ _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class _BufferedEvent(NamedTuple):
-    """An event that was emitted before `configure`."""
-
     event: str
     fields: dict[str, Any]
 

@@ -340,11 +340,6 @@ class HttpServer:
                     await asyncio.sleep(_LOOK_S)
                     for connection in list(self._connections.open):
                         connection.abort_if_closed_idle()
-        await self._abort_connections()
-        self._listener = self._ticker = None
-        self._metrics_registry.set("connections", 0, port=str(self.port))
-
-    async def _abort_connections(self) -> None:
         for connection in list(self._connections.open):
             connection.transport.abort()
         await asyncio.sleep(0)  # for `connection_lost` of each
@@ -352,6 +347,8 @@ class HttpServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener = self._ticker = None
+        self._metrics_registry.set("connections", 0, port=str(self.port))
 
     async def _repeat_periodic_work(self) -> None:
         while True:
@@ -370,7 +367,13 @@ class HttpServer:
             return
         change = self._tls.poll()
         if change.client_ca:
-            self._close_untrusted_connections(self._tls)
+            # close connections whose certificate no longer verifies, and no others
+            for connection in list(self._connections.open):
+                if not (
+                    connection.is_closing or self._tls.admits(connection.chain, verified=connection.verified)
+                ):
+                    self._close_reasons.record("client_ca_changed", connection.peer)
+                    connection.close_when_idle()
         if change.serving:
             self._close_connections_past_max_age(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
@@ -384,13 +387,6 @@ class HttpServer:
         for connection in list(self._connections.open):
             if connection.opened_s <= opened_before_s:
                 connection.finish()
-
-    def _close_untrusted_connections(self, tls: ServerCertificates) -> None:
-        """After a change of the client CA: close connections whose certificate no longer verifies, and no others."""
-        for connection in list(self._connections.open):
-            if not (connection.is_closing or tls.admits(connection.chain, verified=connection.verified)):
-                self._close_reasons.record("client_ca_changed", connection.peer)
-                connection.close_when_idle()
 
 
 def admin_routes(waiting_for: Callable[[], Sequence[str]], metrics_registry: MetricsRegistry) -> list[Route]:
