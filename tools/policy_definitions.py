@@ -15,7 +15,7 @@ import yaml
 from nodewise.policies import placement_policy_fields as fields
 from nodewise.policies import taspolicy_parser
 from nodewise.policies.placement_policy_fields import Field, LabelsType, ListType, ObjectType, ValueType
-from nodewise.policies.rule_operators import OPERATOR_FIELDS, OPERATORS
+from nodewise.policies.rule_operators import OPERATOR_FIELDS, OPERATORS, ORDERED_TEXT
 
 DEPLOY: Final = Path(__file__).parents[1] / "deploy"
 _FRAME: Final = Path(__file__).with_name("placement_policy_definition.yaml")
@@ -36,7 +36,6 @@ _TEXTS: Final = {
         f"{_SELECTS}, which nodes they prefer, and which labels nodes get.",
     ),
 }
-_ORDERED: Final = [name for name, operator in OPERATORS.items() if operator.order]
 
 
 def generated_files() -> dict[Path, str]:
@@ -277,12 +276,11 @@ def _comparison_rules(described: ObjectType, *, is_cluster: bool) -> Iterable[di
 
 
 def _release_rules() -> Iterable[dict[str, str]]:
-    large = [name for name in _ORDERED if OPERATORS[name].order < 0]
-    small = [name for name in _ORDERED if OPERATORS[name].order > 0]
-    listed = f"{', '.join(_ORDERED[:-1])} or {_ORDERED[-1]}"
+    large = [name for name, operator in OPERATORS.items() if operator.order < 0]
+    small = [name for name, operator in OPERATORS.items() if operator.order > 0]
     yield _rule(
-        f"!has(self.release) || {_any(_ORDERED)}",
-        f"found release without {listed}, expected it only together with one of them",
+        f"!has(self.release) || {_any([*large, *small])}",
+        f"found release without {ORDERED_TEXT}, expected it only together with one of them",
     )
     release = "quantity(string(self.release))"
     yield _rule(

@@ -13,7 +13,7 @@ from nodewise.base import quantity
 from nodewise.base.errors import did_you_mean
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.policies.policy_objects import MAX_METRIC_NAME
-from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS
+from nodewise.policies.rule_operators import OPERATORS, ORDERED_TEXT, RANGE_OPERATORS
 
 API_VERSION: Final = "nodewise.io/v1alpha1"
 MAX_RULES: Final = 100
@@ -315,8 +315,8 @@ AVOID_PART: Final = ObjectType(
             choice("Allow", "Reject"),
         ),
         "release": Field(
-            "What takes the place of the value of above, atLeast, below or atMost while a node is rejected, so that "
-            "a value near it does not reject and accept the node in turn.",
+            f"What takes the place of the value of {ORDERED_TEXT} while a node is rejected, so that a value near it "
+            "does not reject and accept the node in turn.",
             _QUANTITY_TYPE,
         ),
     },

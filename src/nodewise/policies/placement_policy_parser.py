@@ -338,7 +338,7 @@ class _PolicyParser(ProblemCollector):
             return
         direction = rule_operators.sort_direction(operator)
         if direction == 0:
-            expected = "release only together with above, atLeast, below or atMost"
+            expected = f"release only together with {rule_operators.ORDERED_TEXT}"
             self.add_problem(f"{path}.release", f"release together with {operator}", expected)
         elif (values["release"] - values[operator]) * direction <= 0:
             side = "below" if direction < 0 else "above"

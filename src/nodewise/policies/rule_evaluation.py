@@ -17,7 +17,7 @@ ranks among the candidates. Nodes that a policy with `enforcement: Preferred` re
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from nodewise.policies import policy_rejection_reasons, rule_operators
 from nodewise.policies.options import MaxAges
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey
 
+_T = TypeVar("_T", np.bool_, np.float64)
 Codes = NDArray[np.int16]
 Mask = NDArray[np.bool_]
 
@@ -239,8 +240,10 @@ class RuleHistory(NamedTuple):
 
 def update_value_history(history: ValueHistory | None, inputs: RuleInputs, nodes: NodeIndex) -> ValueHistory:
     """The history of values after one more evaluation."""
-    before = _align_times_to_index(nodes, history)
-    earlier = np.where(inputs.known, -np.inf, before)
+    earlier = np.full(len(nodes) + 1, -np.inf)
+    if history is not None:
+        earlier = _align_to_index(nodes, history.nodes, history.fresh_at(-np.inf), -np.inf)
+    earlier = np.where(inputs.known, -np.inf, earlier)
     if np.isneginf(earlier).all():
         earlier = np.broadcast_to(-np.inf, len(earlier))
     return ValueHistory(nodes, inputs.evaluated_at, inputs.known, earlier)
@@ -264,10 +267,10 @@ def update_history(
     if history is None or before is None:
         return RuleHistory(nodes, inputs.evaluated_at, evaluation.broken, any_fresh_value)
     since = -np.inf if history.suspended else before.evaluated_at - max_age_s
-    fresh_at = _align_times_to_index(nodes, before, history.begun_at)
+    fresh_at = _align_to_index(nodes, before.nodes, before.fresh_at(history.begun_at), -np.inf)
     had_value = (fresh_at >= since) & (fresh_at > -np.inf)
     suspended = int((had_value & ~inputs.known).sum()) * 2 > int(had_value.sum())
-    known_before = _align_mask_to_index(nodes, history)
+    known_before = _align_to_index(nodes, history.nodes, history.broken, default=False)
     broken = np.where(evaluation.known, evaluation.broken, known_before)
     # unchanged arrays stay, so that a rebuild takes no memory for them
     broken = next(
@@ -308,25 +311,13 @@ def find_gaps(
     return in_gap
 
 
-def _align_times_to_index(
-    nodes: NodeIndex, history: ValueHistory | None, since: float = -np.inf
-) -> NDArray[np.float64]:
-    """The times by the node numbers of another index: new nodes have none, deleted nodes are dropped."""
-    if history is not None and history.nodes is nodes:
-        return history.fresh_at(since)
-    times = np.full(len(nodes) + 1, -np.inf)
-    if history is not None:
-        times[:-1] = history.fresh_at(since)[history.nodes.numbers(nodes.known)]
-    return times
-
-
-def _align_mask_to_index(nodes: NodeIndex, history: RuleHistory) -> Mask:
-    """The last results by the node numbers of another index, likewise."""
-    if history.nodes is nodes:
-        return history.broken
-    broken = np.zeros(len(nodes) + 1, bool)
-    broken[:-1] = history.broken[history.nodes.numbers(nodes.known)]
-    return broken
+def _align_to_index(nodes: NodeIndex, before: NodeIndex, values: NDArray[_T], default: float) -> NDArray[_T]:
+    """The values by the node numbers of another index: new nodes have the default, deleted nodes are dropped."""
+    if before is nodes:
+        return values
+    aligned = np.full(len(nodes) + 1, default, values.dtype)
+    aligned[:-1] = values[before.numbers(nodes.known)]
+    return aligned
 
 
 _ValuesKey = tuple[str, float | None]

@@ -84,6 +84,9 @@ RANGE_OPERATORS: Final[Mapping[str, RangeOperator]] = {
         "rules in all, with atLeast and with atMost.",
     )
 }
+_ORDERED: Final = [name for name, operator in OPERATORS.items() if operator.order]
+ORDERED_TEXT: Final = f"{', '.join(_ORDERED[:-1])} or {_ORDERED[-1]}"
+"""The operators with an order, as messages list them."""
 OPERATOR_FIELDS: Final = (*OPERATORS, *RANGE_OPERATORS)
 """The fields of a rule that are operators. A rule has exactly one of them."""
 

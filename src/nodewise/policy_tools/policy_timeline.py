@@ -1,26 +1,13 @@
 """Evaluates policies over a sequence of times, with the code that serves requests. No I/O.
 
-`nodewise policy test`, `policy diff` and `policy backtest` use this module, so that all of them agree with `decide` and
-with the extender. How to use it:
-
-    settings = TimelineSettings()
-    objects = policy_timeline.objects_of_files(object_files.read(["policy.yaml"]), settings.options)
-    timeline = PolicyTimeline(objects, settings)
-    nodes = NodeIndex(["a", "b"])               # the same object while the nodes are the same
-    for at in times:                            # in ascending order, seconds since 1970
-        responses = {key: series_or_reason(request, at) for key, request in timeline.next_requests().items()}
-        moment = timeline.advance(at, responses, nodes)
-        moment.state.policies[key].verdict.codes[:-1] != 0      # by node number: rejected
-        moment.filter(pod).feasible()                           # by node number: what the extender answers
-
-Everything that an agent remembers between evaluations (suspended rules, the ages of values, the time for which a node
-has broken a rule) is in the agent's state builder, which gets every time once and in order. So a timeline has to be
-advanced at each time at which the agent would evaluate, not only at those that are of interest.
+`policy test`, `policy diff` and `policy backtest` use `PolicyTimeline`, so they agree with `decide` and with the
+extender. It remembers what an agent remembers between evaluations (suspended rules, the ages of values, the time for
+which a node has met a rule), so it has to be advanced at each time at which an agent would evaluate, in order.
 
 A response is what a source returns: a `Series` with `metric=request.key`, or the reason why there is none. Times of
-samples are those of the source, so a value that is not measured again ages and becomes stale. Use one `NodeNames` for
-all series of the same nodes, whose names are sorted: `Samples(names, nano_values, times, windows_s)` then costs nothing
-per node. 1,000 nodes with three rules take about a millisecond per time.
+samples are those of the source, so a value that is not measured again ages. Use one `NodeIndex`, and one `NodeNames`
+with sorted names, for all series of the same nodes: then nothing is computed per node. 1,000 nodes with three rules
+take about a millisecond per time.
 """
 
 from collections.abc import Mapping
