@@ -1,26 +1,20 @@
-"""Sections 17.1 to 17.6 of the specification without a server, and cases of the array implementation."""
+"""Fits of pods to GPUs: reasons, shortfalls, limits. The cases of the specification are in `tests/conformance/gas`."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from nodewise.agents.gpu import agent, allocation_record, gpu_arrays, node_allocations, node_gpus
-from nodewise.agents.gpu import pod_gpu_requests as demands
+from nodewise.agents.gpu import agent, gpu_arrays, node_allocations
 from nodewise.agents.gpu.agent import SubdeviceRequest
 from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.gpu_arrays import CandidateGpus
-from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, GpuPod
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
-from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder, Keys
+from nodewise.agents.gpu.gpu_selection import FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
-from nodewise.agents.gpu.node_gpus import GpuNode, Link, NodeGpus
-from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.node_gpus import Link, NodeGpus
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.agents.gpu.vendor_resource_names import INTEL
-from tests.conformance.gas import case_table_rows, expectation_checks, node_and_pod_notation
-from tests.conformance.gas.case_table_rows import PlacementCase
-from tests.unit.agents.gpu.gpu_cluster_state_builders import decode
+from tests.conformance.gas import expectation_checks, node_and_pod_notation
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import layout_of
 
 MC = "gpu.intel.com/millicores"
@@ -31,93 +25,6 @@ COUNT = "gpu.intel.com/i915"
 class AllocatedNode(NamedTuple):
     gpus: NodeGpus
     allocations: NodeAllocations
-
-
-def as_read(case: PlacementCase, name: str) -> AllocatedNode:
-    """A node of a row with its running pods."""
-    gpu_node = decode(GpuNode, node_and_pod_notation.node(name, case.row.nodes[name], case.driver))
-    running = [
-        running_pod
-        for running_pod in map(node_and_pod_notation.running, case.row.running)
-        if running_pod.node == name
-    ]
-    bound = [
-        bound_pod(f"r{number}", name, running_pod, case.driver) for number, running_pod in enumerate(running)
-    ]
-    pods = node_allocations.PodIndex({("d", pod.metadata.name): pod for pod in bound}, "9")
-    return AllocatedNode(
-        node_gpus.parse_node_gpus(gpu_node, INTEL),
-        node_allocations.allocations_of_node(name, allocation_record.EMPTY, bound, pods, INTEL),
-    )
-
-
-def bound_pod(name: str, node: str, running: node_and_pod_notation.RunningPod, driver: str) -> AllocatedPod:
-    made = node_and_pod_notation.pod(name, running.containers, running.annotations, driver)
-    made["metadata"] |= {"namespace": "d", "uid": name}
-    made["spec"]["nodeName"] = node
-    return decode(AllocatedPod, made)
-
-
-def demand_of(case: PlacementCase) -> Demand:
-    options = GpuOptions(enable_allowlist="allow" in case.row.flags, enable_denylist="deny" in case.row.flags)
-    pod = decode(GpuPod, node_and_pod_notation.pod("p", case.row.pod, case.row.annotations, case.driver))
-    return demands.parse_demand(pod, INTEL, options)
-
-
-def order_of(case: PlacementCase) -> GpuOrder:
-    word, _, short = case.row.flags.partition(" ")
-    return Balanced(node_and_pod_notation.resource(short, case.driver)) if word == "balanced" else FirstFit()
-
-
-KNOWN = [case for case in case_table_rows.placing() if demand_of(case).wants_gpus]
-
-
-@pytest.mark.parametrize("case", KNOWN, ids=str)
-def test_case(case: PlacementCase) -> None:
-    names = [name for name in case.row.names if name in case.row.nodes]
-    nodes = [as_read(case, name) for name in names]
-    demand = demand_of(case)
-    fitted = fit(layout_of(nodes, SUBDEVICES), np.arange(len(nodes)), demand, order_of(case))
-    kept = fitted.preferred if fitted.preferred.any() else fitted.codes == 0
-    assert [name for name, is_kept in zip(names, kept, strict=True) if is_kept] == [*case.row.kept]
-    for at, name in enumerate(names):
-        why = case.row.expect.failed.get(name, case.row.expect.why)
-        if fitted.codes[at]:
-            reason = fitted.reasons[fitted.codes[at] - 1]
-            assert expectation_checks.begins(
-                reason.text(), expectation_checks.PREFIX + expectation_checks.REASONS[why]
-            )
-    if case.row.kept:
-        first = names.index(case.row.kept[0])
-        check_taken(case, nodes[first], demand, fitted, first)
-
-
-def check_taken(case: PlacementCase, node: AllocatedNode, demand: Demand, fitted: FitResult, at: int) -> None:
-    """Check the GPUs, and the sub-devices of containers that request some."""
-    taken = [
-        [
-            SubdeviceRequest(node.gpus.names[gpu], container.per_gpu.get(SUBDEVICES, 0), linked)
-            for gpu, linked in zip(chosen, ends or (-1,) * len(chosen), strict=True)
-        ]
-        for container, chosen, ends in zip(
-            demand.containers, fitted.gpus(at), fitted.subdevices(at), strict=True
-        )
-    ]
-    ordinary = len((case.row.expect.cards or "").split("|"))  # sidecars, which come last, have no part
-    assert "|".join(",".join(gpu.gpu for gpu in gpus) for gpus in taken[:ordinary]) == case.row.expect.cards
-    if not any(SUBDEVICES in container.per_gpu for container in demand.containers):
-        return
-    numbers = agent.assign_subdevices(node.gpus, node.allocations, SUBDEVICES, taken)
-    subdevices_by_container = [
-        [
-            f"{gpu.gpu}:{'+'.join(f'gt{subdevice}' for subdevice in subdevices)}" if subdevices else ""
-            for gpu, subdevices in pair
-        ]
-        for pair in (
-            zip(gpus, subdevices, strict=True) for gpus, subdevices in zip(taken, numbers, strict=True)
-        )
-    ]
-    expectation_checks.check_tiles("|".join(map(",".join, subdevices_by_container)), case.row.expect.tiles)
 
 
 def gpus(count: int = 2, **more: Any) -> NodeGpus:
@@ -162,7 +69,7 @@ def text(fitted: FitResult, at: int = 0) -> str:
     return fitted.reasons[fitted.codes[at] - 1].text().removeprefix(expectation_checks.PREFIX)
 
 
-def test_a_node_without_cards_says_so_whatever_the_annotations() -> None:
+def test_node_without_gpus_is_rejected_for_that_before_late_problems() -> None:
     late = InvalidDemand(RejectionKind.MALFORMED, "x", at_once=False)
     for demand in (ask("1"), Demand(problem=late)):
         assert (
@@ -214,20 +121,20 @@ def test_shortfall_if_no_gpu_has_all_amounts() -> None:
     assert shortfall.text() == f"card0 has 1 {SUBDEVICES} left, 2 wanted: 1 too little"
 
 
-def test_only_cards_of_the_models_that_the_pod_names() -> None:
+def test_only_gpus_of_requested_models_are_chosen() -> None:
     node = gpus(models=("V100M16", "V100M32"))
     wanted = ask("1", models=frozenset({"V100M32"}))
     assert fit_one(node, node_allocations.EMPTY, wanted).gpus(0) == ((1,),)
     assert fit_one(gpus(), node_allocations.EMPTY, wanted).codes[0]
 
 
-def test_more_held_than_there_is_leaves_nothing() -> None:
+def test_overcommitted_gpu_has_nothing_free() -> None:
     assert fit_one(gpus(), allocations_of(mc=5000), ask("1")).gpus(0) == ((0,),)
     assert fit_one(gpus(), allocations_of(mc=5000), ask("1 mc=1")).gpus(0) == ((1,),)
     assert fit_one(gpus(), allocations_of(mc=2**80), ask("2 mc=1")).codes[0]
 
 
-def test_amounts_that_64_bits_do_not_hold() -> None:
+def test_amounts_above_64_bits_overflow() -> None:
     assert text(fit_one(gpus(), node_allocations.EMPTY, ask(f"1 mc={2**63}"))).startswith("integer overflow")
     group = ask(f"1 mc={2**62}", f"1 mc={2**62}", same_gpu=(0, 1))
     assert text(fit_one(gpus(), node_allocations.EMPTY, group)).startswith("integer overflow")
@@ -236,7 +143,7 @@ def test_amounts_that_64_bits_do_not_hold() -> None:
     assert fit_one(full, allocations_of(mc=2), ask(f"1 mc={2**63 - 2}")).codes[0]
 
 
-def test_all_links_of_a_tile_are_tried() -> None:
+def test_all_links_of_a_sub_device_are_tried() -> None:
     node = gpus(3, links=(Link("card0", 0, "card1", 0), Link("card0", 0, "card2", 0)))
     fitted = fit_one(node, allocations_of("card1", mc=1000), ask("2 mc=1", linked=True))
     assert (fitted.gpus(0), fitted.subdevices(0)) == (((0, 2),), ((0, 0),))
@@ -257,7 +164,7 @@ def test_unsteady_order_respects_gpus_that_were_just_taken() -> None:
     assert fit_one(gpus(4), node_allocations.EMPTY, ask("3 mc=1"), Emptiest()).gpus(0) == ((0, 3, 2),)
 
 
-def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
+def test_candidates_may_be_in_any_order_and_repeated() -> None:
     layout = layout_of(
         [
             AllocatedNode(gpus(), allocations_of(mc=1000)),
@@ -273,12 +180,12 @@ def test_candidates_come_in_any_order_and_as_often_as_one_likes() -> None:
         ]
 
 
-def test_a_layout_of_nothing() -> None:
+def test_empty_layout_fits_nothing() -> None:
     layout = gpu_arrays.build_layout([], np.zeros(1, np.intp), SUBDEVICES)
     assert fit(layout, np.zeros(3, np.intp), ask("1"), FirstFit()).codes.all()
 
 
-def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
+def test_replaced_node_leaves_the_old_layout_unchanged() -> None:
     before = layout_of([AllocatedNode(gpus(), node_allocations.EMPTY)] * 3, SUBDEVICES)
     after = gpu_arrays.replace_node_in_layout(before, 1, gpus(), allocations_of(mc=1000))
     wanted = ask("1 mc=1")
@@ -289,26 +196,12 @@ def test_a_row_that_changes_leaves_the_old_layout_as_it_was() -> None:
     assert after.name_codes is before.name_codes
 
 
-def test_linked_tiles_are_set_aside_for_later_containers() -> None:
+def test_linked_sub_devices_are_reserved_for_later_containers() -> None:
     wanted = [[SubdeviceRequest("card0", 1)], [SubdeviceRequest("card0", 1, linked=0)]]
     assert agent.assign_subdevices(gpus(), node_allocations.EMPTY, SUBDEVICES, wanted) == (
         ((1,),),
         ((0,),),
     )
-
-
-@pytest.mark.parametrize(
-    ("preferred", "ordered"),
-    [
-        ([3], [3, 2, 1, 4]),
-        ([3, 1], [3, 1, 2, 4]),
-        ([3, 1, 4], [3, 1, 4, 2]),
-        ([], [1, 2, 3, 4]),
-        ([6, 7], [1, 2, 3, 4]),
-    ],
-)
-def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
-    assert agent.move_preferred_first([1, 2, 3, 4], preferred) == ordered
 
 
 class CountingFirstFit(FirstFit):
@@ -322,7 +215,7 @@ class CountingFirstFit(FirstFit):
         return super().keys(candidate_gpus, container)
 
 
-def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_each() -> None:
+def test_many_numa_nodes_of_one_node_do_not_multiply_searches() -> None:
     """Otherwise the labels of one node could delay the scheduling of all pods."""
     plain = AllocatedNode(gpus(2), node_allocations.EMPTY)
     many = gpus(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
@@ -335,7 +228,7 @@ def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_ea
     assert counting.times == 1
 
 
-def test_a_pod_that_fits_nowhere_is_not_looked_at_any_further() -> None:
+def test_search_ends_when_no_node_is_left() -> None:
     layout, counting = (
         layout_of([AllocatedNode(gpus(2), node_allocations.EMPTY)], SUBDEVICES),
         CountingFirstFit(),

@@ -26,8 +26,10 @@ from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     lease,
     node,
 )
+from tests.unit.agents.gpu.table_cases import cases
 from tests.unit.agents.gpu.test_agent import NOW, agent, plan, snapshot, texts
 
+CASES = "init_container_gpus.yaml"
 NODE = node("i915=40 mc=4000 mem=4000 t=8", "0.1.2.3")
 NODES = {"n1": NODE}
 
@@ -72,44 +74,7 @@ def bound(gpu_pod: AllocatedPod, **options: Any) -> dict[str, str]:
 
 
 class TestGpus:
-    @pytest.mark.parametrize(
-        ("requests", "init", "expected"),
-        [
-            (["i915=2"], ["setup: i915=1"], {"c0": "0,1", "setup": "0"}),
-            (["i915=2"], ["setup: i915=2"], {"c0": "0,1", "setup": "0,1"}),
-            (["", "i915=1"], ["one: i915=1", "two: i915=1"], {"c1": "0", "one": "0", "two": "0"}),
-            (["i915=1"], ["*log: i915=1"], {"c0": "0", "log": "0"}),
-            (["i915=1 mc=900"], ["*log: i915=1 mc=200"], {"c0": "0", "log": "1"}),
-            ([""], ["*log: i915=1"], {"log": "0"}),
-            ([""], ["setup: i915=1", "*log: i915=1"], {"log": "0", "setup": "0"}),
-            (
-                ["i915=1 mc=900"],
-                ["*log: i915=1 mc=200", "setup: i915=1"],
-                {"c0": "0", "log": "1", "setup": "0"},
-            ),
-            (
-                ["i915=1 mc=900"],
-                ["setup: i915=2", "*log: i915=1 mc=200"],
-                {"c0": "0", "log": "1", "setup": "0,1"},
-            ),
-            (
-                ["i915=1 mc=600", "i915=1 mc=700"],
-                ["setup: i915=1 mc=700"],
-                {"c0": "0", "c1": "1", "setup": "1"},
-            ),
-            (
-                ["i915=1 mc=300", "i915=1 mc=300"],
-                ["setup: i915=1 mc=600"],
-                {"c0": "0", "c1": "0", "setup": "0"},
-            ),
-            (
-                ["i915=1 mc=600", "i915=2 mc=1200"],
-                ["setup: i915=3 mc=1500"],
-                {"c0": "0", "c1": "1,2", "setup": "0,1,2"},
-            ),
-            (["i915=1"], ["setup: i915=0", "none:", "mon: mon=1"], {"c0": "0"}),
-        ],
-    )
+    @cases(CASES, "gpus")
     def test_an_init_container_uses_gpus_of_later_containers(
         self, requests: list[str], init: list[str], expected: dict[str, str]
     ) -> None:
@@ -167,79 +132,20 @@ class TestGpus:
         assert verdict.details.nbytes > without.details.nbytes
 
 
-LINKED = {"gas_allocate_xelink": ""}
-NUMA = {"gas_allocate_single_numa": ""}
-SHARED = {"gas_same_gpu": "c0,c1"}
-LATER = "; the containers after it have "
-# containers, init containers at the limit, one beyond it, annotations, words about the latter
-STATIC: dict[str, tuple[list[str], list[str], list[str], dict[str, str], str]] = {
-    "no later GPU": (["i915=1"], ["setup:"], ["*log: i915=1", "setup: i915=2"], {}, f"2 GPUs{LATER}1"),
-    "a sidecar before it": (
-        [""],
-        ["setup: i915=1", "*log: i915=1"],
-        ["*log: i915=1", "setup: i915=1"],
-        {},
-        f"1 GPU{LATER}none",
-    ),
-    "the number": (["i915=2", "i915=1"], ["setup: i915=3"], ["setup: i915=4"], {}, f"4 GPUs{LATER}3"),
-    "an amount of one GPU": (
-        ["i915=1 mc=300", "i915=1 mc=300"],
-        ["setup: i915=1 mc=600"],
-        ["setup: i915=1 mc=601"],
-        {},
-        f"601 {PREFIX}millicores of a GPU{LATER}at most 600",
-    ),
-    "an amount of all GPUs": (
-        ["i915=1 mc=600", "i915=1 mc=600"],
-        ["setup: i915=2 mc=1200"],
-        ["setup: i915=2 mc=1202"],
-        {},
-        f"1202 {PREFIX}millicores of 2 GPUs{LATER}1200",
-    ),
-    "another resource": (
-        ["i915=1"],
-        ["setup: i915=1"],
-        ["setup: xe=1"],
-        {},
-        f"1 {PREFIX}xe of a GPU{LATER}none",
-    ),
-    "GPUs that are one": (
-        ["i915=1 mc=600", "i915=1 mc=300"],
-        ["setup: i915=1 mc=900"],
-        ["setup: i915=2"],
-        SHARED,
-        f"2 GPUs{LATER}1",
-    ),
-    "links": (
-        ["i915=2 t=2", "i915=2 t=2"],
-        ["setup: i915=2"],
-        ["setup: i915=4"],
-        LINKED,
-        f"4 GPUs of one container, because of gas-allocate-xelink{LATER}too few each, or too small ones",
-    ),
-    "a NUMA node": (
-        ["i915=1 mc=500", "i915=1 mc=600"],
-        ["setup: i915=1 mc=600"],
-        ["setup: i915=1 mc=601"],
-        NUMA,
-        f"1 GPU of one container, because of gas-allocate-single-numa{LATER}too few each, or too small ones",
-    ),
-}
-
-
-@pytest.mark.parametrize(("requests", "most", "more", "annotations", "words"), STATIC.values(), ids=STATIC)
+@cases(CASES, "rejected")
 def test_a_pod_that_no_node_can_serve_is_rejected(
-    requests: list[str], most: list[str], more: list[str], annotations: dict[str, str], words: str
+    requests: list[str], fitting: list[str], rejected: list[str], annotations: dict[str, str], words: str
 ) -> None:
-    assert parse(new(*requests, init=most, **annotations)).problem is None
-    problem = parse(new(*requests, init=more, **annotations)).problem
+    """`fitting` are init containers at the limit, `rejected` some beyond it."""
+    assert parse(new(*requests, init=fitting, **annotations)).problem is None
+    problem = parse(new(*requests, init=rejected, **annotations)).problem
     assert problem is not None
     assert problem.words == f"init container setup asks for {words}"
     assert "let one of these ask for as much" in problem.remedy()
 
 
 def test_an_odd_number_of_linked_gpus_of_an_init_container_is_rejected() -> None:
-    problem = parse(new("i915=2", init=["setup: i915=1"], **LINKED)).problem
+    problem = parse(new("i915=2", init=["setup: i915=1"], gas_allocate_xelink="")).problem
     assert problem is not None
     assert problem.words == "container setup: an odd number of GPUs with gas-allocate-xelink"
 

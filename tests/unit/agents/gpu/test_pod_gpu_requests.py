@@ -12,7 +12,9 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import NOTHING, Demand
 from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from tests.unit.agents.gpu.gpu_node_and_pod_builders import container, pod, raw_pod
+from tests.unit.agents.gpu.table_cases import cases
 
+CASES = "pod_gpu_requests.yaml"
 OPTIONS = GpuOptions()
 LISTS = GpuOptions(enable_allowlist=True, enable_denylist=True)
 
@@ -39,30 +41,9 @@ def refusal(gpu_pod: GpuPod, options: GpuOptions = OPTIONS) -> tuple[RejectionKi
     return pod_demand.problem.kind, pod_demand.problem.words
 
 
-EXPECTED: dict[str, tuple[list[str], list[tuple[int, dict[str, int]]]]] = {
-    "1": (["i915=1 mc=100"], [(1, {"i915": 1, "millicores": 100})]),
-    "3": (["i915=1", ""], [(1, {"i915": 1}), (0, {})]),
-    "7 shares are rounded down": (["i915=2 t=3 mc=1001"], [(2, {"i915": 1, "tiles": 1, "millicores": 500})]),
-    "9": (["i915=2 mc=2001"], [(2, {"i915": 1, "millicores": 1000})]),
-    "11 any resource of GPUs": (["i915=1 foo=1"], [(1, {"i915": 1, "foo": 1})]),
-    "12 nothing is not asked": (["i915=1 foo=0"], [(1, {"i915": 1})]),
-    "28": (["xe=2 mc=200"], [(2, {"xe": 1, "millicores": 100})]),
-    "29 xe counts before i915": (["xe=2 i915=1"], [(2, {"xe": 1, "i915": 0})]),
-    "no xe": (["xe=0 i915=1"], [(1, {"i915": 1})]),
-    "38 a GPU and monitoring": (["i915=1 mon=1"], [(1, {"i915": 1, "i915_monitoring": 1})]),
-    "40 monitoring alone": (["mon=1", "i915=1"], [(0, {}), (1, {"i915": 1})]),
-    "121 fewer tiles than GPUs": (["i915=2 t=1"], [(2, {"i915": 1, "tiles": 0})]),
-    "111 more than any node has": (["i915=99"], [(99, {"i915": 1})]),
-    "quantities": (
-        ["i915=1 mem=500M mc=1k"],
-        [(1, {"i915": 1, "memory.max": 5 * 10**8, "millicores": 1000})],
-    ),
-}
-
-
-@pytest.mark.parametrize(("containers", "expected"), EXPECTED.values(), ids=EXPECTED)
-def test_demand_of_each_container_per_gpu(containers: list[str], expected: Any) -> None:
-    assert container_counts(parse(pod(*containers))) == expected
+@cases(CASES, "demands")
+def test_demand_of_each_container_per_gpu(containers: list[str], expected: list[list[Any]]) -> None:
+    assert container_counts(parse(pod(*containers))) == [(count, per_gpu) for count, per_gpu in expected]
 
 
 NOT_CONCERNED = {
@@ -134,22 +115,7 @@ def test_67_a_group_names_two_containers_of_the_pod_at_least(names: str) -> None
     assert words == "gas-same-gpu names two or more of the pod's containers, each once, without blanks"
 
 
-CONFLICTS = {
-    "tiles": (["i915=1 t=1", "i915=1"], "container c0 of gas-same-gpu asks for gpu.intel.com/tiles"),
-    "no tiles, asked for": (
-        ["i915=1 t=0", "i915=1"],
-        "container c0 of gas-same-gpu asks for gpu.intel.com/tiles",
-    ),
-    "monitoring": (
-        ["i915=1 mon=1", "i915=1"],
-        "container c0 of gas-same-gpu asks for gpu.intel.com/i915_monitoring",
-    ),
-    "two GPUs": (["i915=2", "i915=1"], "container c0 of gas-same-gpu does not ask for exactly one"),
-    "none": (["i915=1", ""], "container c1 of gas-same-gpu does not ask for exactly one"),
-}
-
-
-@pytest.mark.parametrize(("containers", "words"), CONFLICTS.values(), ids=CONFLICTS)
+@cases(CASES, "conflicts")
 def test_68_containers_that_share_a_gpu_request_one_and_no_amounts_of_their_own(
     containers: list[str], words: str
 ) -> None:
@@ -187,23 +153,13 @@ def test_invalid_demand_is_reported_for_nodes_with_gpus() -> None:
     }
 
 
-LISTED: dict[str, tuple[dict[str, str], Any, Any]] = {
-    "59": ({"gas_allow": "card1"}, {"card1"}, set()),
-    "61 a blank is part of a name": ({"gas_allow": "card0, card1"}, {"card0", " card1"}, set()),
-    "62 empty": ({"gas_allow": ""}, {""}, set()),
-    "63": ({"gas_deny": "card0"}, None, {"card0"}),
-    "64": ({"gas_allow": "card0,card1", "gas_deny": "card0"}, {"card0", "card1"}, {"card0"}),
-    "none": ({}, None, set()),
-    "no card's name": ({"gas_deny": "x" * 64}, None, set()),
-}
-
-
-@pytest.mark.parametrize(("annotations", "allow", "deny"), LISTED.values(), ids=LISTED)
-def test_lists_of_cards(annotations: dict[str, str], allow: Any, deny: Any) -> None:
-    pod_demand = parse(pod("i915=1", **annotations), LISTS)
-    assert (pod_demand.allow, pod_demand.deny) == (allow, deny)
-    off = parse(pod("i915=1", **annotations))
-    assert (off.allow, off.deny) == (None, frozenset())
+@cases(CASES, "lists")
+def test_lists_of_gpus(annotations: dict[str, str], allow: list[str] | None, deny: list[str]) -> None:
+    demand = parse(pod("i915=1", **annotations), LISTS)
+    assert demand.allow == (None if allow is None else {*allow})
+    assert demand.deny == {*deny}
+    without_lists = parse(pod("i915=1", **annotations))
+    assert (without_lists.allow, without_lists.deny) == (None, frozenset())
 
 
 @pytest.mark.parametrize("key", ["gas_allow", "gas_deny"])
