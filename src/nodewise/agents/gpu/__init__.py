@@ -1,31 +1,8 @@
 """The gpu agent: allocates GPUs to pods, so that a pod only lands where its GPUs fit and knows which ones it has.
 
-| module | content |
-|---|---|
-| `options.py` | settings |
-| `vendor_resource_names.py` | resource names of a GPU vendor, and how a node describes its GPUs |
-| `extended_resource_amounts.py` | amounts of resources, exact or an error |
-| `gpu_node_labels.py` | models, shares and topology by node labels, and GPUs that telemetry policies exclude |
-| `allocatable_gpus.py` | the number of GPUs, and the share of each in the node's allocatable amounts |
-| `missing_gpus.py` | why a node has no GPUs, and nodes whose GPUs a DRA driver provides |
-| `node_gpus.py` | the GPUs of a node |
-| `gpu_pod_fields.py` | the fields of a pod that are read and stored, and the amounts that containers request |
-| `pod_gpu_requests.py` | what a pod requests of GPUs |
-| `init_container_gpus.py` | the GPUs of init containers |
-| `allocation_record.py` | the reservations in the Lease of a node, and limits shared by filter and bind |
-| `node_allocations.py` | which pod holds which GPUs of a node |
-| `free_cpu.py` | the CPU of nodes that no pod requests |
-| `gpu_arrays.py` | the GPUs of all nodes as arrays |
-| `fit.py` | whether a pod fits, on which GPUs, and what it lacks |
-| `gpu_selection.py` | the GPUs for each container of a pod |
-| `placement_strategies.py`, `fragmentation.py` | the order of GPUs and nodes |
-| `typical_pods.py` | the pods of a typical workload, and their histogram in a ConfigMap |
-| `gpu_rejection_reasons.py` | why a node is rejected |
-| `state.py` | builds the agent state from nodes, pods and allocation records, and exports it at `/state/gpu` |
-| `agent.py` | answers requests, and plans binds with their annotations and sub-devices |
-| `controller.py` | calls the API server: labels, metrics, stale reservations, comparison with a fresh list |
-
-Replaces GPU Aware Scheduling 0.5.6.
+`node_gpus` parses the GPUs of a node, `pod_gpu_requests` the demand of a pod, and `node_allocations` which pod holds
+which GPUs. `state` lays them out as arrays of all nodes (`gpu_arrays`), on which `fit` places a pod. `agent` answers
+requests and plans binds; only `controller` calls the API server. Replaces GPU Aware Scheduling 0.5.6.
 """
 
 from collections.abc import Iterable

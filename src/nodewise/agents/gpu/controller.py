@@ -73,7 +73,6 @@ _SWEEP_S: Final = 3.0
 _COUNTS_S: Final = 30.0
 _MOST_NEW: Final = 20_000
 """The most new pods that are kept until they are written."""
-_CONFIGMAPS: Final = resource_kinds.Resource("", "v1", "configmaps", "ConfigMap")
 
 _REACH_S: Final = 150.0
 """The timeout for watches to catch up: a watch without events reports its version every minute."""
@@ -410,9 +409,11 @@ class DemandCounter:
             version = configmap.metadata.resourceVersion if configmap else ""
             body = typical_pods.histogram_config_map(data, namespace, version)
             if configmap is None:
-                await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
+                await self._handle.api.create(resource_kinds.CONFIG_MAPS.path(namespace), body)
             else:
-                await self._handle.api.replace(_CONFIGMAPS.path(namespace, typical_pods.NAME), body)
+                await self._handle.api.replace(
+                    resource_kinds.CONFIG_MAPS.path(namespace, typical_pods.NAME), body
+                )
         self._old = []
         self._new.clear()
 
