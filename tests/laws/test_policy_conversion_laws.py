@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.base import cooperative_scheduling
-from nodewise.cli import policy_new
 from nodewise.kube import object_files
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -20,7 +19,7 @@ from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_selection import PodFields, PodMetadata
 from nodewise.policies.state import TelemetryStateBuilder
-from nodewise.policy_tools import policy_lint, taspolicy_conversion
+from nodewise.policy_tools import policy_lint, policy_writer, taspolicy_conversion
 from tests.unit.policies.policy_snapshot_builders import NOW, namespaces, policy
 
 NODES: Final = tuple(f"n{number}" for number in range(5))
@@ -117,7 +116,7 @@ def converted(tas_policy: PolicyObject, when_missing: Any) -> Objects:
     """The objects that replace a policy, after a round trip through YAML, which `policy lint` accepts."""
     conversion = taspolicy_conversion.convert(tas_policy, when_missing)
     assume(not conversion.problems)
-    text = "---\n".join(policy_new.format_policy(*made) for made in conversion.policies)
+    text = "---\n".join(policy_writer.format_policy(*made) for made in conversion.policies)
     objects: dict[str, dict[ObjectKey, Any]] = {}
     for _, document in object_files.split_documents(text.encode(), "test"):
         kind = msgspec.json.decode(document)["kind"]

@@ -141,8 +141,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
       2  the command line or a setting is invalid
       3  a policy is not converted
     """
-    from nodewise.cli import policy_new
-    from nodewise.policy_tools import taspolicy_conversion  # start-up time: no other command needs them
+    from nodewise.policy_tools import policy_writer, taspolicy_conversion  # start-up time
 
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     resource = RESOURCES["TASPolicy"]
@@ -155,7 +154,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     all_converted = True
     for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
         conversion = taspolicy_conversion.convert(policy, when_missing)
-        documents += [policy_new.format_policy(*converted) for converted in conversion.policies]
+        documents += [policy_writer.format_policy(*converted) for converted in conversion.policies]
         key = PolicyKey("TASPolicy", policy.metadata.namespace, policy.metadata.name)
         for problem in conversion.problems:
             all_converted = False

@@ -1,19 +1,16 @@
 """`nodewise policy new`: prints a placement policy with a threshold that fits the current values of a metric."""
 
 import asyncio
-import math
-import re
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import click
 import msgspec
 
-from nodewise.base import clock, quantity, safe_yaml_loader
+from nodewise.base import quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
@@ -22,7 +19,6 @@ from nodewise.cli.decide_inputs import MetricOptions
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.api_client_creation import open_api
-from nodewise.kube.object_files import DEFAULT_NAMESPACE
 from nodewise.metrics import aggregation
 from nodewise.metrics.aggregation import Direction, ValueDistribution
 from nodewise.metrics.metrics_source import MetricRequest
@@ -30,234 +26,11 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
-from nodewise.policies.hysteresis import HoldTimes
-
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
-"""Plain scalars, in lower case, that parsers of YAML 1.1 or 1.2 do not read as strings."""
-_WIDTH: Final = 100
-"""Of the text of a comment."""
-
-
-def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """One YAML document, with its comments at the top and without `---`."""
-    written = (
-        line
-        for comment in comments
-        for line in textwrap.wrap(visible(comment), _WIDTH, break_on_hyphens=False)
-    )
-    return "\n".join([*(f"# {line}" for line in written), *_lines(document)]) + "\n"
-
-
-def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
-    """The lines of an object or a list. A list is not indented further than its key, as kubectl prints it."""
-    if isinstance(value, Mapping):
-        for key, field in value.items():
-            if _is_nested(field):
-                yield f"{scalar(key)}:"
-                indent = "" if isinstance(field, list) else "  "
-                yield from (f"{indent}{line}" for line in _lines(field))
-            else:
-                yield f"{scalar(key)}: {scalar(field)}"
-    else:
-        for entry in value:
-            first, *rest = _lines(entry) if _is_nested(entry) else [scalar(entry)]
-            yield f"- {first}"
-            yield from (f"  {line}" for line in rest)
-
-
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict | list) and bool(value)
-
-
-def scalar(value: Any) -> str:
-    """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
-    if not isinstance(value, str):
-        return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:
-        return value
-    return f'"{"".join(map(_escape, value))}"'
-
-
-def _escape(character: str) -> str:
-    """A character in a double-quoted scalar (YAML 1.2.2, section 5.7)."""
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    return f"\\u{ord(character):04x}" if ord(character) < 2**16 else f"\\U{ord(character):08x}"
-
-
-POLICY_FILE: Final = "policy.yaml"
-SUITE_FILE: Final = "tests/suite.yaml"
-_POD: Final = "example"
-_MINUTE_S: Final = 60.0
-"""Between two values and two evaluations, the default of a suite."""
-_LAST_VALUES: Final = 4
-"""Values after the last change, so that tests that are added have some."""
-_PLAIN_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-
-
-class NewPolicy(NamedTuple):
-    """What the suite of a new policy depends on."""
-
-    request: MetricRequest
-    direction: Direction
-    threshold: int
-    """Nano-units."""
-    release: int | None
-    """Nano-units."""
-    times: HoldTimes
-    namespace: str
-    """Of the example pod."""
-    labels: Mapping[str, str]
-    """Of the example pod."""
-    is_preferred: bool
-    """Whether pods are placed on avoided nodes if there are no others."""
-
-
-def format_suite(policy: NewPolicy) -> str:
-    """The suite as YAML. Its values are close to the threshold, so that it detects every change of the rule."""
-    metric = policy.request.metric
-    # a name that PromQL cannot read without quotes is a label
-    name = f"{metric}{{" if _PLAIN_METRIC.fullmatch(metric) else f'{{__name__="{metric}", '
-    values, expectations = _values_and_expectations(policy)
-    test = {
-        "name": f"nodes with {_comparison(policy)} {'come last' if policy.is_preferred else 'take no pods'}",
-        "nodes": [*values, "without-a-value"],
-        "pods": [
-            {
-                "name": _POD,
-                "namespace": policy.namespace,
-                **({"labels": dict(policy.labels)} if policy.labels else {}),
-            }
-        ],
-        "input_series": [
-            {"series": f'{name}node="{node}"}}', "values": text} for node, text in values.items()
-        ],
-        "expect": expectations,
-    }
-    return format_policy({"policy_files": [f"../{POLICY_FILE}"], "tests": [test]}, _COMMENTS)
-
-
-def _comparison(policy: NewPolicy) -> str:
-    return f"{policy.request.name} {policy.direction} {quantity.nano_to_text(policy.threshold)}"
-
-
-def _values_and_expectations(policy: NewPolicy) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """The values of each node, one per minute, and what is expected before and after each effect of the rule."""
-    threshold, (for_s, keep_for_s) = policy.threshold, policy.times
-    distance = abs(threshold) // 20 or quantity.NANO // 2
-    beyond = threshold + (distance if policy.direction == "above" else -distance)
-    expectations = [_expectation(policy, 0, is_avoided=False)] if for_s else []
-    expectations.append(_expectation(policy, for_s or _MINUTE_S, is_avoided=True))
-    minutes = int((for_s or _MINUTE_S) // _MINUTE_S) + 1
-    phases = [(beyond, minutes)]
-    if policy.release is not None:
-        phases += [((threshold + policy.release) // 2, 1), (policy.release, _LAST_VALUES)]
-        expectations.append(_expectation(policy, minutes * _MINUTE_S, is_avoided=True))
-        expectations.append(_expectation(policy, (minutes + 1) * _MINUTE_S, is_avoided=False))
-    elif keep_for_s:
-        end_s = minutes * _MINUTE_S + keep_for_s
-        phases.append((threshold, math.ceil(keep_for_s / _MINUTE_S) + 1))
-        expectations.append(_expectation(policy, minutes * _MINUTE_S, is_avoided=True))
-        expectations.append(_expectation(policy, end_s, is_avoided=False))
-    else:
-        phases = [(beyond, minutes + _LAST_VALUES)]
-    count = sum(count for _, count in phases)
-    values = {
-        "at-the-threshold": _notation(threshold, count),
-        "beyond-it": " ".join(_notation(value, count) for value, count in phases),
-    }
-    return values, expectations
-
-
-def _notation(value: int, count: int) -> str:
-    """So many equal values."""
-    return f"{quantity.nano_to_text(value)}x{count - 1}" if count > 1 else quantity.nano_to_text(value)
-
-
-def _expectation(policy: NewPolicy, at_s: float, *, is_avoided: bool) -> dict[str, Any]:
-    """What is expected at a time, in the order of the fields of a suite."""
-    at = {"eval_time": clock.format_duration(at_s) if at_s else "0s", "pod": f"{policy.namespace}/{_POD}"}
-    if policy.is_preferred:
-        ranks = {"at-the-threshold": 1, "without-a-value": 1, "beyond-it": 3 if is_avoided else 1}
-        return {**at, "ranks": ranks}
-    if not is_avoided:
-        return {**at, "rejected": []}
-    # with states, the reason depends on the time since the last change
-    has_states = policy.release is not None or any(policy.times)
-    return {**at, "rejected": ["beyond-it"] if has_states else {"beyond-it": _comparison(policy)}}
-
-
-_COMMENTS: Final[Sequence[str]] = (
-    "Tests of the policy: nodewise policy test FOLDER.",
-    "Values are one per minute: 80+1x10 are 80 to 90, _ is a missing value, and stale ends a series.",
-)
-
-
-_MOST_NODES: Final = 5
-"""Nodes that are named in a comment."""
-_MAX_NAME: Final = 63
-
-
-def distribution_lines(distribution: ValueDistribution, series: Series) -> Iterator[str]:
-    """The number of nodes with values, and some percentiles."""
-    count, without = len(distribution.ordered), len(distribution.without_value)
-    yield (
-        f"{series.metric}: {count} {'node' if count == 1 else 'nodes'} with a value from source {series.source},"
-        f" {without} without"
-    )
-    if series.incomplete:
-        yield f"Warning: the response is incomplete, so values may be missing: {series.incomplete}"
-    figures = {
-        "minimum": distribution.ordered[0],
-        "median": distribution.percentile(50),
-        "90th percentile": distribution.percentile(90),
-        "maximum": distribution.ordered[-1],
-    }
-    yield ", ".join(f"{name} {quantity.nano_to_text(value)}" for name, value in figures.items())
-
-
-def rejected_nodes(distribution: ValueDistribution, direction: Direction, threshold: int) -> str:
-    """The number of nodes beyond a threshold in nano-units, and the first of their names."""
-    nodes = distribution.beyond(direction, threshold)
-    count = f"{len(nodes)} of {len(distribution.ordered) + len(distribution.without_value)} nodes now"
-    if not nodes:
-        return count
-    names = ", ".join(nodes[:_MOST_NODES])
-    return f"{count}: {names}{', …' if len(nodes) > _MOST_NODES else ''}"
-
-
-def default_name(metric: str) -> str:
-    """The name of a policy for a metric, which is a valid object name."""
-    plain = re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-")
-    return f"avoid-{plain}"[:_MAX_NAME].rstrip("-")
-
-
-def written_value(text: str) -> str:
-    """A quantity in YAML: a number if it is whole, else a string, because the field accepts no fractions as numbers."""
-    return text if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text) else f'"{text.strip()}"'
-
+from nodewise.policy_tools import policy_lint, policy_writer
+from nodewise.policy_tools.policy_writer import NewPolicy
 
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
-_ENFORCEMENT_LINES: Final = {
-    "Required": ["  # A node that meets any of these rules takes no such pods."],
-    "Preferred": [
-        "  # Such pods are placed on other nodes, if there are any.",
-        "  enforcement: Preferred",
-        "  # A node that meets any of these rules comes after all others.",
-    ],
-}
-
-_MODE_LINES: Final[Mapping[str, Sequence[str]]] = {
-    "Enforce": [],
-    "Shadow": [
-        "  # Evaluated and reported, without any effect; with Enforce, the policy has one.",
-        "  mode: Shadow",
-    ],
-}
 
 
 class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
@@ -308,14 +81,6 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """Write policy.yaml and its tests, tests/suite.yaml, to this new folder instead of printing the policy."""
 
 
-class _Threshold(NamedTuple):
-    direction: Direction
-    text: str
-    """A quantity as it was typed or proposed."""
-    release: int | None
-    """The second threshold in nano-units."""
-
-
 @settings_command(
     "new",
     NewPolicyOptions,
@@ -325,7 +90,7 @@ class _Threshold(NamedTuple):
     PrometheusOptions,
     short_help="Print a policy with a threshold that fits a metric.",
 )
-def command(command_line: CommandLine) -> None:
+def command(command_line: CommandLine) -> None:  # complexity: asks for what no flag says
     """Print a commented PlacementPolicy that avoids nodes by a metric.
 
     The metric is read once, for all nodes, from the sources that --metrics or the settings file of the extender name.
@@ -360,33 +125,38 @@ def command(command_line: CommandLine) -> None:
     series, nodes = asyncio.run(_read_metric(request, own.paths, command_line))
     distribution = _distribution(request, series, nodes)
     if is_interactive():
-        for line in distribution_lines(distribution, series):
+        for line in policy_writer.distribution_lines(distribution, series):
             click.echo(visible(line), err=True)
-    threshold = _threshold(own, distribution)
-    lines = [visible(line) for line in _policy_lines(own, request, labels, threshold, distribution, series)]
+    direction, threshold = _threshold(own, distribution)
+    if own.release:
+        _check_quantity("--release", own.release)
+    policy = NewPolicy(
+        request,
+        direction,
+        threshold,
+        own.release,
+        own.for_s,
+        own.keep_for_s,
+        labels,
+        own.name,
+        "" if own.cluster_wide else own.namespace,
+        own.cluster_wide,
+        own.enforcement,
+        own.mode,
+    )
+    lines = [visible(line) for line in policy_writer.policy_lines(policy, distribution, series)]
     text = "\n".join(lines)
-    _check(text, own)
+    document: Any = safe_yaml_loader.load(text.encode(), "policy")
+    # a name or labels that the API server would refuse
+    if problems := policy_lint.lint(msgspec.json.encode(document), document["kind"]):
+        raise BadSettings("policy new", problems)
     if own.folder:
-        suite = format_suite(_suite_inputs(own, request, labels, threshold))
-        _write_folder(Path(own.folder), {POLICY_FILE: f"{text}\n", SUITE_FILE: suite})
+        suite = policy_writer.format_suite(policy)
+        texts = {policy_writer.POLICY_FILE: f"{text}\n", policy_writer.SUITE_FILE: suite}
+        _write_folder(Path(own.folder), texts)
     else:
         for line in lines:
             terminal_output.print_line(line)
-
-
-def _suite_inputs(
-    own: NewPolicyOptions, request: MetricRequest, labels: Mapping[str, str], threshold: _Threshold
-) -> NewPolicy:
-    return NewPolicy(
-        request,
-        threshold.direction,
-        quantity.parse(threshold.text),
-        threshold.release,
-        HoldTimes(own.for_s or 0.0, own.keep_for_s or 0.0),
-        own.namespace if own.namespace and not own.cluster_wide else DEFAULT_NAMESPACE,
-        labels,
-        own.enforcement == "Preferred",
-    )
 
 
 def _write_folder(folder: Path, texts: Mapping[str, str]) -> None:
@@ -451,19 +221,16 @@ async def _read_metric(
 def _distribution(request: MetricRequest, series: Series, nodes: Sequence[str]) -> ValueDistribution:
     values = {node: series.samples[node].value for node in nodes if node in series.samples}
     if not values:
-        example = next(iter(series.invalid.items()), None)
-        actual = f"{len(nodes)} nodes, none with a value"
-        if example is not None:
-            actual += f"; {example[0]}: {example[1]}"
-        field = "--metric" if request.aggregate else "--aggregate"
-        expected = (
-            "a metric of nodes" if request.aggregate else f"{_AGGREGATIONS}, if nodes have several values"
-        )
+        example = next((f"; {node}: {why}" for node, why in series.invalid.items()), "")
+        actual = f"{len(nodes)} nodes, none with a value{example}"
+        field, expected = "--metric", "a metric of nodes"
+        if not request.aggregate:
+            field, expected = "--aggregate", f"{_AGGREGATIONS}, if nodes have several values"
         raise BadInput("policy new", [Problem(field, actual, expected)])
     return aggregation.distribution_of(values, [node for node in nodes if node not in values])
 
 
-def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> _Threshold:
+def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> tuple[Direction, str]:
     """The threshold of the flags, or the answer to a question that proposes one."""
     direction: Direction = "below" if own.below else "above"
     text = own.below or own.above
@@ -474,80 +241,12 @@ def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> _Thres
         proposed = quantity.nano_to_text(distribution.propose_threshold(direction))
         example = f"--above {proposed}" if not is_interactive() else proposed
         text = _ask_or_fail("Threshold", "--above", "a threshold (or --below)", example)
-    _parse_quantity(f"--{direction}", text)
-    release = _parse_quantity("--release", own.release) if own.release else None
-    return _Threshold(direction, text, release)
+    _check_quantity(f"--{direction}", text)
+    return direction, text
 
 
-def _parse_quantity(flag: str, text: str) -> int:
-    """Nano-units."""
+def _check_quantity(flag: str, text: str) -> None:
     try:
-        return quantity.parse(text)
+        quantity.parse(text)
     except ValueError as error:
         raise BadSettings("settings", [Problem(flag, shown(text), quantity.EXPECTED)]) from error
-
-
-def _policy_lines(
-    own: NewPolicyOptions,
-    request: MetricRequest,
-    labels: Mapping[str, str],
-    threshold: _Threshold,
-    distribution: ValueDistribution,
-    series: Series,
-) -> Iterator[str]:
-    """The YAML, with comments that say what each field means."""
-    yield f"# Printed by `nodewise policy new` on {clock.format_rfc3339(clock.SystemClock().now())[:10]}."
-    yield from (f"# {line}" for line in distribution_lines(distribution, series))
-    yield "apiVersion: nodewise.io/v1alpha1"
-    yield f"kind: {'Cluster' if own.cluster_wide else ''}PlacementPolicy"
-    yield "metadata:"
-    yield f"  name: {scalar(own.name or default_name(request.metric))}"
-    if own.namespace and not own.cluster_wide:
-        yield f"  namespace: {scalar(own.namespace)}"
-    yield "spec:"
-    if own.cluster_wide:
-        yield "  # The namespaces whose pods the policy affects; {} selects all."
-        yield "  namespaceSelector: {}"
-    inside = "the selected namespaces" if own.cluster_wide else "the namespace"
-    yield f"  # The pods that the policy affects; {{}} selects all pods of {inside}."
-    yield f"  podSelector:{'' if labels else ' {}'}"
-    if labels:
-        yield "    matchLabels:"
-        yield from (f"      {scalar(key)}: {scalar(value)}" for key, value in labels.items())
-    yield from _MODE_LINES[own.mode]
-    yield from _ENFORCEMENT_LINES[own.enforcement]
-    yield "  avoid:"
-    yield f"  # {rejected_nodes(distribution, threshold.direction, quantity.parse(threshold.text))}"
-    yield f"  - metric: {scalar(request.metric)}"
-    if request.aggregate:
-        yield f"    aggregate: {request.aggregate}  # of several values of one node"
-    yield f"    {threshold.direction}: {written_value(threshold.text)}"
-    yield from _hold_lines(own)
-    yield "    # Whether a node without a value takes pods: Allow or Reject."
-    yield "    whenMissing: Allow"
-
-
-def _hold_lines(own: NewPolicyOptions) -> Iterator[str]:
-    """The fields that keep the verdict about a node whose value is near the threshold."""
-    if own.for_s is not None:
-        yield "    # How long a node must be beyond the threshold before it is avoided."
-        yield f"    for: {clock.format_duration(own.for_s)}"
-    if own.release:
-        yield "    # An avoided node takes pods again when its value is not beyond this."
-        yield f"    release: {written_value(own.release)}"
-    if own.keep_for_s is not None:
-        yield "    # How long a node is still avoided when its value is no longer beyond the threshold."
-        yield f"    keepFor: {clock.format_duration(own.keep_for_s)}"
-
-
-def _check(text: str, own: NewPolicyOptions) -> None:
-    """Refuse a name or labels that the API server would refuse."""
-    from nodewise.policy_tools import policy_lint  # start-up time: only policies need it
-
-    document: Any = safe_yaml_loader.load(text.encode(), "policy")
-    kind: Literal["PlacementPolicy", "ClusterPlacementPolicy"] = (
-        "ClusterPlacementPolicy" if own.cluster_wide else "PlacementPolicy"
-    )
-    problems = policy_lint.lint(msgspec.json.encode(document), kind)
-    if problems:
-        raise BadSettings("policy new", problems)

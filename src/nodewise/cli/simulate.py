@@ -1,17 +1,15 @@
 """`nodewise simulate`: replays recordings, and places GPU traces and bursty pods."""
 
+import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import click
 import msgspec
 from click.core import ParameterSource
 from msgspec import Meta
-from rich.console import Console
-from rich.progress import Progress
 
 import nodewise
 from nodewise.agent import AgentKind, ObjectKey, Watched
@@ -31,7 +29,7 @@ from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import recording_file
 from nodewise.engine.agent_chain import ChainOptions
-from nodewise.engine.recording_file import Header, Record
+from nodewise.engine.recording_file import Header
 from nodewise.kube import object_files
 from nodewise.observe import logs
 from nodewise.scheduling_model import gpu_trace_replay
@@ -89,14 +87,12 @@ def _print_json(replayed: Replayed) -> None:
         "lost": {"requests": tally.lost.requests, "worlds": tally.lost.snapshots},
         "end": tally.end,
         "pods": tally.pods,
-        "differences": [_difference_document(difference) for difference in replayed.differences],
+        "differences": [
+            {**msgspec.structs.asdict(difference), "nodes": [change._asdict() for change in difference.nodes]}
+            for difference in replayed.differences
+        ],
     }
     click.echo(msgspec.json.encode(document))
-
-
-def _difference_document(difference: Difference) -> dict[str, Any]:
-    nodes = [change._asdict() for change in difference.nodes]
-    return {**msgspec.structs.asdict(difference), "nodes": nodes}
 
 
 def _print_text(replayed: Replayed) -> None:
@@ -242,16 +238,16 @@ def trace_command(command_line: CommandLine) -> None:
 
 def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
     """Execute all runs; on a terminal, with a progress bar."""
-    placements = list(dict.fromkeys(own.placements))
-    hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        total = len(placements) * own.seeds * round(own.arrivals * 100)
-        bar = progress.add_task("placing", total=total)
-        return [
-            gpu_trace_replay.run(pods, placement, seed, own.arrivals, lambda _: progress.advance(bar))
-            for placement in placements
-            for seed in range(own.seed, own.seed + own.seeds)
-        ]
+    seeds = range(own.seed, own.seed + own.seeds)
+    pairs = [(placement, seed) for placement in dict.fromkeys(own.placements) for seed in seeds]
+    total = len(pairs) * round(own.arrivals * 100)
+    steps = itertools.count(1)
+    with terminal_output.progress_bar("placing") as progress:
+
+        def show(_: object) -> None:
+            progress(next(steps), total)
+
+        return [gpu_trace_replay.run(pods, placement, seed, own.arrivals, show) for placement, seed in pairs]
 
 
 def _format_trace_table(
@@ -362,7 +358,13 @@ def replay(command_line: CommandLine) -> None:
     """
     logs.configure("error")
     own = command_line.settings(ReplayOptions)
-    result = _replay_recording(Path(own.file), own.policies, _values_of_given_flags(command_line), own.limit)
+    source = click.get_current_context().get_parameter_source
+    chosen = {
+        field: value
+        for field, value in command_line.values.items()
+        if source(field) is ParameterSource.COMMANDLINE
+    }
+    result = _replay_recording(Path(own.file), own.policies, chosen, own.limit)
     FORMATS[own.output](result)
     if not result.tally.compared:
         problem = Problem(own.file, _what_is_missing(result), "at least one request with its snapshot")
@@ -382,16 +384,6 @@ def _what_is_missing(replayed: Replayed) -> str:
     )
 
 
-def _values_of_given_flags(command_line: CommandLine) -> dict[str, Any]:
-    """Values of the flags on the command line, by field."""
-    source = click.get_current_context().get_parameter_source
-    return {
-        field: value
-        for field, value in command_line.values.items()
-        if source(field) is ParameterSource.COMMANDLINE
-    }
-
-
 def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
     try:
         with path.open("rb") as file:
@@ -406,9 +398,13 @@ def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, An
             )
             chain = ChainOptions(weights=own.weights)
             player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
-            differences = _play_all_records(
-                player, _with_progress_bar(records, file, path.stat().st_size), limit
-            )
+            differences: list[Difference] = []
+            with terminal_output.progress_bar("replaying") as progress:
+                for record in records:
+                    difference = player.replay_record(record)
+                    if difference is not None and len(differences) < limit:
+                        differences.append(difference)
+                    progress(file.tell(), path.stat().st_size)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
     return Replayed(header, changed, player.tally, player.unrecorded(), differences)
@@ -462,26 +458,6 @@ def _read_replacing_objects(
         wanted = " or ".join(sorted({watch.resource.kind for watch in watched}))
         raise BadInput("--policy", [Problem(" ".join(paths), "no objects that the agents read", wanted)])
     return objects
-
-
-def _play_all_records(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
-    """Replay all records; return the first `limit` differences."""
-    differences: list[Difference] = []
-    for record in records:
-        difference = player.replay_record(record)
-        if difference is not None and len(differences) < limit:
-            differences.append(difference)
-    return differences
-
-
-def _with_progress_bar(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
-    """Yield the records; on a terminal, with a progress bar of the file."""
-    hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        bar = progress.add_task("replaying", total=size_bytes)
-        for record in records:
-            yield record
-            progress.update(bar, completed=file.tell())
 
 
 command.add_command(trace_command)

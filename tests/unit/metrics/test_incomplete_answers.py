@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from nodewise.base.clock import SystemClock
-from nodewise.cli import policy_new
 from nodewise.metrics.aggregation import distribution_of
 from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
@@ -20,7 +19,7 @@ from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policy_tools import backtest_history
+from nodewise.policy_tools import backtest_history, policy_writer
 from nodewise_scorers.annotator import ForecastOptions
 from nodewise_scorers.annotator.node_usage import PrometheusUsageSource, UsageMeasurement
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
@@ -173,10 +172,10 @@ def test_complete_history_has_no_note() -> None:
 def test_proposed_policy_warns_about_an_incomplete_response() -> None:
     series = Series("fan", "prometheus", 1.0, {"a": Sample(7 * 10**9, 1.0)}, incomplete=STORE)
     distribution = distribution_of({"a": 7 * 10**9}, ["b"])
-    lines = list(policy_new.distribution_lines(distribution, series))
+    lines = list(policy_writer.distribution_lines(distribution, series))
     assert f"Warning: the response is incomplete, so values may be missing: {STORE}" in lines
     complete = msgspec.structs.replace(series, incomplete="")
-    assert list(policy_new.distribution_lines(distribution, complete)) == [lines[0], *lines[2:]]
+    assert list(policy_writer.distribution_lines(distribution, complete)) == [lines[0], *lines[2:]]
 
 
 def test_annotator_reports_incomplete_responses(server: PrometheusDouble) -> None:

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.base import clock, quantity
-from nodewise.cli import policy_new
 from nodewise.kube import object_files
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policy_tools import taspolicy_conversion
+from nodewise.policy_tools import policy_writer, taspolicy_conversion
 from nodewise.policy_tools.taspolicy_conversion import Conversion
 from tests import docs_page_code_blocks
 from tests.unit.policies.policy_snapshot_builders import policy, rule
@@ -288,10 +287,10 @@ TEXTS = st.text(max_size=12) | st.sampled_from(
     ).map(lambda value: {"value": value})
 )
 def test_yaml_of_any_document_is_read_back(document: Any) -> None:
-    text = policy_new.format_policy(document, ["a comment\n- with: lines"])
+    text = policy_writer.format_policy(document, ["a comment\n- with: lines"])
     assert yaml.safe_load(text) == document
     [(_, data)] = object_files.split_documents(text.encode(), "test")
-    [(_, again)] = object_files.split_documents(policy_new.format_policy(document).encode(), "test")
+    [(_, again)] = object_files.split_documents(policy_writer.format_policy(document).encode(), "test")
     assert data == again
 
 
@@ -302,4 +301,4 @@ def test_the_example_of_the_migration_guide() -> None:
     )
     [(_, data)] = object_files.split_documents(tas_policy.encode(), "page")
     made = taspolicy_conversion.convert(msgspec.json.decode(data, type=PolicyObject), "pass")
-    assert "---\n".join(policy_new.format_policy(*converted) for converted in made.policies) == expected
+    assert "---\n".join(policy_writer.format_policy(*converted) for converted in made.policies) == expected

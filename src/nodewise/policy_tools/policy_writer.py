@@ -1,0 +1,274 @@
+"""Writes policies and suites as YAML with comments: converted ones, and a new one with a threshold of a metric."""
+
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from nodewise.base import clock, quantity
+from nodewise.base.errors import visible
+from nodewise.kube.object_files import DEFAULT_NAMESPACE
+from nodewise.metrics.aggregation import Direction, ValueDistribution
+from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.series import Series
+
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
+"""Plain scalars, in lower case, that parsers of YAML 1.1 or 1.2 do not read as strings."""
+_WIDTH: Final = 100
+"""Of the text of a comment."""
+
+
+def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
+    """One YAML document, with its comments at the top and without `---`."""
+    written = (
+        line
+        for comment in comments
+        for line in textwrap.wrap(visible(comment), _WIDTH, break_on_hyphens=False)
+    )
+    return "\n".join([*(f"# {line}" for line in written), *_lines(document)]) + "\n"
+
+
+def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
+    """The lines of an object or a list. A list is not indented further than its key, as kubectl prints it."""
+    if isinstance(value, Mapping):
+        for key, field in value.items():
+            if _is_nested(field):
+                yield f"{scalar(key)}:"
+                indent = "" if isinstance(field, list) else "  "
+                yield from (f"{indent}{line}" for line in _lines(field))
+            else:
+                yield f"{scalar(key)}: {scalar(field)}"
+    else:
+        for entry in value:
+            first, *rest = _lines(entry) if _is_nested(entry) else [scalar(entry)]
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict | list) and bool(value)
+
+
+def scalar(value: Any) -> str:
+    """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
+    if not isinstance(value, str):
+        return str(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:
+        return value
+    return f'"{"".join(map(_escape, value))}"'
+
+
+def _escape(character: str) -> str:
+    """A character in a double-quoted scalar (YAML 1.2.2, section 5.7)."""
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return f"\\u{ord(character):04x}" if ord(character) < 2**16 else f"\\U{ord(character):08x}"
+
+
+POLICY_FILE: Final = "policy.yaml"
+SUITE_FILE: Final = "tests/suite.yaml"
+_POD: Final = "example"
+_MINUTE_S: Final = 60.0
+"""Between two values and two evaluations, the default of a suite."""
+_LAST_VALUES: Final = 4
+"""Values after the last change, so that tests that are added have some."""
+_PLAIN_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_COMMENTS: Final[Sequence[str]] = (
+    "Tests of the policy: nodewise policy test FOLDER.",
+    "Values are one per minute: 80+1x10 are 80 to 90, _ is a missing value, and stale ends a series.",
+)
+_MOST_NODES: Final = 5
+"""Nodes that are named in a comment."""
+_MAX_NAME: Final = 63
+_ENFORCEMENT_LINES: Final = {
+    "Required": ["  # A node that meets any of these rules takes no such pods."],
+    "Preferred": [
+        "  # Such pods are placed on other nodes, if there are any.",
+        "  enforcement: Preferred",
+        "  # A node that meets any of these rules comes after all others.",
+    ],
+}
+
+_MODE_LINES: Final[Mapping[str, Sequence[str]]] = {
+    "Enforce": [],
+    "Shadow": [
+        "  # Evaluated and reported, without any effect; with Enforce, the policy has one.",
+        "  mode: Shadow",
+    ],
+}
+
+
+class NewPolicy(NamedTuple):
+    """A policy with one rule that avoids nodes."""
+
+    request: MetricRequest
+    direction: Direction
+    threshold: str
+    """A quantity as it was typed or proposed."""
+    release: str
+    """The second threshold; empty for none."""
+    for_s: float | None
+    keep_for_s: float | None
+    labels: Mapping[str, str]
+    """Of the pods that it affects; empty: all pods."""
+    name: str
+    """Empty: from the metric."""
+    namespace: str
+    """Empty: the one that kubectl uses. A cluster policy has none."""
+    is_cluster_wide: bool
+    enforcement: Literal["Required", "Preferred"]
+    mode: Literal["Enforce", "Shadow"]
+
+
+def policy_lines(policy: NewPolicy, distribution: ValueDistribution, series: Series) -> Iterator[str]:
+    """The YAML, with comments that say what each field means."""
+    yield f"# Printed by `nodewise policy new` on {clock.format_rfc3339(clock.SystemClock().now())[:10]}."
+    yield from (f"# {line}" for line in distribution_lines(distribution, series))
+    yield "apiVersion: nodewise.io/v1alpha1"
+    yield f"kind: {'Cluster' if policy.is_cluster_wide else ''}PlacementPolicy"
+    yield "metadata:"
+    plain = re.sub(r"[^a-z0-9]+", "-", policy.request.metric.lower()).strip("-")
+    yield f"  name: {scalar(policy.name or f'avoid-{plain}'[:_MAX_NAME].rstrip('-'))}"
+    if policy.namespace:
+        yield f"  namespace: {scalar(policy.namespace)}"
+    yield "spec:"
+    if policy.is_cluster_wide:
+        yield "  # The namespaces whose pods the policy affects; {} selects all."
+        yield "  namespaceSelector: {}"
+    inside = "the selected namespaces" if policy.is_cluster_wide else "the namespace"
+    yield f"  # The pods that the policy affects; {{}} selects all pods of {inside}."
+    yield f"  podSelector:{'' if policy.labels else ' {}'}"
+    if policy.labels:
+        yield "    matchLabels:"
+        yield from (f"      {scalar(key)}: {scalar(value)}" for key, value in policy.labels.items())
+    yield from _MODE_LINES[policy.mode]
+    yield from _ENFORCEMENT_LINES[policy.enforcement]
+    yield "  avoid:"
+    yield f"  # {_rejected_nodes(distribution, policy.direction, quantity.parse(policy.threshold))}"
+    yield f"  - metric: {scalar(policy.request.metric)}"
+    if policy.request.aggregate:
+        yield f"    aggregate: {policy.request.aggregate}  # of several values of one node"
+    yield f"    {policy.direction}: {_written_value(policy.threshold)}"
+    yield from _hold_lines(policy)
+    yield "    # Whether a node without a value takes pods: Allow or Reject."
+    yield "    whenMissing: Allow"
+
+
+def _hold_lines(policy: NewPolicy) -> Iterator[str]:
+    """The fields that keep the verdict about a node whose value is near the threshold."""
+    if policy.for_s is not None:
+        yield "    # How long a node must be beyond the threshold before it is avoided."
+        yield f"    for: {clock.format_duration(policy.for_s)}"
+    if policy.release:
+        yield "    # An avoided node takes pods again when its value is not beyond this."
+        yield f"    release: {_written_value(policy.release)}"
+    if policy.keep_for_s is not None:
+        yield "    # How long a node is still avoided when its value is no longer beyond the threshold."
+        yield f"    keepFor: {clock.format_duration(policy.keep_for_s)}"
+
+
+def _written_value(text: str) -> str:
+    """A quantity in YAML: a number if it is whole, else a string, because the field accepts no fractions as numbers."""
+    return text if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text) else f'"{text.strip()}"'
+
+
+def distribution_lines(distribution: ValueDistribution, series: Series) -> Iterator[str]:
+    """The number of nodes with values, and some percentiles."""
+    count, without = len(distribution.ordered), len(distribution.without_value)
+    yield (
+        f"{series.metric}: {count} {'node' if count == 1 else 'nodes'} with a value from source {series.source},"
+        f" {without} without"
+    )
+    if series.incomplete:
+        yield f"Warning: the response is incomplete, so values may be missing: {series.incomplete}"
+    figures = {
+        "minimum": distribution.ordered[0],
+        "median": distribution.percentile(50),
+        "90th percentile": distribution.percentile(90),
+        "maximum": distribution.ordered[-1],
+    }
+    yield ", ".join(f"{name} {quantity.nano_to_text(value)}" for name, value in figures.items())
+
+
+def _rejected_nodes(distribution: ValueDistribution, direction: Direction, threshold: int) -> str:
+    """The number of nodes beyond a threshold in nano-units, and the first of their names."""
+    nodes = distribution.beyond(direction, threshold)
+    count = f"{len(nodes)} of {len(distribution.ordered) + len(distribution.without_value)} nodes now"
+    if not nodes:
+        return count
+    names = ", ".join(nodes[:_MOST_NODES])
+    return f"{count}: {names}{', …' if len(nodes) > _MOST_NODES else ''}"
+
+
+def format_suite(policy: NewPolicy) -> str:
+    """The suite as YAML. Its values are close to the threshold, so that it detects every change of the rule."""
+    metric = policy.request.metric
+    # a name that PromQL cannot read without quotes is a label
+    name = f"{metric}{{" if _PLAIN_METRIC.fullmatch(metric) else f'{{__name__="{metric}", '
+    effect = "come last" if policy.enforcement == "Preferred" else "take no pods"
+    labels = {"labels": dict(policy.labels)} if policy.labels else {}
+    values, expectations = _values_and_expectations(policy)
+    test = {
+        "name": f"nodes with {_comparison(policy)} {effect}",
+        "nodes": [*values, "without-a-value"],
+        "pods": [{"name": _POD, "namespace": policy.namespace or DEFAULT_NAMESPACE, **labels}],
+        "input_series": [
+            {"series": f'{name}node="{node}"}}', "values": text} for node, text in values.items()
+        ],
+        "expect": expectations,
+    }
+    return format_policy({"policy_files": [f"../{POLICY_FILE}"], "tests": [test]}, _COMMENTS)
+
+
+def _comparison(policy: NewPolicy) -> str:
+    threshold = quantity.nano_to_text(quantity.parse(policy.threshold))
+    return f"{policy.request.name} {policy.direction} {threshold}"
+
+
+def _values_and_expectations(policy: NewPolicy) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """The values of each node, one per minute, and what is expected before and after each effect of the rule."""
+    threshold, for_s, keep_for_s = quantity.parse(policy.threshold), policy.for_s, policy.keep_for_s
+    distance = abs(threshold) // 20 or quantity.NANO // 2
+    beyond = threshold + (distance if policy.direction == "above" else -distance)
+    minutes = int((for_s or _MINUTE_S) // _MINUTE_S) + 1
+    phases = [(beyond, minutes)]
+    # whether the node is avoided, by time
+    effects = {0.0: False} if for_s else {}
+    effects[for_s or _MINUTE_S] = True
+    if policy.release:
+        release = quantity.parse(policy.release)
+        phases += [((threshold + release) // 2, 1), (release, _LAST_VALUES)]
+        effects |= {minutes * _MINUTE_S: True, (minutes + 1) * _MINUTE_S: False}
+    elif keep_for_s:
+        phases.append((threshold, math.ceil(keep_for_s / _MINUTE_S) + 1))
+        effects |= {minutes * _MINUTE_S: True, minutes * _MINUTE_S + keep_for_s: False}
+    else:
+        phases = [(beyond, minutes + _LAST_VALUES)]
+    values = {
+        "at-the-threshold": _notation(threshold, sum(count for _, count in phases)),
+        "beyond-it": " ".join(_notation(value, count) for value, count in phases),
+    }
+    return values, [_expectation(policy, at_s, is_avoided=is_avoided) for at_s, is_avoided in effects.items()]
+
+
+def _notation(value: int, count: int) -> str:
+    """So many equal values."""
+    return f"{quantity.nano_to_text(value)}x{count - 1}" if count > 1 else quantity.nano_to_text(value)
+
+
+def _expectation(policy: NewPolicy, at_s: float, *, is_avoided: bool) -> dict[str, Any]:
+    """What is expected at a time, in the order of the fields of a suite."""
+    pod = f"{policy.namespace or DEFAULT_NAMESPACE}/{_POD}"
+    at = {"eval_time": clock.format_duration(at_s) if at_s else "0s", "pod": pod}
+    if policy.enforcement == "Preferred":
+        ranks = {"at-the-threshold": 1, "without-a-value": 1, "beyond-it": 3 if is_avoided else 1}
+        return {**at, "ranks": ranks}
+    if not is_avoided:
+        return {**at, "rejected": []}
+    # with states, the reason depends on the time since the last change
+    has_states = policy.release or policy.for_s or policy.keep_for_s
+    return {**at, "rejected": ["beyond-it"] if has_states else {"beyond-it": _comparison(policy)}}
