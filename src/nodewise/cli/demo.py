@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import click
 import httpx2
@@ -25,10 +25,9 @@ import nodewise
 from nodewise.base.errors import NodewiseError, Problem, Unavailable
 from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
-from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND as TELEMETRY
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
@@ -146,12 +145,8 @@ class DemoCluster:
     def count_label_changes(self) -> int:
         """Number of label changes of all nodes so far."""
         changes = self._server.call(lambda api: api.changes(NODES))
-        return sum(bool(old and new and _labels(old) != _labels(new)) for old, new in changes)
-
-
-def _labels(node: Object) -> Object:
-    labels: Object = node["metadata"].get("labels") or {}
-    return labels
+        nodes = [(old["metadata"], new["metadata"]) for old, new in changes if old and new]
+        return sum((old.get("labels") or {}) != (new.get("labels") or {}) for old, new in nodes)
 
 
 @contextlib.contextmanager
@@ -165,20 +160,17 @@ class ExtenderProcess:
     """A running `nodewise extender` with its URLs."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self._process = process
-        self._log = log
-        self.url, self.health_url = self._read_listen_addresses()
-
-    def _read_listen_addresses(self) -> tuple[str, str]:
         """Read the addresses from the event `started` in the log."""
+        self._process = process
         for _ in _poll_until_deadline(30.0):
-            for line in self._log.read_bytes().splitlines():
+            for line in log.read_bytes().splitlines():
                 if b'"started"' in line:
                     event = json.loads(line)
-                    return event["address"], event["health"]
-            if self._process.poll() is not None:
+                    self.url, self.health_url = event["address"], event["health"]
+                    return
+            if process.poll() is not None:
                 break
-        raise Unavailable("the extender", [Problem("log", self._log.read_text()[-500:], "the event started")])
+        raise Unavailable("the extender", [Problem("log", log.read_text()[-500:], "the event started")])
 
     def wait_ready(self, within_s: float = 60.0) -> float:
         """Wait until the extender is ready; return the waiting time in seconds."""
@@ -198,22 +190,18 @@ class ExtenderProcess:
 @contextlib.contextmanager
 def extender(arguments: Sequence[str]) -> Iterator[ExtenderProcess]:
     """Run `nodewise extender` with these arguments on free loopback ports until the block ends."""
+    program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "nodewise"]
+    plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s", "--health-port=0"]
+    ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
+    words = [*program, "extender", *plain, *arguments, *ports]
     with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as out, _start_process(arguments, out) as process:
+        with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out) as process:  # noqa: S603
             try:
                 yield ExtenderProcess(process, log)
             finally:
                 process.terminate()
                 process.wait()
-
-
-def _start_process(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-    plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
-    program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "nodewise"]
-    command = [*program, "extender", *plain, *arguments]
-    ports = [] if any(argument.startswith("--port") for argument in arguments) else ["--port=0"]
-    return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 
 
 def _poll_until_deadline(within_s: float) -> Iterator[None]:
@@ -342,7 +330,10 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
         stage.put_unschedulable_pod(pod, waiting.message)
         recovered = time.monotonic()
         stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})
-        node = _node_after_requeueing(stage, cluster, f"{NAMESPACE}/demo-app-5")
+        # nodewise updates a node, which is an event for the scheduler
+        wait_until(lambda: stage.node_with_requeue_annotation() is not None)
+        cluster.touch()
+        node = _node_of_bound_pod(cluster, f"{NAMESPACE}/demo-app-5")
         took_ms = (time.monotonic() - recovered) * 1000
         stage.remove_pod("demo-app-5")
     print_demo_text(
@@ -351,13 +342,6 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
     print_demo_text(
         "  (without nodewise: up to 300 s, because a recovered metric is no event for kube-scheduler)"
     )
-
-
-def _node_after_requeueing(stage: DemoCluster, cluster: Cluster, pod: str) -> str:
-    """The node of a waiting pod after nodewise has updated a node, which is an event for the scheduler."""
-    wait_until(lambda: stage.node_with_requeue_annotation() is not None)
-    cluster.touch()
-    return _node_of_bound_pod(cluster, pod)
 
 
 def _node_of_bound_pod(cluster: Cluster, pod: str) -> str:
@@ -433,14 +417,11 @@ def _median_ms(url: str, body: bytes) -> float:
 def suggest_next_command() -> str:
     """The next command to try: on the user's cluster if it responds."""
     with contextlib.suppress(NodewiseError):
-        asyncio.run(_check_cluster_responds())
+        asyncio.run(_read_version())
         return "nodewise decide --cluster"
     return "nodewise decide examples/health-metric -o wide"
 
 
-async def _check_cluster_responds() -> None:
-    api = connect(KubeOptions(), MetricsRegistry())
-    try:
+async def _read_version() -> None:
+    async with open_api(KubeOptions()) as api:
         await api.get("/version", timeout_s=2.0)
-    finally:
-        await api.close()

@@ -25,9 +25,9 @@ from nodewise.doctor.collectors import collect_facts
 from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, SchedulerClient, Session
 from nodewise.doctor.findings import CATALOGUE, NOT_CHECKED, PAGE, Finding, Report, Severity
 from nodewise.kube import credentials, kubeconfig
-from nodewise.kube.api_client_creation import Impersonation, connect
+from nodewise.kube.api_client_creation import Impersonation, connect, open_api
 from nodewise.kube.api_server_interface import Api
-from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -120,37 +120,28 @@ def command(command_line: CommandLine) -> None:
 
 
 async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:
-    client = _scheduler_credentials(cluster) if settings.scheduler_url else None
+    def connect_as_node(user: str) -> Api:
+        return connect(cluster, MetricsRegistry(), impersonation=Impersonation(user, "system:nodes"))
+
+    chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
     target = ExaminationTarget(
         settings.scheduler_configs,
         settings.scheduler_url,
-        client,
+        _scheduler_credentials(chosen) if settings.scheduler_url else None,
         settings.namespaces,
-        _connector_as_node(cluster),
+        # the rights of a user that the kubeconfig impersonates count, not those of the user who impersonates it
+        None if chosen.user.get("as") else connect_as_node,
     )
     skip = frozenset(settings.skip)
-    api = connect(cluster, MetricsRegistry())
-    try:
+    async with open_api(cluster) as api:
         with Progress() as progress:
             session = Session(ClusterReader(api, settings.timeout_s, progress.say), target)
             facts = await collect_facts(session, check_runner.fields_of_needed_facts(skip))
-    finally:
-        await api.close()
     return check_runner.examine(facts, skip)
 
 
-def _connector_as_node(cluster: KubeOptions) -> Callable[[str], Api] | None:
-    """Connects to the API server as a kubelet. None if the kubeconfig names a user to impersonate: its rights count,
-    not those of the user who impersonates it.
-    """
-    if kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ).user.get("as"):
-        return None
-    return lambda user: connect(cluster, MetricsRegistry(), impersonation=Impersonation(user, "system:nodes"))
-
-
-def _scheduler_credentials(cluster: KubeOptions) -> SchedulerClient:
+def _scheduler_credentials(chosen: KubeconfigContext) -> SchedulerClient:
     """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
-    chosen = kubeconfig.context_from_file_or_pod(cluster.kubeconfig, cluster.context, os.environ)
     context = credentials.context(chosen)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

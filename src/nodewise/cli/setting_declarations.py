@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from types import NoneType
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 import click
 import msgspec
 from click.shell_completion import CompletionItem
+from click.types import StringParamType
 
 from nodewise.base import clock, quantity
 from nodewise.base.errors import BadSettings, Problem, shown
@@ -143,21 +144,16 @@ def _annotated_metadata(annotation: Any) -> Iterable[Any]:
 
 def list_settings(group: Group) -> list[Setting]:
     """The settings of a group, in the order of declaration, those that it inherits first."""
-    return [_create_setting(group, field) for field in msgspec.structs.fields(group)]
-
-
-def _create_setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
-    options = (part for part in _annotated_metadata(field.type) if isinstance(part, Option | Argument))
-    option = next(options, Option())
-    help_ = option.help if isinstance(option, Option) else ""
-    return Setting(field.name, field.type, field.default, help_ or _help_text(group, field.name), option)
-
-
-def _help_text(group: Group, field: str) -> str:
-    for base in group.__mro__:
-        if issubclass(base, msgspec.Struct) and (text := _field_docstrings(base).get(field)):
-            return text
-    return ""
+    bases = [base for base in group.__mro__ if issubclass(base, msgspec.Struct)]
+    settings = []
+    for field in msgspec.structs.fields(group):
+        options = (part for part in _annotated_metadata(field.type) if isinstance(part, Option | Argument))
+        option = next(options, Option())
+        help_ = option.help if isinstance(option, Option) else ""
+        texts = (_field_docstrings(base).get(field.name, "") for base in bases)
+        help_ = help_ or next(filter(None, texts), "")
+        settings.append(Setting(field.name, field.type, field.default, help_, option))
+    return settings
 
 
 @cache  # reading the source again takes a tenth of a second over a whole start
@@ -179,50 +175,44 @@ def _field_docstrings(group: type) -> Mapping[str, str]:
     }
 
 
-def merge_settings(groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()) -> list[Setting]:
+def merge_settings(  # complexity: merges by field, then by help text
+    groups: Iterable[Group], kinds: "Iterable[AgentKind]" = ()
+) -> list[Setting]:
     """The settings of several groups and agents, each once. `BadSettings` where two declare the same name differently.
 
     Different help texts of the same setting are shown with the names of their agents.
     """
-    settings: dict[str, Setting] = {}
-    owners_by_help: dict[str, dict[str, list[str]]] = {}
     declarations = [
         *(("nodewise", settings_group_heading(group), group) for group in groups),
         *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
     ]
+    settings: dict[str, Setting] = {}
+    owners_by_help: dict[str, dict[str, list[str]]] = {}
     for owner, section, group in declarations:
-        for field, setting in {
-            setting.field: setting._replace(section=section) for setting in list_settings(group)
-        }.items():
-            settings[field] = (
-                _setting_with_more_choices(settings[field], setting) if field in settings else setting
+        for setting in list_settings(group):
+            own = setting._replace(section=section)
+            known = settings.setdefault(setting.field, own)
+            if known is not own:
+                settings[setting.field] = _setting_with_more_choices(known, own)
+            owners_by_help.setdefault(setting.field, {}).setdefault(setting.help, []).append(owner)
+    merged = []
+    for field, setting in settings.items():
+        texts = owners_by_help[field]
+        owners = [owner for listed in texts.values() for owner in listed]
+        help_ = " ".join(f"[{', '.join(listed)}] {text}" for text, listed in texts.items())
+        merged.append(
+            setting._replace(
+                help=help_ if len(texts) > 1 else setting.help,
+                section=setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents",
+                owners=tuple(owner for owner in owners if owner != "nodewise"),
             )
-            owners_by_help.setdefault(field, {}).setdefault(setting.help, []).append(owner)
-    return [
-        setting._replace(
-            help=_merge_help_texts(owners_by_help[field]),
-            section=setting.section
-            if len(owners := _owners(owners_by_help[field])) == 1 or "nodewise" in owners
-            else "Several agents",
-            owners=tuple(owner for owner in owners if owner != "nodewise"),
         )
-        for field, setting in settings.items()
-    ]
+    return merged
 
 
 def settings_group_heading(group: Group) -> str:
     """The first line of the group's docstring: the heading in the help."""
     return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-
-
-def _owners(owners_by_help: Mapping[str, Sequence[str]]) -> list[str]:
-    return [owner for owners in owners_by_help.values() for owner in owners]
-
-
-def _merge_help_texts(owners_by_help: Mapping[str, Sequence[str]]) -> str:
-    if len(owners_by_help) == 1:
-        return next(iter(owners_by_help))
-    return " ".join(f"[{', '.join(owners)}] {text}" for text, owners in owners_by_help.items())
 
 
 def _setting_with_more_choices(first: Setting, second: Setting) -> Setting:
@@ -272,23 +262,14 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-class Text(click.ParamType[str]):
-    """A text as it was typed. Subclasses say how the shell completes it."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        return str(value)
-
-
-class SecretText(Text):
+class SecretText(StringParamType):
     """A text that no message shows. It may contain spaces, so in the variable of a list each line is a value."""
 
     name = "secret"
     envvar_list_splitter = "\n"
 
 
-class FilePath(Text):
+class FilePath(StringParamType):
     """The path of a file or folder."""
 
     def shell_complete(

@@ -17,9 +17,8 @@ from nodewise.install.platform_manifests import PLATFORMS, Platform
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube import object_files
-from nodewise.kube.api_client_creation import connect
+from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]) -> None:
@@ -123,14 +122,12 @@ def _print_version_warnings(version: SchedulerVersion, program: str = "kube-sche
 
 
 async def _cluster_kubernetes_version() -> str:
-    api = connect(KubeOptions(), MetricsRegistry())
+    async with open_api(KubeOptions()) as api:
+        body = await api.get("/version", timeout_s=5.0)
     try:
-        response = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
-        return str(response["gitVersion"])
+        return str(msgspec.json.decode(body)["gitVersion"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise BadInput("/version", [Problem("gitVersion", "none", "a version")]) from error
-    finally:
-        await api.close()
 
 
 def _print_platform_files(
