@@ -10,9 +10,6 @@ from nodewise_scorers.annotator.node_patches import Allocation
 from nodewise_scorers.statistics import load_annotations
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
 
-SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
-INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
-
 
 def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     """The annotations of a node with these pods, which are the same for stored pods."""
@@ -28,39 +25,6 @@ def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     )
 
 
-def test_requests_count_as_in_the_older_annotator() -> None:
-    manifest = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
-    running = [
-        pod("p", "a", {"cpu": "250m", "memory": "100Mi"}, {"cpu": "0.1005", "memory": "1e8"}, {}),
-        pod("q", "a", {"cpu": "505m", "memory": "160Mi", "ephemeral-storage": "1Gi"}),
-        pod("done", "a", {"cpu": "1"}, phase="Succeeded"),
-        pod("waits", "", {"cpu": "1"}, phase="Pending"),
-    ]
-    assert written(manifest, *running) == {
-        "requested-cpu": "855",
-        "free-cpu": "1145",
-        "requested-memory": "372629760",
-        "free-memory": "1660772096",
-        "requested-pods": "2",
-        "free-pods": "108",
-        "requested-gpu": "0",
-        "free-gpu": "0",
-        "requested-ephemeral-storage": "1073741824",
-        "free-ephemeral-storage": "16287399936",
-    }
-
-
-def test_an_overcommitted_resource_has_nothing_free() -> None:
-    texts = written(
-        node("a", cpu="3920m", memory="7Gi", gpu="2"),
-        pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
-        pod("q", "a", {"cpu": "100m"}, init=(INIT,)),
-    )
-    assert (texts["requested-cpu"], texts["free-cpu"]) == ("8000", "0")
-    assert (texts["requested-memory"], texts["free-memory"]) == (str(10**9 + 9 * 2**30), "0")
-    assert (texts["requested-gpu"], texts["free-gpu"]) == ("1", "1")
-
-
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
 def test_a_pod_that_is_on_a_node_counts_whatever_it_does_there(phase: str) -> None:
     assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-cpu"] == "1000"
@@ -69,26 +33,6 @@ def test_a_pod_that_is_on_a_node_counts_whatever_it_does_there(phase: str) -> No
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_has_ended_counts_no_more(phase: str) -> None:
     assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-pods"] == "0"
-
-
-def test_a_sidecar_holds_its_requests_as_long_as_its_pod() -> None:
-    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR,)))["requested-cpu"] == "4000"
-
-
-def test_an_init_container_needs_its_amount_beside_earlier_sidecars() -> None:
-    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR, INIT)))["requested-cpu"] == "6000"
-    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(INIT, SIDECAR)))["requested-cpu"] == "4000"
-
-
-def test_overhead_and_requests_of_the_pod_itself_count() -> None:
-    manifest = pod("p", "a", {"cpu": "1", "memory": "1Gi", "gpu": "1"})
-    manifest["spec"] |= {
-        "resources": {"requests": {"cpu": "2500m"}},
-        "overhead": {"cpu": "80m", "memory": "64Mi"},
-    }
-    texts = written(node("a", gpu="4"), manifest)
-    assert (texts["requested-cpu"], texts["requested-gpu"]) == ("2580", "1")
-    assert texts["requested-memory"] == str(1088 * 2**20)
 
 
 def resized(spec_cpu: str, allocated_cpu: str, effective_cpu: str, **status: Any) -> dict[str, Any]:

@@ -8,26 +8,9 @@ from nodewise_scorers.annotator import node_usage
 FREE = np.array([100.0, 110, 90, 120, 80])
 
 
-def test_mean_deviation_and_least() -> None:
-    assert node_usage.summarize(FREE) == pytest.approx((100, 15.811388, 80))
-
-
-def test_usage_beyond_requests_can_be_left_out() -> None:
-    curated = node_usage.limit_usage_to_requests(FREE, allocatable=1000, requested=905)
-    assert list(curated) == [100, 110, 95, 120, 95]
-    assert node_usage.summarize(curated) == pytest.approx((104, 10.839742, 95))
-
-
 def test_one_sample_has_no_deviation_and_no_sample_no_statistics() -> None:
     assert node_usage.summarize(np.array([7.0])) == pytest.approx((7, np.nan, 7), nan_ok=True)
     assert np.isnan(node_usage.summarize(np.array([]))).all()
-
-
-def test_chunks_are_the_averages_of_their_own_samples() -> None:
-    means = node_usage.means_of_sample_chunks(np.arange(1.0, 251.0))
-    assert len(means) == 100
-    assert list(means[:4]) == [2, 5, 8, 11]
-    assert (means[50], means[-1]) == (151.5, 249.5)
 
 
 def test_few_samples_are_their_own_chunks() -> None:

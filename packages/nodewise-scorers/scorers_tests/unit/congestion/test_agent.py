@@ -2,62 +2,12 @@
 
 import msgspec
 import numpy as np
-import pytest
 
 from nodewise.agent import Details, Snapshot
 from nodewise.engine import agent_chain
 from nodewise_scorers.congestion import CongestionOptions
 from nodewise_scorers.congestion.agent import CongestionAgent
 from scorers_tests.unit.congestion.congestion_snapshots import POD, scores, snapshot
-
-NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
-
-
-@pytest.mark.parametrize("factor", [*NO_FACTOR, "0", "1", "4", "-5", "-0"])
-def test_no_congestion_scores_10(factor: str | None) -> None:
-    assert scores({"n1": factor}) == {"n1": 10}
-
-
-@pytest.mark.parametrize(
-    ("most", "factor", "score"),
-    [
-        (100, "5", 10),
-        (100, "15", 9),
-        (100, "25", 8),
-        (100, "35", 7),
-        (100, "45", 6),
-        (100, "50", 5),
-        (100, "+50", 5),
-        (100, "54", 5),
-        (100, "55", 5),
-        (100, "56", 4),
-        (100, "65", 4),
-        (100, "75", 3),
-        (100, "85", 2),
-        (100, "95", 1),
-        (100, "96", 0),
-        (100, "99", 0),
-        (100, "100", 0),
-        (100, "1000", 0),
-        (100, str(2**63 - 1), 0),
-        (10, "0", 10),
-        (10, "1", 9),
-        (10, "3", 7),
-        (10, "5", 5),
-        (10, "9", 1),
-        (10, "11", 0),
-        (7, "1", 9),
-        (7, "2", 7),
-        (7, "3", 6),
-        (7, "4", 4),
-        (7, "5", 3),
-        (7, "6", 1),
-        (7, "7", 0),
-        (1, "1", 0),
-    ],
-)
-def test_a_factor_counts_by_its_share_of_the_maximum(most: int, factor: str, score: int) -> None:
-    assert scores({"n1": factor}, CongestionOptions(congestion_factor_max=most)) == {"n1": score}
 
 
 def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:

@@ -50,15 +50,6 @@ def test_the_state_is_one_that_remembers() -> None:
     assert history.state.memory_scope == "leader"
 
 
-def test_stored_rewards_determine_scores() -> None:
-    """Cases 178 and 179; a node that was never tried is no longer the worst."""
-    history = PodHistory()
-    history.state.recall(stored_rewards({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
-    history.update()
-    assert history.points() == [10, 2, 10]
-    assert history.points("E") == [10, 10, 10]
-
-
 class TestRestart:
     def history(self) -> PodHistory:
         history = PodHistory()

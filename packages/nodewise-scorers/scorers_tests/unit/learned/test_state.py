@@ -24,28 +24,6 @@ def new_history(options: LearnedOptions = NEVER_FADES, nodes: int = 3) -> PodHis
     return history
 
 
-def test_ten_failures() -> None:
-    history, measured = new_history(), []
-    for number in range(10):
-        history.update(pod(f"p{number}", "n1", phase="Failed"))
-        measured.append((history.reward(), history.points()[0]))
-    rewards = [0.9, 0.81, 0.729, 0.6561, 0.59049, 0.531441, 0.478297, 0.430467, 0.38742, 0.348678]
-    assert measured == list(zip(rewards, [9, 8, 7, 6, 5, 5, 4, 4, 3, 3], strict=True))
-
-
-def test_a_failure_a_start_another_and_a_suspicion() -> None:
-    history, rewards = new_history(), []
-    for observed_pod in (
-        pod("a", "n1", phase="Failed"),
-        pod("b", "n1", running()),
-        pod("c", "n1", running()),
-        pod("d", "n1", terminated()),
-    ):
-        history.update(observed_pod)
-        rewards.append(history.reward())
-    assert rewards == [0.9, 0.91, 0.919, 0.8771]
-
-
 def test_a_new_node_begins_with_the_prior() -> None:
     history = new_history()
     history.update(pod("a", "n1", phase="Failed"))

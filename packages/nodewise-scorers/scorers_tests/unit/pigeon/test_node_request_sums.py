@@ -84,17 +84,6 @@ def test_reduced_pods_have_the_same_requests() -> None:
     ).of("n1")
 
 
-def test_pods_take_overhead_and_requests_of_their_own() -> None:
-    whole = holding_pod("a", "n1", ONE, resources={"requests": {"cpu": "6"}}, overhead={"memory": "1Gi"})
-    assert apply_pod_changes(NodeRequests("gpu"), reduced_pods([whole])).of("n1") == (
-        6000,
-        2**31,
-        1,
-        2,
-        2**31,
-    )
-
-
 def test_a_pod_holds_allocated_resources_until_its_resize_ends() -> None:
     holdings = NodeRequests("gpu")
     name = {"containers": [{"name": "web", "resources": {"requests": {"cpu": "1"}}}]}

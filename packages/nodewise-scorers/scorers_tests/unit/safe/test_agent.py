@@ -14,30 +14,6 @@ from scorers_tests.unit.safe.safe_agent_calls import GIB, NOW, AgentCall, loaded
 NOTHING = pod()
 
 
-@pytest.mark.parametrize(
-    ("mean", "deviation", "answer"),
-    [
-        (0.2, 0.05, (True, 10, 8)),
-        (0.2, 0.1, (True, 9, 7)),
-        (0.75, 0.1, (True, 6, 5)),
-        (0.85, 0.1, (False, 0, 4)),
-        (0.9, 0.0, (True, 10, 6)),
-        (0.925, 0.0, (False, 0, 5)),
-        (0.0, 0.25, (True, 10, 8)),
-        (1.0, 1.0, (False, 0, 0)),
-    ],
-)
-def test_the_less_risk_the_better(mean, deviation, answer):
-    assert AgentCall(loaded(mean, deviation)).all(NOTHING) == answer
-
-
-def test_a_bursty_node_that_is_nearly_idle_is_not_rejected():
-    """No beta distribution has such a large deviation; it is capped, and the risk is about the mean."""
-    call = AgentCall(loaded(0.1, 0.31))
-    assert call.accepts(NOTHING) == [True]
-    assert call.numbers(NOTHING)["cpu"]["risk"] == pytest.approx(0.1, abs=0.01)
-
-
 def test_the_pod_adds_its_request_to_the_mean():
     call = AgentCall(node(cpu=2000, cpu_std=400, memory=3 * GIB, memory_std=GIB // 2))
     cpu, memory = call.numbers(pod(cpu="500m", memory="1Gi")).values()

@@ -167,20 +167,6 @@ class TestRisk:
         assert risk_scores.risk([0.5, 1, 0, 0.2], [0.1, 0, 0, 0], 0).tolist() == [1, 1, 0, 1]
 
 
-class TestPrinting:
-    def test_the_line(self) -> None:
-        assert risk_scores.format_distribution(2, 2) == (
-            "BetaDistribution: alpha = 2.000000; beta = 2.000000; mean = 0.500000; var = 0.050000; "
-            "m1 = 0.500000; m2 = 0.300000; m3 = 0.200000; \n"
-        )
-
-    def test_the_table(self) -> None:
-        lines = risk_scores.format_distribution_table(2, 2).splitlines()
-        assert len(lines) == 22
-        assert lines[0] == "x \t pdf(x) \t PDF(x) \t m(x)"
-        assert lines[19] == "0.900000 \t 0.540000 \t 0.972000 \t 0.033929"
-
-
 class TestScipy:
     def test_without_it_the_extra_is_named(self, monkeypatch) -> None:
         ours = builtins.__import__
