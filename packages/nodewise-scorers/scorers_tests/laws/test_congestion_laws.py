@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise_scorers.congestion import CongestionOptions
-from scorers_tests.unit.congestion.congestion_snapshots import scores
+from scorers_tests.unit.congestion.test_agent import scores
 
 FACTORS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 200)
 MOST = st.integers(1, 2**63 - 1) | st.integers(1, 200)

@@ -2,12 +2,49 @@
 
 import msgspec
 import numpy as np
-
 from nodewise.agent import Details, Snapshot
 from nodewise.engine import agent_chain
 from nodewise_scorers.congestion import CongestionOptions
 from nodewise_scorers.congestion.agent import CongestionAgent
-from scorers_tests.unit.congestion.congestion_snapshots import POD, scores, snapshot
+import pytest
+from collections.abc import Mapping
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.base import cooperative_scheduling
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise_scorers.congestion.agent import CongestionAgent, CongestionStateBuilder, NodeFields, NodeMetadata, PodFields
+from nodewise_scorers.statistics.load_annotations import CongestionAnnotations
+
+
+NOW = 1000.0
+POD = PodFields()
+
+
+def node(factor: str | None) -> NodeFields:
+    if factor is None:
+        return NodeFields()
+    return NodeFields(NodeMetadata(CongestionAnnotations(congestion_factor=factor)))
+
+
+def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
+    nodes = {("", name): node(factor) for name, factor in factors.items()}
+    return ClusterState(NodeIndex(factors), {}, MetricsSnapshot(), NOW, nodes)
+
+
+def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
+    cluster = cluster_state(factors)
+    agent_state = cooperative_scheduling.run_without_pauses(
+        CongestionStateBuilder(options or CongestionOptions()).build(cluster)
+    )
+    return Snapshot(cluster.nodes, {"congestion": agent_state}, NOW, 1)
+
+
+def scores(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> dict[str, int]:
+    cluster_snapshot = snapshot(factors, options)
+    scores = CongestionAgent(options or CongestionOptions()).score(
+        POD, cluster_snapshot.nodes.named(list(factors)), cluster_snapshot
+    )
+    assert scores is not None
+    return dict(zip(factors, scores.points.tolist(), strict=True))
 
 
 def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:
@@ -121,3 +158,15 @@ def test_all_scores_of_5000_nodes() -> None:
         name: int(10 * (1 - min(max(int(text), 0), 100) / 100) + 0.5) for name, text in factors.items()
     }
     assert scores(factors) == expected
+
+
+@pytest.mark.parametrize("most", [0, -1, 2**63, 12.5, "many"])
+def test_a_maximum_is_a_whole_number_above_0(most: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match="congestion_factor_max"):
+        msgspec.convert({"congestion_factor_max": most}, CongestionOptions)
+
+
+def test_any_other_is_taken() -> None:
+    settings = {"congestion_factor_max": "7", "score_missing": "3"}
+    options = msgspec.convert(settings, CongestionOptions, strict=False)
+    assert (options.congestion_factor_max, options.score_without_statistics(10)) == (7, 3)
