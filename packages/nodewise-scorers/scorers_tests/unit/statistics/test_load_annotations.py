@@ -1,11 +1,12 @@
 """Annotations of nodes, parsed as in Go."""
 
 import math
-
 import numpy as np
 import pytest
-
 from nodewise_scorers.statistics import load_annotations
+import msgspec
+from nodewise_scorers.scoring_agent import MissingOptions, NoStatistics, StatisticStatus
+from nodewise_scorers.statistics.load_annotations import Capacity
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,57 @@ def test_times_are_rfc_3339_in_utc():
     assert load_annotations.time("2026-11-21T00:00:00Z") == 1795219200.0
     for text in (None, "", "yesterday", "2026-13-01T00:00:00Z", "9" * 600):
         assert math.isnan(load_annotations.time(text))
+
+
+def test_the_older_systems_way_is_the_default():
+    options = MissingOptions()
+    assert not options.rejects_missing
+    assert (options.score_without_statistics(0), options.score_without_statistics(10)) == (0, 10)
+
+
+def test_one_score_for_all_agents_and_0_is_one():
+    assert MissingOptions(score_missing=0).score_without_statistics(10) == 0
+    assert MissingOptions(score_missing=7).score_without_statistics(0) == 7
+
+
+@pytest.mark.parametrize(("word", "rejects"), [("accept", False), ("pass", False), ("reject", True)])
+def test_words(word, rejects):
+    assert msgspec.convert({"when_missing": word}, MissingOptions).rejects_missing is rejects
+
+
+@pytest.mark.parametrize(
+    "settings", [{"score_missing": 11}, {"score_missing": -1}, {"when_missing": "ignore"}]
+)
+def test_settings_out_of_bounds_are_refused(settings):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(settings, MissingOptions)
+
+
+def test_every_state_has_words_but_the_one_where_nothing_is_missing():
+    assert not StatisticStatus.PRESENT.words
+    assert len({reason.words for reason in StatisticStatus}) == len(StatisticStatus)
+
+
+def test_the_reason_names_the_agent_and_the_remedy():
+    reason = NoStatistics("safe")
+    assert reason.text() == "safe: no fresh statistics"
+    assert "--when-missing accept" in reason.remedy()
+    assert not reason.is_failure
+
+
+def test_each_resource_in_its_unit():
+    stated = (
+        b'{"cpu": "3920m", "memory": "7Gi", "pods": "110", "gpu": 2, "ephemeral-storage": "1500m", "x": "y"}'
+    )
+    assert load_annotations.parse_capacity(msgspec.Raw(stated)) == Capacity(3920, 7 * 2**30, 110, 2, 2)
+
+
+@pytest.mark.parametrize("stated", [b"null", b"{}", b"[]", b'"4"', b'{"cpu": {}, "memory": true}', b"", b"{"])
+def test_absent_amounts_are_0(stated):
+    assert load_annotations.parse_capacity(msgspec.Raw(stated)) == Capacity()
+
+
+def test_one_bad_quantity_spoils_no_other():
+    assert load_annotations.parse_capacity(msgspec.Raw(b'{"cpu": "four", "memory": "1Ki"}')) == Capacity(
+        0, 1024
+    )
