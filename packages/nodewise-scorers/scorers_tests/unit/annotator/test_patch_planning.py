@@ -1,7 +1,10 @@
 """Patches contain the annotations that changed, and the time."""
 
 from math import nan
+
+import numpy as np
 import pytest
+
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise_scorers.annotator import AnnotatorConfig, node_patches, node_usage
@@ -9,9 +12,6 @@ from nodewise_scorers.annotator.node_patches import Allocation, NodeMeasurements
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator import annotator_node_and_pod_builders
-import numpy as np
-from nodewise_scorers.annotator import node_usage
-
 
 NOW = 1_800_000_000.0
 RULES = PatchRules(max_age_s=3600)

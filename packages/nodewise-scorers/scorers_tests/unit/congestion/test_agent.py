@@ -1,19 +1,24 @@
 """Scores of congestion factors. The numbers are those of the older agent (cases 118 to 124)."""
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
-from nodewise.agent import Details, Snapshot
-from nodewise.engine import agent_chain
-from nodewise_scorers.congestion import CongestionOptions
-from nodewise_scorers.congestion.agent import CongestionAgent
 import pytest
-from collections.abc import Mapping
-from nodewise.agent import ClusterState, NodeIndex, Snapshot
-from nodewise.base import cooperative_scheduling
-from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise_scorers.congestion.agent import CongestionAgent, CongestionStateBuilder, NodeFields, NodeMetadata, PodFields
-from nodewise_scorers.statistics.load_annotations import CongestionAnnotations
 
+from nodewise.agent import ClusterState, Details, NodeIndex, Snapshot
+from nodewise.base import cooperative_scheduling
+from nodewise.engine import agent_chain
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise_scorers.congestion import CongestionOptions
+from nodewise_scorers.congestion.agent import (
+    CongestionAgent,
+    CongestionStateBuilder,
+    NodeFields,
+    NodeMetadata,
+    PodFields,
+)
+from nodewise_scorers.statistics.load_annotations import CongestionAnnotations
 
 NOW = 1000.0
 POD = PodFields()

@@ -2,18 +2,23 @@
 
 from itertools import pairwise
 from typing import Any
-import pytest
-from nodewise_scorers.learned import pod_types_and_outcomes
-from nodewise_scorers.learned.pod_types_and_outcomes import PodOutcome
-from scorers_tests.unit.learned.pod_histories import START, end, pod, running, stamp, terminated, waiting
+
 import msgspec
+import pytest
+
 from nodewise.agents.gpu.gpu_pod_fields import GpuPod
 from nodewise.kube.struct_type_merge import merge
 from nodewise.policies.policy_selection import PodFields as TelemetryPod
-from nodewise_scorers.learned import LearnedKind, LearnedOptions
-from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, PodFields, bound_pod_type, make_pod_reducer, pending_pod_type
-from scorers_tests.unit.learned.pod_histories import pod, running
-
+from nodewise_scorers.learned import LearnedKind, LearnedOptions, pod_types_and_outcomes
+from nodewise_scorers.learned.pod_types_and_outcomes import (
+    ObservedPod,
+    PodFields,
+    PodOutcome,
+    bound_pod_type,
+    make_pod_reducer,
+    pending_pod_type,
+)
+from scorers_tests.unit.learned.pod_histories import START, end, pod, running, stamp, terminated, waiting
 
 MTTF_S = 600.0
 HOUR = 3600.0

@@ -2,14 +2,15 @@
 
 import json
 from typing import Any
+
 import numpy as np
 import pytest
+
 from nodewise.base.errors import BadInput
+from nodewise_scorers.pigeon import scored_pod_statistics as demands
 from nodewise_scorers.pigeon import scored_pod_statistics as memories
 from nodewise_scorers.pigeon.scored_pod_statistics import DemandMemory
 from scorers_tests.unit.pigeon.cluster_notation import P1, PigeonCluster, pod
-from nodewise_scorers.pigeon import scored_pod_statistics as demands
-
 
 SMALL, LARGE = np.array([100, 128, 1, 0, 0], float), np.array([8000, 65536, 1, 0, 0], float)
 

@@ -1,11 +1,13 @@
 """Annotations of nodes, parsed as in Go."""
 
 import math
+
+import msgspec
 import numpy as np
 import pytest
-from nodewise_scorers.statistics import load_annotations
-import msgspec
+
 from nodewise_scorers.scoring_agent import MissingOptions, NoStatistics, StatisticStatus
+from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.load_annotations import Capacity
 
 

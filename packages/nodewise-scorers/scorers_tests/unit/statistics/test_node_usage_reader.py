@@ -1,21 +1,22 @@
 """The load of nodes, from annotations and from metrics."""
 
 import json
+
 import msgspec
 import numpy as np
 import pytest
+
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.kube import struct_type_merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.prometheus import source as prometheus
 from nodewise.metrics.series import Sample, Series
 from nodewise_scorers.scoring_agent import StatisticStatus
 from nodewise_scorers.statistics import prometheus_load_queries
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
 from nodewise_scorers.statistics.node_usage_reader import LoadReader, UsageNode
 from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
-from nodewise.metrics.prometheus import source as prometheus
-
 
 NODE = struct_type_merge.merge("Node", UsageNode)
 GIB = 2**30
