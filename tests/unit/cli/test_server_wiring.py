@@ -1,4 +1,4 @@
-"""The wired extender against an in-memory API server: every component exists, and a pod goes from filter to bind."""
+"""The wiring of servers: the extender with an in-memory API server, the settings of the controller, waiting pods."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,25 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
+
 from nodewise import agents
 from nodewise.base.clock import SystemClock
+from nodewise.cli import controller, object_and_metric_sources, server_components
 from nodewise.cli import extender as extender_wiring
+from nodewise.cli.controller import ControllerKubeOptions
 from nodewise.cli.extender_options import setting_groups
+from nodewise.cli.object_and_metric_sources import MOST_WAITING_POD_BYTES
+from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
+from nodewise.engine.agent_chain import AgentChain
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise.server.options import AdminOptions, ServeOptions
@@ -30,6 +39,9 @@ POD = {
 }
 
 
+KINDS = [agents.load("telemetry"), agents.load("gpu")]
+
+
 def config(kubeconfig: Path) -> ServerConfig:
     """The defaults, on free ports and without TLS, with the agent that binds and one that has a controller."""
     settings: dict[type, Any] = {group: group() for group in setting_groups()}
@@ -37,8 +49,7 @@ def config(kubeconfig: Path) -> ServerConfig:
     settings[ServeOptions] = ServeOptions(unsafe=True, port=0)
     settings[AdminOptions] = AdminOptions(health_port=0)
     settings[RefreshOptions] = RefreshOptions(sync_period_s=0.5)
-    kinds = [agents.load(name) for name in ("telemetry", "gpu")]
-    return ServerConfig(settings, kinds, {kind.name: kind.options() for kind in kinds})
+    return ServerConfig(settings, KINDS, {kind.name: kind.options() for kind in KINDS})
 
 
 @contextlib.asynccontextmanager
@@ -103,3 +114,80 @@ def test_a_pod_is_filtered_and_bound(tmp_path: Path) -> None:
         (NAMESPACE, "gpu-n1"),
         (NAMESPACE, EXTENDER_LEASE),
     } <= leases.keys()
+
+
+@pytest.mark.parametrize(
+    ("flag", "connected", "own"),
+    [
+        ("", "nodewise", "nodewise"),
+        ("", "default", ""),
+        ("default", "default", "default"),
+        ("nodewise", "default", "nodewise"),
+        ("", "", ""),
+    ],
+)
+def test_the_fallback_namespace_is_not_trusted(flag: str, connected: str, own: str) -> None:
+    options = {kind.name: kind.options() for kind in KINDS}
+    placed = server_components.set_namespace_of_agents(
+        ServerConfig({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
+    )
+    assert placed.agent_options == options | {"telemetry": TelemetryOptions(own_namespace=own)}
+
+
+def parse_controller_options(*arguments: str) -> CommandLine:
+    return CommandLine(controller.command.make_context("controller", list(arguments)).params)
+
+
+def test_more_writes_than_of_an_extender_are_allowed() -> None:
+    kube = parse_controller_options().settings(ControllerKubeOptions)
+    assert (kube.kube_qps, kube.kube_burst) == (50.0, 200)
+    assert kube.kube_qps > KubeOptions().kube_qps
+
+
+def test_the_settings_file_of_an_extender_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(
+        "agents: telemetry,gpu\nport: 9001\nkube_qps: 30\nsync_period: 2s\ngpu: {placement: pack}\n"
+        "telemetry: {max_age: 2m}\n"
+    )
+    command_line = parse_controller_options(f"--config={file}")
+    assert command_line.settings(ControllerKubeOptions).kube_qps == 30
+    assert command_line.settings(RefreshOptions).sync_period_s == 2
+    assert command_line.agent_options(controller.TELEMETRY).max_age_s == 120
+
+
+@pytest.mark.parametrize(
+    "flag", ["--port=9001", "--agents=gpu", "--cert=tls.crt", "--objects-from=nodes.yaml"]
+)
+def test_options_for_serving_and_for_other_agents_do_not_exist(flag: str) -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse_controller_options(flag)
+
+
+def test_the_largest_waiting_pod() -> None:
+    """A larger one is not stored, whichever of the fields that agents read are large."""
+    kind = agents.load("gpu")
+    chain = AgentChain([kind.agent(kind.options())])
+    target = object_and_metric_sources.waiting_pods_target([kind], chain)
+    assert target.keep is not None
+
+    def waiting_pod(allowed: str) -> Any:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        device = {"resources": {"limits": {"gpu.intel.com/i915": "1"}}}
+        document = {
+            "metadata": {"name": "a", "annotations": {"gas-allow": allowed}},
+            "spec": {"containers": [device]},
+            "status": {"conditions": [condition]},
+        }
+        return msgspec.convert(document, target.type)
+
+    rest = MOST_WAITING_POD_BYTES - len(msgspec.json.encode(waiting_pod("")))
+    for size in (rest, rest + 1):
+        pod = waiting_pod("x" * size)
+        if size == rest:
+            assert target.keep(pod) is pod
+            continue
+        with pytest.raises(
+            ValueError, match=f"have {MOST_WAITING_POD_BYTES + 1} bytes, and only a pod with at most"
+        ):
+            target.keep(pod)
