@@ -140,7 +140,6 @@ def with_client_name(name: str, **settings: str) -> Facts:
 def without_bind_verb(name: str, **settings: str) -> Facts:
     """The facts of `with_client_name` for an entry without bindVerb."""
     facts, certificates_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
-    assert not isinstance(facts.schedulers, UnavailableFact)
     schedulers = tuple(scheduler._replace(certificates=certificates_) for scheduler in facts.schedulers)
     return with_client_name(name, **settings)._replace(schedulers=schedulers)
 
@@ -198,7 +197,6 @@ def with_controller(*, ready: int = 2, **settings: str) -> Facts:
 def key_in_entry(image: str, cluster_version: SchedulerVersion | None = None) -> Facts:
     """Facts with keyData in the entry of a kube-scheduler with this image."""
     facts = tls(keyFile=None, keyData="c2VjcmV0")._replace(cluster_version=cluster_version)
-    assert not isinstance(facts.schedulers, UnavailableFact)
     workload = STATIC._replace(containers=(KUBE_SCHEDULER._replace(image=image),))
     return facts._replace(
         schedulers=tuple(scheduler._replace(workload=workload) for scheduler in facts.schedulers)

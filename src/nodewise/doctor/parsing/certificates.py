@@ -1,20 +1,20 @@
 """Certificates as values. Of a private key only the public key is kept."""
 
+import contextlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from nodewise.tls.x509_certificates import is_ca, public_key_as_der
+from nodewise.tls.x509_certificates import certificate_names, is_ca, is_issued_by, public_key_as_der
 
 _MAX_CERTIFICATES: Final = 50
 _ERRORS: Final = (ValueError, TypeError, UnsupportedAlgorithm)
-_ANY_USE: Final = ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
 
 
 class ParsedCertificate(NamedTuple):
@@ -28,7 +28,6 @@ class ParsedCertificate(NamedTuple):
     public_key: bytes
     """DER."""
     for_client: bool
-    for_server: bool
     der: bytes = b""
 
 
@@ -76,34 +75,34 @@ def is_signed_by(
 
 
 def is_valid_for(certificate: ParsedCertificate, host: str) -> bool:
-    """Whether a certificate is for a host name or an address."""
-    return any(_host_matches_certificate_name(name, host) for name in certificate.names)
+    """Whether a certificate is for a host name or an address; a wildcard stands for one label."""
 
+    def matches(name: str) -> bool:
+        try:
+            return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+        except ValueError:
+            pattern, expected = name.lower().rstrip("."), host.lower().rstrip(".")
+        if pattern.startswith("*."):
+            return expected.partition(".")[2] == pattern[2:] and bool(pattern[2:])
+        return pattern == expected
 
-def _host_matches_certificate_name(name: str, host: str) -> bool:
-    """Whether a certificate's name is that of a host; a wildcard stands for one label."""
-    try:
-        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
-    except ValueError:
-        pattern, expected = name.lower().rstrip("."), host.lower().rstrip(".")
-    if pattern.startswith("*."):
-        return expected.partition(".")[2] == pattern[2:] and bool(pattern[2:])
-    return pattern == expected
+    return any(map(matches, certificate.names))
 
 
 def _is_issued_by(certificate: ParsedCertificate, issuer: ParsedCertificate) -> bool:
-    if not issuer.is_ca:
-        return False
-    try:
-        parsed, parsed_issuer = (x509.load_der_x509_certificate(each.der) for each in (certificate, issuer))
-        parsed.verify_directly_issued_by(parsed_issuer)
-    except (*_ERRORS, InvalidSignature):
-        return False
-    return True
+    parsed, parsed_issuer = (x509.load_der_x509_certificate(each.der) for each in (certificate, issuer))
+    return issuer.is_ca and is_issued_by(parsed, parsed_issuer)
 
 
 def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
-    for_client, for_server = _certificate_usages(certificate)
+    """Without the extended key usage clientAuth a certificate is not for clients: nodewise rejects it
+    (`server.client_authorizer`).
+    """
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        for_client = ExtendedKeyUsageOID.CLIENT_AUTH in usage
+    except (x509.ExtensionNotFound, ValueError):
+        for_client = False
     return ParsedCertificate(
         names=_certificate_names(certificate),
         not_before=certificate.not_valid_before_utc,
@@ -111,7 +110,6 @@ def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
         is_ca=is_ca(certificate),
         public_key=public_key_as_der(certificate.public_key()),
         for_client=for_client,
-        for_server=for_server,
         der=certificate.public_bytes(Encoding.DER),
     )
 
@@ -122,22 +120,6 @@ def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
     names = [str(attribute.value) for attribute in attributes]
     if not names and certificate.subject:
         names = [certificate.subject.rfc4514_string()]
-    try:
-        others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
-        return tuple(names)
-    kinds = (x509.DNSName, x509.IPAddress)
-    names += [str(value) for kind in kinds for value in others.get_values_for_type(kind)]
+    with contextlib.suppress(ValueError):
+        names += certificate_names(certificate)
     return tuple(dict.fromkeys(names))
-
-
-def _certificate_usages(certificate: x509.Certificate) -> tuple[bool, bool]:
-    """Whether it is for clients and for servers. Without the extension it is for servers only: nodewise rejects client
-    certificates that do not have the extended key usage clientAuth (`server.client_authorizer`).
-    """
-    try:
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, ValueError):
-        return False, True
-    is_for_servers = _ANY_USE in usage or ExtendedKeyUsageOID.SERVER_AUTH in usage
-    return ExtendedKeyUsageOID.CLIENT_AUTH in usage, is_for_servers

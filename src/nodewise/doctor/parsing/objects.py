@@ -116,7 +116,6 @@ class Workload(NamedTuple):
     namespace: str = ""
     containers: tuple[Container, ...] = ()
     labels: Mapping[str, str] = {}
-    annotations: Mapping[str, str] = {}
     account: str = "default"
     scheduler_name: str = DEFAULT_SCHEDULER
     host_network: bool = False
@@ -136,7 +135,9 @@ def parse(kind: str, value: Any) -> Workload:
     template = get(value, *_TEMPLATES[kind])
     spec = get_mapping(template, "spec")
     namespace = get_text(value, "metadata", "namespace")
-    volumes = dict(_volume_sources_by_name(spec))
+    volumes = {
+        get_text(volume, "name"): _parse_volume_sources(volume) for volume in get_list(spec, "volumes")
+    }
     containers = [*get_list(spec, "containers"), *get_list(spec, "initContainers")]
     replicas, ready = _replica_counts(kind, value)
     return Workload(
@@ -144,7 +145,6 @@ def parse(kind: str, value: Any) -> Workload:
         namespace=namespace,
         containers=tuple(_parse_container(container, volumes) for container in containers),
         labels=get_text_mapping(template, "metadata", "labels"),
-        annotations=get_text_mapping(template, "metadata", "annotations"),
         account=get_text(spec, "serviceAccountName") or "default",
         scheduler_name=get_text(spec, "schedulerName") or DEFAULT_SCHEDULER,
         host_network=get(spec, "hostNetwork") is True,
@@ -197,25 +197,19 @@ def _container_problems(pod: Any) -> Iterator[str]:
         yield short(message)
 
 
-def _volume_sources_by_name(spec: Any) -> Iterator[tuple[str, list[VolumeMount]]]:
-    """The sources of each volume by its name; a projected volume has several."""
-    for volume in get_list(spec, "volumes"):
-        parts = [volume, *get_list(volume, "projected", "sources")]
-        yield get_text(volume, "name"), [source for part in parts for source in _parse_volume_sources(part)]
+def _parse_volume_sources(volume: Any) -> list[VolumeMount]:
+    """The sources of a volume; a projected volume has several."""
+    kinds = (("configMap", "name"), ("secret", "secretName"), ("secret", "name"), ("hostPath", "path"))
+    return [
+        VolumeMount("", kind, name, items=_parse_items(get_list(source, kind, "items")))
+        for source in (volume, *get_list(volume, "projected", "sources"))
+        for kind, key in kinds
+        if (name := get_text(source, kind, key))
+    ]
 
 
-def _parse_volume_sources(volume: Any) -> Iterator[VolumeMount]:
-    for kind, key in (
-        ("configMap", "name"),
-        ("secret", "secretName"),
-        ("secret", "name"),
-        ("hostPath", "path"),
-    ):
-        if name := get_text(volume, kind, key):
-            items = [
-                (get_text(item, "key"), get_text(item, "path")) for item in get_list(volume, kind, "items")
-            ]
-            yield VolumeMount("", kind, name, items=tuple(items))
+def _parse_items(items: list[Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((get_text(item, "key"), get_text(item, "path")) for item in items)
 
 
 def _parse_container(value: Any, volumes: Mapping[str, list[VolumeMount]]) -> Container:
