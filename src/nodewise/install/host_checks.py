@@ -65,7 +65,7 @@ def configuration_path_problems(path: str, others: Iterable[str], *, writes: boo
     elif not os.path.isdir(folder):
         why = "no such file or directory"
     elif writes:
-        why = _why_not_writable(folder) or _why_folder_not_trusted(folder)
+        why = _why_folder_not_usable(folder)
     if why:
         yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
     elif path in {os.path.realpath(other) for other in others if other}:
@@ -81,7 +81,7 @@ def certificate_folder_problems(path: str, *, writes: bool) -> Iterator[str]:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         yield f"{path}: not a directory"
-    elif writes and (why := _why_not_writable(there) or _why_folder_not_trusted(path)):
+    elif writes and (why := _why_folder_not_usable(there, path)):
         yield f"{path}: {why}"
     elif (name := find_cluster_certificate_file(path)) is not None:
         yield f"{path}: the cluster's own certificates are there, such as {name}; expected a folder of its own"
@@ -92,7 +92,7 @@ def backup_folder_problems(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
-    elif why := _why_not_writable(path) or _why_folder_not_trusted(path):
+    elif why := _why_folder_not_usable(path):
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
@@ -113,10 +113,14 @@ def _why_not_writable(path: str) -> str:
     return "read-only file system" if is_closed else "permission denied"
 
 
-def _why_folder_not_trusted(folder: str) -> str:
-    """The reason why a folder is not trusted: other users can write to it. Empty if it is trusted."""
+def _why_folder_not_usable(folder: str, trusted: str = "") -> str:
+    """The reason why the process cannot write to a folder, or why it is not trusted: other users can write to it. Empty
+    if it is usable. `trusted`: the folder that has to be trusted, if it is another one.
+    """
+    if why := _why_not_writable(folder):
+        return why
     try:
-        trusted_files.check_folder(folder)
+        trusted_files.check_folder(trusted or folder)
     except BadInput as error:
         return str(error)
     return ""
@@ -151,16 +155,16 @@ def parse_mountinfo(text: str) -> list[MountPoint]:
 
     Paths may contain characters at which `str.splitlines` splits; the kernel escapes only spaces, tabs, `\\n` and `\\`.
     """
+
+    def unescape(field: str) -> str:
+        return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
+
     rows = (line.split(" ") for line in text.split("\n"))
     return [
-        MountPoint(_unescape_mountinfo_field(row[4]), _unescape_mountinfo_field(row[3]))
+        MountPoint(unescape(row[4]), unescape(row[3]))
         for row in rows
         if len(row) > 4  # noqa: PLR2004 - the fields up to the mount point
     ]
-
-
-def _unescape_mountinfo_field(field: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), field)
 
 
 def container_folder_problems(folders: Mapping[str, str], mounts: Iterable[MountPoint]) -> list[Problem]:

@@ -42,18 +42,15 @@ _CONFIGURATION_FIELDS: Final = frozenset(
 )
 _BOOLEAN_FIELDS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
 _VERB_FIELDS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
-_ENTRY_FIELDS: Final = {
-    "urlPrefix",
-    "weight",
-    "httpTimeout",
-    "managedResources",
-    "tlsConfig",
-    *_BOOLEAN_FIELDS,
-    *_VERB_FIELDS,
-}
+_ENTRY_FIELDS: Final = (
+    frozenset(["urlPrefix", "weight", "httpTimeout", "managedResources", "tlsConfig"])
+    | _BOOLEAN_FIELDS
+    | _VERB_FIELDS
+)
 _TLS_FIELDS: Final = frozenset(
     ["insecure", "serverName", "certFile", "keyFile", "caFile", "certData", "keyData", "caData"]
 )
+_RESOURCE_FIELDS: Final = frozenset({"name", "ignoredByScheduler"})
 _DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
 
@@ -246,47 +243,49 @@ def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> It
     """The problem of an object that is no configuration but can contain one. Its fields are no further problems."""
     kind = value.get("kind")
     if kind in _WRAPPERS:
-        data = value.get(_WRAPPERS[kind])
-        keys = (
-            [str(key) for key, text in data.items() if _CONFIGURATION_KIND in str(text)]
-            if isinstance(data, dict)
-            else []
-        )
-        place = f"{_WRAPPERS[kind]}[{shown(keys[0])}]" if len(keys) == 1 else f"its {_WRAPPERS[kind]}"
-        expected = (
-            f"a file with that text alone: kind {_CONFIGURATION_KIND}, apiVersion {version.api_version}"
-        )
-        yield Problem("kind", f"{kind}; the configuration is in {place}", expected)
+        field = _WRAPPERS[kind]
+        data = value.get(field)
+        items = data.items() if isinstance(data, dict) else ()
+        keys = [str(key) for key, text in items if _CONFIGURATION_KIND in str(text)]
+        place = f"{field}[{shown(keys[0])}]" if len(keys) == 1 else f"its {field}"
+        header = f"kind {_CONFIGURATION_KIND}, apiVersion {version.api_version}"
+        actual = f"{kind}; the configuration is in {place}"
+        yield Problem("kind", actual, f"a file with that text alone: {header}")
+
+
+def _unknown_field_problems(
+    value: Mapping[str, Any], fields: frozenset[str], owner: str, prefix: str = ""
+) -> Iterable[Problem]:
+    for field in value:
+        if field not in fields:
+            hint = did_you_mean(str(field), sorted(fields))
+            yield Problem(f"{prefix}{field}", "unknown", f"a field of {owner}{hint}")
 
 
 def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
-    if value.get("kind") != _CONFIGURATION_KIND:
-        yield Problem("kind", repr(value.get("kind")), _CONFIGURATION_KIND)
-    if not str(value.get("apiVersion")).startswith(_GROUP):
-        yield Problem("apiVersion", repr(value.get("apiVersion")), version.api_version)
-    # fields of another version are no misspellings
-    is_loaded = value.get("kind") == _CONFIGURATION_KIND and version.loads(str(value.get("apiVersion")))
-    for field in value if is_loaded else ():
-        if field not in _CONFIGURATION_FIELDS:
-            hint = did_you_mean(str(field), sorted(_CONFIGURATION_FIELDS))
-            yield Problem(str(field), "unknown", f"a field of {_CONFIGURATION_KIND}{hint}")
-    connection = value.get("clientConnection")
-    if connection is not None and not isinstance(connection, dict):
+    kind, api_version = value.get("kind"), value.get("apiVersion")
+    if kind != _CONFIGURATION_KIND:
+        yield Problem("kind", repr(kind), _CONFIGURATION_KIND)
+    if not str(api_version).startswith(_GROUP):
+        yield Problem("apiVersion", repr(api_version), version.api_version)
+    if kind == _CONFIGURATION_KIND and version.loads(str(api_version)):
+        # fields of another version are no misspellings
+        yield from _unknown_field_problems(value, _CONFIGURATION_FIELDS, _CONFIGURATION_KIND)
+    if not isinstance(value.get("clientConnection"), dict | None):
         yield Problem("clientConnection", "no map", "a map")
 
 
-def _extenders_problems(entries: Any, *, needed: bool) -> Iterable[Problem]:
+def _extenders_problems(
+    entries: Any, *, needed: bool
+) -> Iterable[Problem]:  # complexity: one condition for each problem
     if entries is None and not needed:
         return
     if not isinstance(entries, list) or (needed and not entries):
         yield Problem("extenders", "none" if not entries else "no list", "at least one")
-    elif not all(isinstance(entry, dict) for entry in entries):
+        return
+    if not all(isinstance(entry, dict) for entry in entries):
         yield Problem("extenders", "an entry that is no map", "maps")
-    else:
-        yield from _entries_problems(entries)
-
-
-def _entries_problems(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
+        return
     for at, entry in enumerate(entries):
         for problem in _entry_problems(entry):
             yield problem._replace(field=f"extenders[{at}].{problem.field}")
@@ -295,18 +294,17 @@ def _entries_problems(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]
 
 
 def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
+    yield from _unknown_field_problems(entry, _ENTRY_FIELDS, "an extender")
     for field, value in entry.items():
-        if field not in _ENTRY_FIELDS:
-            hint = did_you_mean(str(field), sorted(_ENTRY_FIELDS))
-            yield Problem(str(field), "unknown", f"a field of an extender{hint}")
-        elif field in _BOOLEAN_FIELDS and not isinstance(value, bool):
+        if field in _BOOLEAN_FIELDS and not isinstance(value, bool):
             yield Problem(field, repr(value), "true or false")
         elif field in _VERB_FIELDS and not isinstance(value, str):
             yield Problem(field, repr(value), "a path")
     if not _is_url(entry.get("urlPrefix")):
         yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
-    if entry.get("prioritizeVerb") and not _is_weight(entry.get("weight")):
-        yield Problem("weight", repr(entry.get("weight")), "a whole number from 1 on, beside prioritizeVerb")
+    weight = entry.get("weight")
+    if entry.get("prioritizeVerb") and (type(weight) is not int or weight < 1):
+        yield Problem("weight", repr(weight), "a whole number from 1 on, beside prioritizeVerb")
     timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
     if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
         yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
@@ -314,27 +312,18 @@ def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
     yield from _tls_problems(entry.get("tlsConfig"))
 
 
-def _is_weight(weight: Any) -> bool:
-    return isinstance(weight, int) and not isinstance(weight, bool) and weight >= 1
-
-
 def _resource_problems(resources: Any) -> Iterable[Problem]:
+    expected = "name and ignoredByScheduler"
     if resources is None:
         return
     if not isinstance(resources, list) or not all(isinstance(resource, dict) for resource in resources):
-        yield Problem("managedResources", "no list of maps", "name and ignoredByScheduler")
+        yield Problem("managedResources", "no list of maps", expected)
         return
     for resource in resources:
-        named = isinstance(resource.get("name"), str) and "/" in resource["name"]
-        if (
-            not named
-            or not isinstance(resource.get("ignoredByScheduler", False), bool)
-            or set(resource) - _RESOURCE_FIELDS
-        ):
-            yield Problem("managedResources", repr(resource), "name and ignoredByScheduler")
-
-
-_RESOURCE_FIELDS: Final = {"name", "ignoredByScheduler"}
+        has_name = isinstance(resource.get("name"), str) and "/" in resource["name"]
+        is_flag = isinstance(resource.get("ignoredByScheduler", False), bool)
+        if not has_name or not is_flag or set(resource) - _RESOURCE_FIELDS:
+            yield Problem("managedResources", repr(resource), expected)
 
 
 def _tls_problems(tls: Any) -> Iterable[Problem]:
@@ -343,14 +332,10 @@ def _tls_problems(tls: Any) -> Iterable[Problem]:
     if not isinstance(tls, dict):
         yield Problem("tlsConfig", "no map", "a map")
         return
-    for field in tls:
-        if field not in _TLS_FIELDS:
-            hint = did_you_mean(str(field), sorted(_TLS_FIELDS))
-            yield Problem(f"tlsConfig.{field}", "unknown", f"a field of tlsConfig{hint}")
+    yield from _unknown_field_problems(tls, _TLS_FIELDS, "tlsConfig", "tlsConfig.")
     if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
-        yield Problem(
-            "tlsConfig.insecure", "true beside a CA", "one of them: kube-scheduler does not start so"
-        )
+        expected = "one of them: kube-scheduler does not start so"
+        yield Problem("tlsConfig.insecure", "true beside a CA", expected)
     for file, data in (("certFile", "keyFile"), ("certData", "keyData")):
         if bool(tls.get(file)) != bool(tls.get(data)):
             yield Problem(f"tlsConfig.{file}", f"{file} and {data} are not both given", "both, or none")
@@ -358,12 +343,7 @@ def _tls_problems(tls: Any) -> Iterable[Problem]:
 
 def _is_url(text: Any) -> bool:
     try:
-        parts = urlsplit(text) if isinstance(text, str) else None
-        return (
-            parts is not None
-            and parts.scheme in {"http", "https"}
-            and bool(parts.hostname)
-            and parts.port != 0
-        )
+        parts = urlsplit(text if isinstance(text, str) else "")
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
