@@ -1,9 +1,8 @@
 """Reads and writes certificates as Secrets of a cluster, and requests a certificate from a signer of the cluster."""
 
 import base64
-import binascii
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -217,29 +216,22 @@ class StoredSecrets(NamedTuple):
 
 
 async def read_secrets(api: Api, location: SecretLocation) -> StoredSecrets:
-    return StoredSecrets([await _read_secret(api, location.path(name)) for name in location.names])
-
-
-async def _read_secret(api: Api, path: str) -> dict[str, Any] | None:
-    try:
-        secret_object: dict[str, Any] = msgspec.json.decode(await api.get(path))
-    except NotFound:
-        return None
-    return secret_object
+    secrets: list[dict[str, Any] | None] = []
+    for name in location.names:
+        try:
+            secrets.append(msgspec.json.decode(await api.get(location.path(name))))
+        except NotFound:
+            secrets.append(None)
+    return StoredSecrets(secrets)
 
 
 def check_ownership(location: SecretLocation, existing: StoredSecrets) -> None:
     """BadInput if a Secret exists that `nodewise certs` did not write."""
     if existing.foreign:
-        problems = [
-            Problem(
-                f"Secret {location.namespace}/{name}",
-                "was not written by nodewise certs",
-                "--replace, or another name by --secret and --client-secret",
-            )
-            for name in existing.foreign
-        ]
-        raise BadInput("Secrets", problems)
+        actual = "was not written by nodewise certs"
+        expected = "--replace, or another name by --secret and --client-secret"
+        names = [f"Secret {location.namespace}/{name}" for name in existing.foreign]
+        raise BadInput("Secrets", [Problem(name, actual, expected) for name in names])
 
 
 async def write_secrets(
@@ -263,13 +255,9 @@ async def write_secrets(
 def _build_replacement_secret(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     """The new Secret with the resource version of the old one, and with the labels and annotations of others."""
     was, own = before["metadata"], made["metadata"]
-    kept = {
-        key: {
-            **{name: text for name, text in (was.get(key) or {}).items() if name not in _DROPPED_ANNOTATIONS},
-            **own.get(key, {}),
-        }
-        for key in ("annotations", "labels")
-    }
+    kept = {key: (was.get(key) or {}) | own.get(key, {}) for key in ("annotations", "labels")}
+    for name in _DROPPED_ANNOTATIONS - own.get("annotations", {}).keys():
+        kept["annotations"].pop(name, None)
     return {**made, "metadata": {**own, **kept, "resourceVersion": was["resourceVersion"]}}
 
 
@@ -308,43 +296,31 @@ async def request_certificate(
     """
     made = build_signing_request(request.name, request.signer, request.pem, request.lifetime)
     await api.create(_SIGNING_REQUESTS.path(), made)
-    path = _SIGNING_REQUESTS.path(name=request.name)
+    path, name = _SIGNING_REQUESTS.path(name=request.name), f"CertificateSigningRequest {request.name}"
     try:
         created()
-        return await _poll_for_certificate(
-            lambda: _read_certificate(api, path), request.name, timeout_s, clock
-        )
+        return await _poll_for_certificate(api, path, name, timeout_s, clock)
     except BaseException:
         with contextlib.suppress(NodewiseError):
             await api.delete(path)
         raise
 
 
-async def _poll_for_certificate(
-    read_once: Callable[[], Awaitable[bytes | None]], name: str, timeout_s: float, clock: Clock
-) -> bytes:
+async def _poll_for_certificate(api: Api, path: str, name: str, timeout_s: float, clock: Clock) -> bytes:
     end_s = clock.monotonic() + timeout_s
-    while (certificate := await read_once()) is None:
+    while not (certificate := _issued_certificate(msgspec.json.decode(await api.get(path)), name)):
         if clock.monotonic() >= end_s:
-            problem = Problem(
-                "",
-                f"not approved and signed after {timeout_s:g} s",
-                "kubectl certificate approve",
-            )
-            raise Unavailable(f"CertificateSigningRequest {name}", [problem])
+            actual = f"not approved and signed after {timeout_s:g} s"
+            raise Unavailable(name, [Problem("", actual, "kubectl certificate approve")])
         await clock.sleep(_PAUSE_S)
     return certificate
 
 
-async def _read_certificate(api: Api, path: str) -> bytes | None:
-    request = msgspec.json.decode(await api.get(path))
+def _issued_certificate(request: Mapping[str, Any], name: str) -> bytes:
+    """The certificate, PEM; empty until it is issued. Refused if the request is denied or fails."""
     status = request.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] in {"Denied", "Failed"}:
             why = condition.get("message") or condition.get("reason") or "no reason given"
-            name = request["metadata"]["name"]
-            raise Refused(f"CertificateSigningRequest {name}", [Problem(condition["type"], why, "")])
-    try:
-        return base64.b64decode(status.get("certificate") or "", validate=True) or None
-    except binascii.Error:
-        return None
+            raise Refused(name, [Problem(condition["type"], why, "")])
+    return _decode_base64(status.get("certificate"))
