@@ -166,18 +166,13 @@ class _PolicyParser(ProblemCollector):
         self, path: str, values: Mapping[str, Any], described: Mapping[str, Field]
     ) -> dict[str, Any]:
         """The valid values of the fields that have one value each."""
-        parsed = {}
-        for name, value in values.items():
-            field = described.get(name)
-            if field is None or not isinstance(field.type, ValueType):
-                continue
-            try:
-                parsed[name] = field.type.parse(value)
-            except ValueError as error:
-                # problems are shown in events of pods, which must not reveal the query
-                text = f"{len(str(value))} characters" if name == "query" else shown(value)
-                self.add_problem(f"{path}.{name}", text, str(error))
-        return parsed
+        types = {name: described[name].type for name in values if name in described}
+        parsed = {
+            name: self.parse_value(path, name, values[name], type_.parse)
+            for name, type_ in types.items()
+            if isinstance(type_, ValueType)
+        }
+        return {name: value for name, value in parsed.items() if value is not None}
 
     # Selectors
 

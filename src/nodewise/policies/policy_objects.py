@@ -1,7 +1,7 @@
 """Policies of all kinds as the API server returns them, and the collection of their problems. No I/O."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -141,6 +141,18 @@ class ProblemCollector:
             return value
         self.add_problem(path, shown(value), "an object")
         return {}
+
+    def parse_value(self, path: str, name: str, value: Any, parse: Callable[[Any], Any]) -> Any:
+        """The value of a field; None, with a problem, if it is invalid. `parse` raises a ValueError whose text is the
+        expected value.
+        """
+        try:
+            return parse(value)
+        except ValueError as error:
+            # problems are shown in events of pods, which must not reveal the query
+            text = f"{len(str(value))} characters" if name == "query" else shown(value)
+            self.add_problem(f"{path}.{name}", text, str(error))
+            return None
 
     def report_unknown_keys(
         self,

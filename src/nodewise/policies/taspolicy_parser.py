@@ -226,14 +226,11 @@ class _PolicyParser(ProblemCollector):
         before = len(self.problems)
         rule = self.parse_mapping(path, value)
         metric = rule.get("metricname")
-        self._parse_value(path, "metricname", metric, _parse_metric, "")
-        is_broken = len(self.problems) > before
-        operator = self._parse_value(path, "operator", rule.get("operator"), _parse_operator, "")
+        self.parse_value(path, "metricname", metric, _parse_metric)
         is_preference = strategy == "scheduleonmetric"
+        is_broken = len(self.problems) > before
+        operator = self._parse_rule_operator(path, rule, has_order=is_preference)
         is_broken = is_broken or not (operator or is_preference)
-        if is_preference and operator and sort_direction(operator) == 0:
-            expected = "LessThan or GreaterThan, which define an order"
-            self.add_problem(f"{path}.operator", shown(rule["operator"]), expected)
         after_operator = len(self.problems)
         values = self._parse_optional_fields(path, rule)
         self._report_unknown(path, rule, RULE_FIELDS)
@@ -244,7 +241,7 @@ class _PolicyParser(ProblemCollector):
             )
         labels = self._parse_rule_labels(f"{path}.labels", rule.get("labels"))
         comparison = Comparison(
-            metric=str(metric or "")[:MAX_METRIC_NAME],
+            metric=metric if isinstance(metric, str) and len(metric) <= MAX_METRIC_NAME else "",
             operator=operator,
             target=values["target"],
             when_missing=values["when_missing"],
@@ -256,26 +253,22 @@ class _PolicyParser(ProblemCollector):
         )
         return comparison, labels
 
+    def _parse_rule_operator(self, path: str, rule: Mapping[str, Any], *, has_order: bool) -> str:
+        """The operator; empty if it is invalid."""
+        operator = self.parse_value(path, "operator", rule.get("operator"), _parse_operator) or ""
+        if has_order and operator and sort_direction(operator) == 0:
+            expected = "LessThan or GreaterThan, which define an order"
+            self.add_problem(f"{path}.operator", shown(rule["operator"]), expected)
+        return str(operator)
+
     def _parse_optional_fields(self, path: str, rule: Mapping[str, Any]) -> dict[str, Any]:
         """The values, with defaults for absent and invalid ones."""
-        return {
-            name: default
-            if rule.get(name) in (None, "")
-            else self._parse_value(path, name, rule[name], parse, default)
-            for name, (parse, default) in _OPTIONAL_FIELDS.items()
-        }
-
-    def _parse_value(
-        self, path: str, name: str, value: Any, parse: Callable[[Any], Any], default: Any
-    ) -> Any:
-        """The value of a field; the default, with a problem, if it is invalid."""
-        try:
-            return parse(value)
-        except ValueError as error:
-            # problems are shown in events of pods, which must not reveal the query
-            text = f"{len(str(value))} characters" if name == "query" else shown(value)
-            self.add_problem(f"{path}.{name}", text, str(error))
-            return default
+        values = {}
+        for name, (parse, default) in _OPTIONAL_FIELDS.items():
+            is_present = rule.get(name) not in (None, "")
+            value = self.parse_value(path, name, rule[name], parse) if is_present else None
+            values[name] = default if value is None else value
+        return values
 
     def _parse_rule_labels(self, path: str, value: Any) -> _Labels:
         """The valid labels; the others are problems and do not affect them."""
