@@ -27,7 +27,7 @@ from nodewise.policies.rule_operators import expand_ranges
 from tests.cluster.placement_policy_specs import ACCEPTED, COOL, HOT, LABEL, RANK, REJECTED, WIDE
 
 Kind = Literal["PlacementPolicy", "ClusterPlacementPolicy"]
-EVERYTHING = LabelSelector()
+WEB = PodSelection(LabelSelector((Requirement("app", "In", frozenset(["web"])),)))
 
 
 def parse(spec: Any, kind: Kind = "PlacementPolicy") -> Policy:
@@ -51,35 +51,22 @@ def rejects_all(policy: Policy) -> bool:
     return [part.unusable for part in policy.avoided()] == [str(policy.problems[0])]
 
 
+def comparison(metric: str, operator: str, target: int = 0, **more: Any) -> Comparison:
+    return Comparison(metric, operator, target * quantity.NANO // 10, when_missing="pass", **more)
+
+
 def test_all_fields_of_a_placement_policy() -> None:
+    hot = comparison("node_hwmon_temp_celsius", "above", 800, max_age_s=120.0, aggregate="max")
+    busy = (comparison("cpu_usage_share", "above", 8), comparison("load_average", "above", 20))
     assert parse(COOL) == Policy(
         PolicyKey("PlacementPolicy", "web", "pol"),
         "2026-01-01T00:00:00Z",
-        PodSelection(LabelSelector((Requirement("app", "In", frozenset(["web"])),))),
-        avoid=(
-            AvoidRule(
-                (
-                    Comparison(
-                        "node_hwmon_temp_celsius",
-                        "above",
-                        80 * quantity.NANO,
-                        when_missing="pass",
-                        max_age_s=120.0,
-                        aggregate="max",
-                    ),
-                )
-            ),
-            AvoidRule(
-                (
-                    Comparison("cpu_usage_share", "above", 8 * 10**8, when_missing="pass"),
-                    Comparison("load_average", "above", 2 * quantity.NANO, when_missing="pass"),
-                )
-            ),
-        ),
+        WEB,
+        avoid=(AvoidRule((hot,)), AvoidRule(busy)),
         enforcement="Preferred",
         prefer=(
-            Preference(Comparison("package_power", "below", when_missing="pass"), 2),
-            Preference(Comparison("cpu_usage_share", "above", when_missing="pass")),
+            Preference(comparison("package_power", "below"), 2),
+            Preference(comparison("cpu_usage_share", "above")),
         ),
         sections=("avoid", "prefer"),
     )
@@ -173,37 +160,45 @@ def test_reports_problems_at_the_place_of_the_api_servers_refusal(obj: Any, part
     assert [place for place in places if not any(field.startswith(place) for field in fields)] == []
 
 
-PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
+PROBLEMS: dict[str, tuple[Any, str]] = {
     "a fraction without quotes": (
-        {"podSelector": {}, "avoid": [HOT | {"above": 0.8}]},
-        "PlacementPolicy",
+        {"above": 0.8},
         'spec.avoid[0].above: 0.8; expected an integer of 64 bits, or a text such as "0.8"',
     ),
     "a field of TASPolicy": (
-        {"podSelector": {}, "avoid": [HOT | {"when_missing": "reject"}]},
-        "PlacementPolicy",
+        {"when_missing": "reject"},
         'spec.avoid[0].when_missing: an unknown field; expected metric, aggregate, above, atLeast, below, atMost, equals, notEquals, between, maxAge, whenMissing, release, for, keepFor, all; did you mean "whenMissing"?',
     ),
     "a field of the cluster kind": (
-        {"podSelector": {}, "avoid": [HOT | {"query": "up"}]},
-        "PlacementPolicy",
+        {"query": "up"},
         "release, for, keepFor, all; only ClusterPlacementPolicy has it",
     ),
     "a text in another case": (
-        {"podSelector": {}, "avoid": [HOT | {"whenMissing": "reject"}]},
-        "PlacementPolicy",
+        {"whenMissing": "reject"},
         "spec.avoid[0].whenMissing: 'reject'; expected Allow or Reject; did you mean \"Reject\"?",
     ),
     "two operators": (
-        {"podSelector": {}, "avoid": [HOT | {"below": 3}]},
-        "PlacementPolicy",
+        {"below": 3},
         "spec.avoid[0]: above and below; expected exactly one of above, atLeast, below, atMost, equals, notEquals, between",
     ),
     "no metric": (
-        {"podSelector": {}, "avoid": [{"above": 3}]},
-        "PlacementPolicy",
+        {"metric": None},
         "spec.avoid[0]: no metric and no all; expected exactly one of metric, all",
     ),
+    "a group with other fields": (
+        {"metric": None, "above": None, "all": [HOT], "maxAge": "5m", "aggregate": "max"},
+        "spec.avoid[0]: aggregate and maxAge together with all; expected these fields in the rules of all",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_of_a_rule_names_found_and_expected(fields: Any, message: str) -> None:
+    problems = messages({"podSelector": {}, "avoid": [HOT | fields]})
+    assert any(message in text for text in problems), problems
+
+
+SPEC_PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "no selector": (
         {"avoid": [HOT]},
         "PlacementPolicy",
@@ -229,16 +224,11 @@ PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
         "ClusterPlacementPolicy",
         "spec.nodeLabels[0].labels.node-role.kubernetes.io/master: ''; expected a key whose domain ends in .nodewise.io",
     ),
-    "a group with other fields": (
-        {"podSelector": {}, "avoid": [{"all": [HOT], "maxAge": "5m", "aggregate": "max"}]},
-        "PlacementPolicy",
-        "spec.avoid[0]: aggregate and maxAge together with all; expected these fields in the rules of all",
-    ),
 }
 
 
-@pytest.mark.parametrize(("spec", "kind", "message"), PROBLEMS.values(), ids=PROBLEMS)
-def test_a_problem_names_found_and_expected(spec: Any, kind: Kind, message: str) -> None:
+@pytest.mark.parametrize(("spec", "kind", "message"), SPEC_PROBLEMS.values(), ids=SPEC_PROBLEMS)
+def test_a_problem_of_the_spec_names_found_and_expected(spec: Any, kind: Kind, message: str) -> None:
     assert any(message in text for text in messages(spec, kind)), messages(spec, kind)
 
 
@@ -274,7 +264,7 @@ def test_a_policy_with_a_problem_rejects_all_nodes_for_the_pods_that_it_selects(
     policy = parse(spec)
     assert rejects_all(policy)
     assert policy.prefer == ()
-    assert policy.selection == PodSelection(LabelSelector((Requirement("app", "In", frozenset(["web"])),)))
+    assert policy.selection == WEB
 
 
 @pytest.mark.parametrize(
@@ -331,8 +321,9 @@ def test_a_policy_has_at_most_16_different_node_labels() -> None:
     ]
 
 
-NAMES = (
-    *(
+NAMES = [
+    "x y",
+    *[
         "podSelector",
         "namespaceSelector",
         "matchLabels",
@@ -341,21 +332,10 @@ NAMES = (
         "operator",
         "values",
         "avoid",
-    ),
-    *(
         "prefer",
-        "nodeLabels",
-        "metric",
-        "query",
-        "all",
-        "above",
-        "order",
-        "weight",
-        "maxAge",
-        "labels",
-        "x y",
-    ),
-)
+    ],
+    *["nodeLabels", "metric", "query", "all", "above", "order", "weight", "maxAge", "labels"],
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
