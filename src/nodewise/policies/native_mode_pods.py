@@ -217,37 +217,29 @@ def remove_foreign_keys(
     between pods.
     """
     selected: dict[PodLabelGroup, frozenset[PolicyKey]] = {}
+
+    def is_foreign(policy: PolicyKey, pod: UnscheduledPod) -> bool:
+        # without known labels, no ClusterPlacementPolicy selects the pod
+        if policy.namespace or pod.group is None:
+            return policy.namespace != pod.metadata.namespace
+        if pod.group not in selected:
+            # without its owners: a pod that the DaemonSet controller did not create has requirements, whoever it names
+            fields = PodFields(PodMetadata(pod.group.namespace, pod.group.pod().metadata.labels))
+            selected[pod.group] = frozenset(selection.select(fields))
+        return policy not in selected[pod.group]
+
     result = []
     for pod in pods:
         yield
-        foreign = frozenset(
-            key
-            for key in pod.keys & policies.keys()
-            if not _is_policy_of_pod(policies[key], pod, selection, selected)
+        foreign = {key for key in pod.keys & policies.keys() if is_foreign(policies[key], pod)}
+        if not foreign:
+            result.append(pod)
+            continue
+        keys, keys_with_ok = pod.keys - foreign, pod.keys_with_ok - foreign
+        result.append(
+            msgspec.structs.replace(pod, keys=keys, keys_with_ok=keys_with_ok, names_foreign_key=True)
         )
-        if foreign:
-            pod = msgspec.structs.replace(  # noqa: PLW2901
-                pod, keys=pod.keys - foreign, keys_with_ok=pod.keys_with_ok - foreign, names_foreign_key=True
-            )
-        result.append(pod)
     return result
-
-
-def _is_policy_of_pod(
-    policy: PolicyKey,
-    pod: UnscheduledPod,
-    selection: SelectionIndex,
-    selected: dict[PodLabelGroup, frozenset[PolicyKey]],
-) -> bool:
-    if (
-        policy.namespace or pod.group is None
-    ):  # without known labels, no ClusterPlacementPolicy selects the pod
-        return policy.namespace == pod.metadata.namespace
-    if pod.group not in selected:
-        # without its owners: a pod that the DaemonSet controller did not create has requirements, whoever it names
-        fields = PodFields(PodMetadata(pod.group.namespace, pod.group.pod().metadata.labels))
-        selected[pod.group] = frozenset(selection.select(fields))
-    return policy in selected[pod.group]
 
 
 _REMEMBERED_S: Final = 3600.0
@@ -366,21 +358,6 @@ def deletion_note(keys: Iterable[str]) -> str:
     )
 
 
-def _missing_label_note(keys: Iterable[str], states: Mapping[str, PolicyState]) -> str:
-    """That the pod requires the label of a policy beyond the budget, which has none; empty for no such key."""
-    policies = [
-        states[key].policy for key in sorted(keys) if key in states and states[key].policy.no_verdict_label
-    ]
-    if not policies:
-        return ""
-    more = f"; the same for {len(policies) - 1} more policies" if len(policies) > 1 else ""
-    policy = policies[0]
-    return (
-        f"the pod requires the node label of {policy.key.text()}, which is not set: {policy.no_verdict_label}{more};"
-        " create it again to remove the requirement"
-    )
-
-
 _FOREIGN: Final = (
     "the pod requires node labels of policies that are not its own; create it again to remove the requirement"
 )
@@ -393,7 +370,15 @@ def _note(
     """Why no node matches the requirements of a pod, and what to do; empty if nodewise is not why."""
     rejection = rejection_note(pod.keys, states, node_count)
     parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
-    parts.append(_missing_label_note(pod.keys, states))
+    policies = [states[key].policy for key in sorted(pod.keys) if key in states]
+    without_label = [policy for policy in policies if policy.no_verdict_label]
+    if without_label:  # beyond the budget
+        policy, count = without_label[0], len(without_label) - 1
+        more = f"; the same for {count} more policies" if count else ""
+        parts.append(
+            f"the pod requires the node label of {policy.key.text()}, which is not set:"
+            f" {policy.no_verdict_label}{more}; create it again to remove the requirement"
+        )
     parts.append(deletion_note(pod.keys & deleted))
     parts.append(_FOREIGN if pod.names_foreign_key else "")
     return "; ".join(filter(None, parts))

@@ -83,13 +83,12 @@ def parse_missing_metrics(message: str) -> list[MissingMetrics]:
         return []
     for consequence in (RULES_REJECT, NO_NODE_PASSES):
         message = message.removesuffix(f". {consequence}")
-    return [_parse_entry(entry) for entry in message.removeprefix(_NO_VALUE).split(f"; {_NO_VALUE}")]
-
-
-def _parse_entry(entry: str) -> MissingMetrics:
-    keys, _, cause = entry.partition(": ")
-    text, _, remedy = cause.partition(REMEDY_SEPARATOR)
-    return MissingMetrics(tuple(keys.split(", ")), text, remedy)
+    entries = []
+    for entry in message.removeprefix(_NO_VALUE).split(f"; {_NO_VALUE}"):
+        keys, _, cause = entry.partition(": ")
+        text, _, remedy = cause.partition(REMEDY_SEPARATOR)
+        entries.append(MissingMetrics(tuple(keys.split(", ")), text, remedy))
+    return entries
 
 
 def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
