@@ -12,8 +12,9 @@ from nodewise.agents.gpu.agent import EmptyNodeFits, SubdeviceRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD
+from nodewise.agents.gpu.gpu_node_labels import Link
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder
-from nodewise.agents.gpu.node_gpus import Link, NodeGpus
+from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from tests.laws import gpu_reference_fit as scalar

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from nodewise.agent import Snapshot
 from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
-from nodewise.agents.gpu import allocation_record, init_container_gpus
+from nodewise.agents.gpu import allocation_record, pod_gpu_requests
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions
-from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, InitContainerDemand
 from nodewise.agents.gpu.state import GpuState
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.scheduling_model import parsed_nodes_and_pods
@@ -248,14 +247,14 @@ def test_all_candidates_at_once_have_enough_where_each_has_gpus_for_it(
         return
     masks = {at: np.isin(np.arange(5), taken[at])[:, None] for at in with_gpus}
     names = [[f"card{gpu}" for gpu in gpus] for gpus in taken]
-    reused = init_container_gpus.reused_gpus(inits, containers, names)
-    enough = init_container_gpus.candidates_with_enough(inits, containers, masks)
+    reused = pod_gpu_requests.reused_gpus(inits, containers, names)
+    enough = pod_gpu_requests.candidates_with_enough(inits, containers, masks)
     assert [mask.tolist() for mask in enough] == [[bool(gpus)] for gpus in reused]
     for init, gpus in zip(inits, reused, strict=True):
-        assert init_container_gpus.reused_gpus([init], containers, names) == [gpus]
+        assert pod_gpu_requests.reused_gpus([init], containers, names) == [gpus]
         held = Counter(
             {gpu: sum(milli[at] for at in init.later if int(gpu[-1]) in taken[at]) for gpu in gpus}
         )
         assert len(set(gpus)) == len(gpus) in {0, init.count}
         assert all(held[gpu] >= init.per_gpu.get(MILLI, 0) for gpu in gpus)
-        assert not gpus or init_container_gpus.invalid_demand(init, containers) is None
+        assert not gpus or pod_gpu_requests.invalid_demand(init, containers) is None

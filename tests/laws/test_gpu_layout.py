@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.agents.gpu import node_gpus
+from nodewise.agents.gpu import gpu_node_labels, node_gpus
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode, NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import AMD, GENERIC, INTEL, NVIDIA, ResourceProfile
 
@@ -107,7 +107,9 @@ def test_whatever_a_node_says_is_read_within_bounds(
     assert all(map(profile.has, devices.capacity))
     assert all(len(row) == len(devices.names) and any(row) for row in devices.capacity.values())
     assert all(0 <= amount < 2**63 for row in devices.capacity.values() for amount in row)
-    assert all(amount <= node_gpus.MOST_SUBDEVICES for amount in devices.capacity.get(profile.subdevices, ()))
+    assert all(
+        amount <= gpu_node_labels.MOST_SUBDEVICES for amount in devices.capacity.get(profile.subdevices, ())
+    )
     assert len(devices.problems) <= 17
     assert all(len(text) < 400 for text in devices.problems)
 
@@ -130,7 +132,7 @@ def test_all_that_is_said_of_cards_is_said_of_those_that_are_there(
         devices.names
     )
     assert all(link.left != link.right for link in devices.links)
-    assert len(devices.links) == len(set(devices.links)) <= node_gpus.MOST_LINKS
+    assert len(devices.links) == len(set(devices.links)) <= gpu_node_labels.MOST_LINKS
 
 
 @given(LABELS, AMOUNTS, ANNOTATIONS, PROFILES, st.randoms(use_true_random=False))

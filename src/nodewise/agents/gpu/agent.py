@@ -39,8 +39,8 @@ from nodewise.agents.gpu import (
     fragmentation,
     gpu_arrays,
     gpu_rejection_reasons,
-    init_container_gpus,
     node_allocations,
+    pod_gpu_requests,
     typical_pods,
 )
 from nodewise.agents.gpu import placement_strategies as placements
@@ -48,11 +48,12 @@ from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import NO_RECORD, Reservation
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
+from nodewise.agents.gpu.gpu_node_labels import MOST_SUBDEVICES
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.gpu_selection import GpuOrder
 from nodewise.agents.gpu.missing_gpus import LEFT_TO_SCHEDULER, MissingGpusOfNodes
-from nodewise.agents.gpu.node_gpus import MOST_SUBDEVICES, NodeGpus
+from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
@@ -432,12 +433,12 @@ def _plan_annotations(  # complexity: one step for each annotation
     held: list[tuple[str, Sequence[str], Mapping[str, Sequence[str]]]] = [
         *zip(names, gpus, tiles, strict=False)
     ]
-    reused = init_container_gpus.reused_gpus(demand.init_containers, demand.containers, gpus)
+    reused = pod_gpu_requests.reused_gpus(demand.init_containers, demand.containers, gpus)
     for init, chosen in zip(demand.init_containers, reused, strict=True):
         if not chosen:
             later = sum(demand.containers[at].count for at in init.later)
             return gpu_rejection_reasons.LaterContainersTooSmall(init.name, init.count, later)
-        of_init = init_container_gpus.reused_subdevices(init, demand.containers, tiles, subdevices)
+        of_init = pod_gpu_requests.reused_subdevices(init, demand.containers, tiles, subdevices)
         held.append((init.name, chosen, of_init))
     annotations = {
         BIND_TIME: str(int(now * 1e9)),

@@ -10,7 +10,7 @@ all containers.
 If sidecars of the pod have GPUs, the reservation lists all ordinary containers and then these sidecars. Versions that
 do not know sidecars use the reservation's own amounts (`charged`) if the number of parts is neither that of the pod's
 ordinary containers nor that of those with GPUs; a reservation with sidecars has more parts than both. Plain init
-containers are never listed, because they use the GPUs of other containers (`init_container_gpus`).
+containers are never listed, because they use the GPUs of other containers (`pod_gpu_requests`).
 
 A writer of a record keeps reservations that it cannot read byte for byte: a newer version may have written them. GPUs
 and sub-devices are written as in the pod's annotations (`format_gpus`, `format_subdevices`), with the grammar of GPU
@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from nodewise.agent.bind_plugin_interface import RESERVATIONS_ANNOTATION, AllocationRecordLease
-from nodewise.agents.gpu import node_gpus
+from nodewise.agents.gpu import gpu_node_labels, node_gpus
 from nodewise.base.errors import UNREADABLE, shown
 
 MAX_SUBDEVICE_NUMBER: Final = 1024
@@ -300,6 +300,6 @@ def _container_reservation_bytes(container: ContainerRequest, subdevices: str) -
     if not container.count:
         return len("||{},")
     count = min(container.count, node_gpus.MOST_GPUS)
-    named = min(container.per_gpu.get(subdevices, 0), node_gpus.MOST_SUBDEVICES)
+    named = min(container.per_gpu.get(subdevices, 0), gpu_node_labels.MOST_SUBDEVICES)
     charged = sum(len(resource.encode()) + _AMOUNT_BYTES for resource in container.per_gpu)
     return count * (2 * (_LONGEST_GPU + 2) + named * _SUBDEVICE_BYTES) + charged + len("||{},")

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import allocation_record, gpu_rejection_reasons, gpu_selection, init_container_gpus
+from nodewise.agents.gpu import allocation_record, gpu_rejection_reasons, gpu_selection, pod_gpu_requests
 from nodewise.agents.gpu.allocation_record import ContainerRequest
 from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, CandidateGpus, Codes, GpuLayout, Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind, Shortfall
 from nodewise.agents.gpu.gpu_selection import GpuChoice, GpuOrder, NumaGroup
-from nodewise.agents.gpu.init_container_gpus import InitContainerDemand
-from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand, InitContainerDemand
 
 _NEVER: Final = np.iinfo(np.int16).max
 """More than any container can lack."""
@@ -245,12 +244,12 @@ def _reject_for_init_containers(
     dependent = [
         init
         for init in demand.init_containers
-        if len(init_container_gpus.source_containers(init, demand.containers)) > 1
+        if len(pod_gpu_requests.source_containers(init, demand.containers)) > 1
     ]
     if not dependent:
         return
     taken = {at: choice.mask(gpus) for at, choice in enumerate(choices) if demand.containers[at].count}
-    masks = init_container_gpus.candidates_with_enough(dependent, demand.containers, taken)
+    masks = pod_gpu_requests.candidates_with_enough(dependent, demand.containers, taken)
     for init, enough in zip(dependent, masks, strict=True):
         later = sum(demand.containers[at].count for at in init.later)
         rejections.reject(
@@ -404,7 +403,7 @@ class FitDetails(NamedTuple):
             taken.append([self.names[codes[at]] + end for at, end in zip(gpus, ends, strict=True)])
         held = [(container.name, gpus) for container, gpus in zip(self.containers, taken, strict=True)]
         # with links the GPUs of an init container are those of one container, so the sub-devices do not matter
-        reused = init_container_gpus.reused_gpus(self.init_containers, self.containers, taken)
+        reused = pod_gpu_requests.reused_gpus(self.init_containers, self.containers, taken)
         held += [(init.name, [*gpus]) for init, gpus in zip(self.init_containers, reused, strict=True)]
         yield from (f"{name}: {', '.join(gpus)}" for name, gpus in held if gpus)
 

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.gpu.allocation_record import NO_RECORD
-from nodewise.agents.gpu.node_gpus import MOST_GPUS, MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES, NodeGpus
+from nodewise.agents.gpu.gpu_node_labels import MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES
+from nodewise.agents.gpu.node_gpus import MOST_GPUS, NodeGpus
 from nodewise.base import cooperative_scheduling
 
 Codes = NDArray[np.int32]

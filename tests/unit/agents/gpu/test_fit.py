@@ -9,10 +9,11 @@ from nodewise.agents.gpu import agent, gpu_arrays, node_allocations
 from nodewise.agents.gpu.agent import SubdeviceRequest
 from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.gpu_arrays import CandidateGpus
+from nodewise.agents.gpu.gpu_node_labels import Link
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind
 from nodewise.agents.gpu.gpu_selection import FirstFit, GpuOrder, Keys
 from nodewise.agents.gpu.node_allocations import NodeAllocations
-from nodewise.agents.gpu.node_gpus import Link, NodeGpus
+from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from tests.conformance.gas import expectation_checks, node_and_pod_notation
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import layout_of
