@@ -176,7 +176,7 @@ class SelectedPodCounter:
         }
 
 
-def find_rejecting_policies(
+def find_rejecting_policies(  # complexity: a policy alone, or several together
     states: Mapping[PolicyKey, PolicyState], node_count: int, selections: Iterable[tuple[PolicyKey, ...]]
 ) -> Generator[None, None, dict[PolicyKey, tuple[PolicyKey, ...]]]:
     """For each policy that leaves no node for some of its pods, the policies that together reject every node for them.
@@ -193,24 +193,15 @@ def find_rejecting_policies(
         for key in keys:
             if key not in masks:
                 masks[key] = _rejected_nodes(states.get(key), every_node)
-        for causes in _rejecting_sets(keys, masks, every_node):
-            for key in causes:
-                result.setdefault(key, causes)
+        causes: list[tuple[PolicyKey, ...]] = [(key,) for key in keys if masks[key] == every_node]
+        together = tuple(key for key in keys if masks[key])
+        if not causes and functools.reduce(int.__or__, (masks[key] for key in together), 0) == every_node:
+            causes = [together]
+        for cause in causes:
+            for key in cause:
+                result.setdefault(key, cause)
         yield
     return result
-
-
-def _rejecting_sets(
-    keys: tuple[PolicyKey, ...], masks: Mapping[PolicyKey, int], every_node: int
-) -> list[tuple[PolicyKey, ...]]:
-    """Each policy that alone rejects every node; without such policies, those that do so together, if any."""
-    alone: list[tuple[PolicyKey, ...]] = [(key,) for key in keys if masks[key] == every_node]
-    if alone:
-        return alone
-    together = tuple(key for key in keys if masks[key])
-    return (
-        [together] if functools.reduce(int.__or__, map(masks.__getitem__, together), 0) == every_node else []
-    )
 
 
 def _rejected_nodes(state: PolicyState | None, every_node: int) -> int:

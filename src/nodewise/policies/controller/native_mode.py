@@ -381,8 +381,7 @@ class NativeStatusReset:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        # deleted, replaced, or no right to write it: not tried again
-        self._statuses = _status_patcher(handle, Conflict, NotFound, Refused)
+        self._statuses = _status_patcher(handle)
         self._examined: set[str] = set()
         """Policies by uid."""
 
@@ -403,7 +402,7 @@ class NativeStatusReset:
     async def _reset(self, policy: Policy) -> None:
         policy_object = find_policy_object(self._handle, policy.key, policy.uid)
         if policy_object and decode_status(policy_object, _NativeStatus) != _NativeStatus():
-            # deleted, replaced, or no right to write it
+            # deleted, replaced, or no right to write it: not tried again
             with contextlib.suppress(Conflict, NotFound, Refused):
                 await self._statuses.write(policy.key, policy.uid, _NativeStatus())
         self._examined.add(policy.uid)
