@@ -194,14 +194,14 @@ class TestSuspension:
         assert timeline.state.suspended
         assert fetched(timeline.state).status == "True"
 
-    def test_an_edited_rule_had_none(self) -> None:
+    def test_an_edited_rule_had_no_values(self) -> None:
         timeline = PolicyTimeline(HOT)
         timeline.see(NOW, series("m", n1=97, n2=41, n3=41))
         timeline.see(NOW + 5, invalid("n1", "n2", "n3"))
         timeline.policy = policy(dontschedule=[rule("m", target=90)])
         assert timeline.see(NOW + 10) == {"n1", "n2", "n3"}
 
-    def test_it_ends_with_the_first_value(self) -> None:
+    def test_a_suspension_ends_with_the_first_value(self) -> None:
         timeline = PolicyTimeline(HOT)
         assert timeline.see(NOW, invalid("n1", "n2", "n3")) == {"n1", "n2", "n3"}
         assert timeline.see(NOW + 5, series("m", at=NOW + 5, n1=97)) == {"n1"}
@@ -233,18 +233,18 @@ def empty(**values: object) -> Series:
 
 
 class TestEmptyResult:
-    def test_it_counts_as_fetched(self) -> None:
+    def test_an_empty_result_counts_as_fetched(self) -> None:
         cluster = cluster_state([emptying()], metrics_snapshot(empty()))
         assert rejected(snapshot(cluster)) == {}
         assert fetched(only(cluster)).status == "True"
 
-    def test_without_the_field_it_does_not(self) -> None:
+    def test_without_the_field_an_empty_result_does_not_count_as_fetched(self) -> None:
         plain = msgspec.structs.replace(empty(), metric=f"m by {QUERY}")
         assert rejected(snapshot(cluster_state([emptying("")], metrics_snapshot(plain)))) == never_fetched(
             "the source test has no value of a node"
         )
 
-    def test_without_an_answer_it_does_not(self) -> None:
+    def test_without_a_response_a_metric_does_not_count_as_fetched(self) -> None:
         failed = MetricsSnapshot().with_failure(f"m or nothing by {QUERY}", "x")
         expected = never_fetched("no source responded with values")
         assert rejected(snapshot(cluster_state([emptying()], failed))) == expected
@@ -261,13 +261,13 @@ class TestEmptyResult:
             SHORT_CONFLICT
         )
 
-    def test_nodes_that_heal_are_not_lost(self) -> None:
+    def test_nodes_that_recover_are_not_lost(self) -> None:
         timeline = PolicyTimeline(emptying())
         assert timeline.see(NOW, empty(n1=1, n2=1, n3=1)) == {"n1", "n2", "n3"}
         assert timeline.see(NOW + 5, empty()) == set()
         assert not timeline.state.suspended
 
-    def test_their_labels_go(self) -> None:
+    def test_labels_of_nodes_that_recover_are_removed(self) -> None:
         timeline = PolicyTimeline(emptying(strategy="deschedule"))
         timeline.see(NOW, empty(n1=1))
         (column,) = timeline.state.labels

@@ -61,7 +61,7 @@ class TestDeschedule:
         owned = {"n1": {"pol": "violating"}}
         assert desired(self.rules, owned=owned) == owned
 
-    def test_and_sets_none(self) -> None:
+    def test_a_stale_value_sets_no_label(self) -> None:
         assert desired(self.rules, series("m", at=STALE, n1=50)) == {}
 
     def test_a_label_of_a_policy_that_is_gone_goes(self) -> None:
@@ -103,7 +103,7 @@ class TestLabeling:
             "n2": {"foo": "1"},
         }
 
-    def test_or_the_smallest(self) -> None:
+    def test_of_one_name_the_smallest_value_wins_with_less_than(self) -> None:
         rules = [
             rule("memory", "LessThan", 10000, labels=["gpu=card0"]),
             rule("cpu", "LessThan", 10000, labels=["gpu=card1"]),

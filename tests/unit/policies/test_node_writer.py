@@ -135,7 +135,7 @@ async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> N
     assert not fixture.labelled()
 
 
-async def test_a_label_that_was_written_unheard_goes_when_the_node_heals() -> None:
+async def test_a_label_of_a_write_without_response_is_removed_when_the_node_recovers() -> None:
     fixture = ApiServerFixture()
     fixture.api.lost = 1
     with pytest.raises(Unavailable):
@@ -145,7 +145,7 @@ async def test_a_label_that_was_written_unheard_goes_when_the_node_heals() -> No
     assert fixture.labelled() == set()
 
 
-async def test_a_label_that_another_leader_wrote_and_a_watch_tells_of_late_goes_too() -> None:
+async def test_a_label_of_another_leader_that_the_watch_shows_late_is_removed() -> None:
     fixture = ApiServerFixture()
     await fixture.step()
     other = LabelWriter(fixture.handle)
@@ -160,7 +160,7 @@ async def test_a_label_that_another_leader_wrote_and_a_watch_tells_of_late_goes_
     assert fixture.labelled() == set()
 
 
-async def test_a_label_that_somebody_took_away_comes_back() -> None:
+async def test_a_label_that_another_client_removed_is_written_again() -> None:
     fixture = ApiServerFixture()
     await fixture.step("n0")
     fixture.watch()
@@ -191,7 +191,7 @@ async def test_one_node_that_cannot_be_written_stops_no_other() -> None:
     assert fixture.left() == 0
 
 
-async def test_a_step_ends_in_time_for_the_next_view() -> None:
+async def test_a_step_ends_in_time_for_the_next_snapshot() -> None:
     fixture = ApiServerFixture(100)
     fixture.api.takes_s = 0.1
     await fixture.step(*fixture.names)

@@ -46,7 +46,7 @@ def test_an_edit_of_the_mode_makes_waiting_pods_be_matched_again() -> None:
     assert versions[0] is not versions[1]
 
 
-def test_it_labels_no_node() -> None:
+def test_a_shadow_policy_labels_no_node() -> None:
     assert Cluster(shadow(namespace="")).node_labels() == {}
 
 
