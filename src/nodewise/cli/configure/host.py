@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,16 +38,6 @@ from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, Sche
 def print_message(text: str) -> None:
     """Print a line to standard error. Standard output is for diffs and JSON."""
     click.echo(visible(text), err=True)
-
-
-def print_problems(error: BadInput) -> int:
-    """Print all problems of files, one line each. An error without a list is raised again."""
-    first, *more = str(error).splitlines()
-    if not more:
-        raise error
-    for line in [f"nodewise: {first}", *more]:
-        print_message(line)
-    return terminal_output.FAILED
 
 
 def print_plan(request: HostRequest, plan: ChangePlan) -> None:
@@ -121,21 +112,24 @@ def _describe_file_kind(request: HostRequest, change: FileChange) -> str:
         return "Manifest"
     if change.path in request.deployments:
         return "Deployment"
-    return (
-        "Certs"
-        if os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
-        else "Scheduler config"
-    )
+    return "Certs" if _is_certificate(change) else "Scheduler config"
 
 
-def print_written_files(request: HostRequest, plan: ChangePlan, backup: Backup | None) -> None:
+def _is_certificate(change: FileChange) -> bool:
+    return os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
+
+
+def print_written_files(  # complexity: one line per kind of file
+    request: HostRequest, plan: ChangePlan, backup: Backup | None
+) -> None:
     """Print the files that were written or removed, and the backup folder."""
     if backup is not None and plan.effective_changes:
         print_message(f'Backups written to folder "{backup.path}"')
-    _print_certificates_result(
-        request,
-        [change for change in plan.effective_changes if _describe_file_kind(request, change) == "Certs"],
-    )
+    certificates = [change for change in plan.effective_changes if _is_certificate(change)]
+    if any(change.after is not None for change in certificates):
+        print_message(f'Certs written to folder "{request.cert_dir}"')
+    elif certificates:
+        print_message(f'Certs removed from folder "{os.path.dirname(certificates[0].path)}"')
     for change in plan.changes:
         kind = _describe_file_kind(request, change)
         if kind == "Certs":
@@ -150,29 +144,6 @@ def print_written_files(request: HostRequest, plan: ChangePlan, backup: Backup |
             print_message(f'{kind} written to "{change.path}"')
     for line in plan.summary:
         print_message(f"  {line}")
-
-
-def _print_certificates_result(request: HostRequest, certificates: Sequence[FileChange]) -> None:
-    """Print one line for all certificates and keys."""
-    if any(change.after is not None for change in certificates):
-        print_message(f'Certs written to folder "{request.cert_dir}"')
-    elif certificates:
-        print_message(f'Certs removed from folder "{os.path.dirname(certificates[0].path)}"')
-
-
-def print_next_step(options: ConfigureOptions) -> None:
-    print_message(
-        "The kubelet restarts kube-scheduler now. Check that it runs again before you continue with the next host:"
-    )
-    print_message(
-        "  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide"
-    )
-    if options.uninstall or options.restore is not None:
-        print_message("Do the same on the other hosts of the control plane.")
-    else:
-        print_message(
-            "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
-        )
 
 
 def print_json_summary(
@@ -195,23 +166,36 @@ def print_json_summary(
 
 
 def _file_summary(change: FileChange) -> dict[str, Any]:
-    is_secret = os.path.basename(change.path) in control_plane_file_plan.CERTIFICATE_FILES
+    is_secret = _is_certificate(change)
     what = "none" if change.is_unchanged else "remove" if change.after is None else "write"
     text = "" if is_secret else unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}
 
 
+_RESTART_LINES: Final = (
+    "The kubelet restarts kube-scheduler now. Check that it runs again before you continue with the next host:",
+    "  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide",
+)
+_ROLLBACK_LINE: Final = "Do the same on the other hosts of the control plane."
+_NEXT_HOST_LINE: Final = (
+    "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
+)
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
 """The image of nodewise sets this variable."""
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]) -> int:
-    """Run the command on a host. Returns the exit code."""
+    """Run the command on a host. Returns the exit code. All problems of files are printed, one line each."""
     try:
         return _run_on_host(options, roles, weights)
     except BadInput as error:
-        return print_problems(error)
+        first, *more = str(error).splitlines()
+        if not more:
+            raise
+        for line in [f"nodewise: {first}", *more]:
+            print_message(line)
+        return terminal_output.FAILED
     except OSError as error:
         raise NodewiseError(
             "file check error", [Problem(str(error.filename), (error.strerror or str(error)).lower(), "")]
@@ -282,7 +266,9 @@ def _apply_changes(options: ConfigureOptions, request: HostRequest) -> int:
     print_written_files(request, plan, backup)
     print_json_summary(options, plan, backup if changes else None, written=True)
     if any(change.path == request.manifest for change in changes):
-        print_next_step(options)
+        is_rollback = options.uninstall or options.restore is not None
+        for line in (*_RESTART_LINES, _ROLLBACK_LINE if is_rollback else _NEXT_HOST_LINE):
+            print_message(line)
     print_message("Done.")
     return terminal_output.DONE
 
@@ -349,13 +335,10 @@ def _build_configure_request(
     options: ConfigureOptions, roles: Sequence[AgentRole], weights: dict[str, int]
 ) -> HostRequest:
     pod = os.path.abspath(options.manifest)
-    pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
-    ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
+    folder = os.path.dirname(pod)
+    ca = "" if options.insecure else options.ca or os.path.join(os.path.dirname(folder), "pki/ca.crt")
     if not options.cert_dir:
         raise BadInput("file check error: mkdir : no such file or directory")
-
-    def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
-        return _build_builtin_scheduler_config(options, roles, weights, kubeconfig, ca)
 
     return HostRequest(
         manifest=host_checks.resolve_path(pod),
@@ -365,7 +348,7 @@ def _build_configure_request(
         cert=os.path.abspath(options.cert),
         key=os.path.abspath(options.key),
         ca=os.path.abspath(ca) if ca else "",
-        builtin=builtin,
+        builtin=partial(_build_builtin_scheduler_config, options, roles, weights),
         container=options.container,
         version=options.kubernetes_version,
         existing="merge" if options.merge else "replace" if options.replace else "",
@@ -373,7 +356,7 @@ def _build_configure_request(
         deployments=[os.path.abspath(path) for path in (options.tas_depl, options.gas_depl) if path],
         backup_dir=os.path.abspath(options.backup_folder) if options.backup_folder else "",
         writes=not options.is_read_only,
-        pod_folders=[os.path.dirname(pod)],
+        pod_folders=[folder],
     )
 
 
@@ -381,15 +364,8 @@ def _scheduler_template_path(options: ConfigureOptions) -> str:
     """The path of the template; empty: the built-in one, which replaces only a missing default."""
     if options.template:
         return os.path.abspath(str(options.template))
-    if (
-        options.extender
-        or options.agents
-        or options.extender_url
-        or options.namespace
-        or options.entry_weights
-    ):
-        return ""
-    return os.path.abspath(DEFAULT_TEMPLATE) if os.path.exists(DEFAULT_TEMPLATE) else ""
+    own = (options.extender, options.agents, options.extender_url, options.namespace, options.entry_weights)
+    return "" if any(own) or not os.path.exists(DEFAULT_TEMPLATE) else os.path.abspath(DEFAULT_TEMPLATE)
 
 
 def _build_builtin_scheduler_config(
