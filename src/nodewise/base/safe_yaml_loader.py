@@ -132,8 +132,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
         raise BadInput(source, [_yaml_problem(error, number)]) from error
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         # an invalid date, a key that is not a string, a number that is empty, too long or too large
-        problem = Problem(f"document {number}", shown(str(error)), "YAML")
-        raise BadInput(source, [problem]) from error
+        raise BadInput.of(source, f"document {number}", shown(str(error)), "YAML") from error
 
 
 def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:

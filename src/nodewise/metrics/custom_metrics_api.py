@@ -293,9 +293,7 @@ class CustomMetricsSource:
         try:
             resources = msgspec.json.decode(body, type=_ApiResourceList).resources
         except UNREADABLE as error:
-            raise BadInput(
-                f"discovery of {GROUP}", [Problem("", str(error), "an APIResourceList")]
-            ) from error
+            raise BadInput.of(f"discovery of {GROUP}", "", str(error), "an APIResourceList") from error
         return [name for kind, _, name in (item.name.partition("/") for item in resources) if kind == "nodes"]
 
     async def _api_version(self, now: float) -> str:

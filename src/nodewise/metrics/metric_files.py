@@ -160,8 +160,7 @@ def fingerprint_files(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
 def _read_metric_value_lists(objects: FileObjects) -> Iterator[MetricValue]:
     for where, item in _decode_objects(objects, (_CUSTOM, "MetricValue"), MetricValue):
         if not item.metric_name or not item.describedObject.name:
-            problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
-            raise BadInput(_WHAT, [problem])
+            raise BadInput.of(_WHAT, where, "no metric or no node", "metric.name and describedObject.name")
         yield item
 
 

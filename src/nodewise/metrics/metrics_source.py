@@ -163,12 +163,10 @@ def create_metric_sources(
         kind = SOURCES.get(name)
         if kind is None or (bool(colon), bool(path)) != (bool(kind.path), bool(kind.path)):
             *others, last = source_table.SYNTAX
-            problem = Problem("--metrics", repr(value), f"{', '.join(others)} or {last}")
-            raise BadSettings("settings", [problem])
+            raise BadSettings.of("settings", "--metrics", repr(value), f"{', '.join(others)} or {last}")
         created = _create(name, dependencies, [path] if path else [])
         if not created and value in values:
-            problem = Problem("", f"--metrics {name} requires {kind.requires}", "")
-            raise BadSettings("settings", [problem])
+            raise BadSettings.of("settings", "", f"--metrics {name} requires {kind.requires}")
         sources += created
     return sources
 

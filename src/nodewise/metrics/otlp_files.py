@@ -204,8 +204,7 @@ class OtlpFileSource:
             if known is None and self._count >= MAX_SERIES:
                 self._remove_ended_series(at)
                 if self._count >= MAX_SERIES:
-                    problem = Problem(where, "more series", f"at most {MAX_SERIES} series in the file")
-                    raise BadInput(_WHAT, [problem])
+                    raise BadInput.of(_WHAT, where, "more series", f"at most {MAX_SERIES} series in the file")
             self._points.setdefault(metric, {})[series] = _StoredPoint(at, entry)
             self._count += known is None
 

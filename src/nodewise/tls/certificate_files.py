@@ -274,10 +274,7 @@ class ReloadableFiles(Generic[T]):
         actual = f"expired at {format_rfc3339(end_s)}"
         if begin_s > now_s:
             actual = f"is not valid before {format_rfc3339(begin_s)}"
-        raise BadSettings(
-            CERTIFICATE_FILES,
-            [Problem(field, f"{path} {actual}", "a certificate that is valid now")],
-        )
+        raise BadSettings.of(CERTIFICATE_FILES, field, f"{path} {actual}", "a certificate that is valid now")
 
     def _record_failed_reload(self, problem: str, now_s: float) -> None:
         self._again_at_s = now_s + _AGAIN_S

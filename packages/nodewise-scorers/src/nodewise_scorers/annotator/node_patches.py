@@ -13,7 +13,7 @@ import msgspec
 
 from nodewise.base import quantity
 from nodewise.base.clock import format_duration, format_rfc3339
-from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Unavailable
 from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise.kube.api_server_interface import Api, NotFound, run_api_calls
@@ -229,8 +229,7 @@ def patch_rules(max_age_s: float, period_s: float) -> PatchRules:
     """`BadSettings` for statistics that would expire within two periods."""
     if max_age_s < 2 * period_s:
         expected = f"{format_duration(2 * period_s)} or more, two periods"
-        problem = Problem("--statistics-max-age", format_duration(max_age_s), expected)
-        raise BadSettings("settings", [problem])
+        raise BadSettings.of("settings", "--statistics-max-age", format_duration(max_age_s), expected)
     return PatchRules(max_age_s)
 
 
