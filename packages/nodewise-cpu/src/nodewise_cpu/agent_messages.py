@@ -100,15 +100,8 @@ def encode_reconfigure_request(request: ReconfigureRequest) -> bytes:
 
 def encode_reconfigure_response(moves: Iterable[Move]) -> bytes:
     """The moves that were made, or with `only_check` would be made."""
-    value = [
-        [
-            move.task.pid,
-            cpu_set_formats.format_cpu_ranges(move.before),
-            cpu_set_formats.format_cpu_ranges(move.after),
-        ]
-        for move in moves
-    ]
-    return encode({"moves": value})
+    ranges = cpu_set_formats.format_cpu_ranges
+    return encode({"moves": [[move.task.pid, ranges(move.before), ranges(move.after)] for move in moves]})
 
 
 def encode_error(error: NodewiseError) -> bytes:

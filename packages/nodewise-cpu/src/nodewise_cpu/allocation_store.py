@@ -18,7 +18,6 @@ from nodewise_cpu.reconfiguration_plan import Cpus, Move
 
 T = TypeVar("T")
 MAX_ATTEMPTS: Final = 30
-_UNREADABLE: Final = "cannot read what the node is being reconfigured to"
 
 
 class Intent(NamedTuple):
@@ -66,38 +65,35 @@ def load_intent(text: str | None, field: str) -> Intent | None:
 def parse_intent(value: object) -> Intent:
     """The intent from the value of `as_dict`; socket numbers may be texts. BadInput names what is wrong."""
     fields = value if isinstance(value, Mapping) else {}
-    if not isinstance(value, Mapping) or not isinstance(fields.get("since"), str):
-        raise BadInput.of(_UNREADABLE, "intent", shown(value), "an object with config, tasks, by and since")
-    target = pool_allocations.parse_allocations(fields.get("config"), fields.get("tasks"))
-    by = pool_allocations.parse_task(fields.get("by"), "intent.by")
-    moves, threads = _parse_moves(fields.get("moves")), _parse_threads(fields.get("threads"))
-    return Intent(target, by, fields["since"], moves, threads)
+    moves, threads = fields.get("moves") or [], fields.get("threads") or {}
+    expected = ""
+    if not isinstance(fields.get("since"), str):
+        field, expected = "intent", "an object with config, tasks, by and since"
+    elif not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
+        field, expected, value = "intent.moves", "a list of objects with task, before and after", moves
+    elif not isinstance(threads, Mapping):
+        field, expected, value = "intent.threads", "a mapping of threads to CPU lists", threads
+    if expected:
+        raise BadInput.of("cannot read what the node is being reconfigured to", field, shown(value), expected)
 
+    def cpus(text: object, field: str) -> Cpus:
+        numbers = cpu_set_formats.parse_cpu_numbers(text if isinstance(text, str) else "", field)
+        return frozenset(numbers)
 
-def _parse_moves(value: object) -> tuple[Move, ...]:
-    moves = [] if value is None else value
-    if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
-        raise BadInput.of(
-            _UNREADABLE, "intent.moves", shown(value), "a list of objects with task, before and after"
-        )
-    return tuple(
-        Move(
-            pool_allocations.parse_task(move.get("task"), "intent.moves.task"),
-            _parse_cpus(move.get("before"), "intent.moves.before"),
-            _parse_cpus(move.get("after"), "intent.moves.after"),
-        )
-        for move in moves
+    return Intent(
+        pool_allocations.parse_allocations(fields.get("config"), fields.get("tasks")),
+        pool_allocations.parse_task(fields.get("by"), "intent.by"),
+        fields["since"],
+        tuple(
+            Move(
+                pool_allocations.parse_task(move.get("task"), "intent.moves.task"),
+                cpus(move.get("before"), "intent.moves.before"),
+                cpus(move.get("after"), "intent.moves.after"),
+            )
+            for move in moves
+        ),
+        {str(name): cpus(text, f"intent.threads.{name}") for name, text in threads.items()},
     )
-
-
-def _parse_threads(value: object) -> Mapping[str, Cpus]:
-    if not isinstance(value, Mapping | None):
-        raise BadInput.of(_UNREADABLE, "intent.threads", shown(value), "a mapping of threads to CPU lists")
-    return {str(name): _parse_cpus(cpus, f"intent.threads.{name}") for name, cpus in (value or {}).items()}
-
-
-def _parse_cpus(value: object, field: str) -> Cpus:
-    return frozenset(cpu_set_formats.parse_cpu_numbers(value if isinstance(value, str) else "", field))
 
 
 class StoredAllocations(NamedTuple):

@@ -7,8 +7,7 @@ the ConfigMap makes each write conditional.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -121,10 +120,13 @@ class ConfigMapStore:
             raise BadInput.of(f"cannot read {self.location}", f"data.{KEY}", shown(config), "YAML")
         texts = ConfigMapTexts(config, annotations.get(IDENTITIES) or "{}")
         self._owners = {_resource_version(config_map): annotations.get(cmk_names.OWNER) or ""}
-        with _prepend_place_to_error(f"cannot read {self.location}"):
+        what = f"cannot read {self.location}"
+        try:
             allocations = parse_config_map_data(texts)
-        with _prepend_place_to_error(f"cannot read {self.location}: annotation {cmk_names.INTENT}"):
+            what += f": annotation {cmk_names.INTENT}"
             intent = allocation_store.load_intent(annotations.get(cmk_names.INTENT), cmk_names.INTENT)
+        except BadInput as error:
+            raise BadInput(what, error.problems, remedy=error.remedy) from error
         return StoredAllocations(allocations, _resource_version(config_map), intent)
 
     def _wait_for_cmk_lock_release(self, version: str) -> None:
@@ -139,15 +141,6 @@ class ConfigMapStore:
             self._warn(
                 f"{self.location}: locked by {shown(owner)}, and unchanged for {LEASE_S:g} s: lock taken over"
             )
-
-
-@contextmanager
-def _prepend_place_to_error(what: str) -> Iterator[None]:
-    """Replace the first part of a BadInput's message, so that it names the place."""
-    try:
-        yield
-    except BadInput as error:
-        raise BadInput(what, error.problems, remedy=error.remedy) from error
 
 
 def _resource_version(config_map: Any) -> str:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,7 @@ from nodewise.base.errors import (
 )
 from nodewise_cpu import allocation_store, pool_allocations
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
-from nodewise_cpu.pool_allocations import Allocations, CpuListAllocation
+from nodewise_cpu.pool_allocations import Allocations
 from nodewise_cpu.pool_planning import EXCLUSIVE, SHARED
 
 Files = Mapping[str, str | None]
@@ -68,7 +68,11 @@ class TransactionalDirectory:
                 if attempt:
                     time.sleep(_PAUSE_S)
                 if (journal := self._read_text(JOURNAL)) is not None:
-                    return _parse_journal(self.root / JOURNAL, journal)
+                    try:
+                        return dict(json.loads(journal))
+                    except (RecursionError, TypeError, ValueError) as error:
+                        where, expected = str(self.root / JOURNAL), "JSON, path to text"
+                        raise BadInput.of("cannot read a journal", where, shown(journal), expected) from error
                 serial = self._read_text(SERIAL)
                 files = self._read_files()
                 if self._read_text(JOURNAL) is None and self._read_text(SERIAL) == serial:
@@ -131,10 +135,9 @@ class TransactionalDirectory:
             return False
 
     def _read_text(self, path: str) -> str | None:
-        try:
+        with suppress(FileNotFoundError):
             return trusted_files.read_bytes(self.root / path).decode("utf-8", "replace")
-        except FileNotFoundError:
-            return None
+        return None
 
     def _read_files(self) -> dict[str, str | None]:
         """The files of this directory as they are now, whether or not there is a journal."""
@@ -171,7 +174,12 @@ class TransactionalDirectory:
                 self._write_file(path, text)
         for path in sorted(before.keys() - target.keys(), reverse=True):
             changed_folders.add((self.root / path).parent)
-            _remove_file(self.root / path)
+            if (self.root / path).is_dir():
+                import shutil  # takes as long to import as the rest of this program, and is seldom needed
+
+                shutil.rmtree(self.root / path)
+            else:
+                (self.root / path).unlink(missing_ok=True)
         for folder in changed_folders:
             if folder.is_dir():
                 _fsync_folder(folder)
@@ -197,22 +205,6 @@ class TransactionalDirectory:
             raise
 
 
-def _parse_journal(path: Path, text: str) -> Files:
-    try:
-        return dict(json.loads(text))
-    except (RecursionError, TypeError, ValueError) as error:
-        raise BadInput.of("cannot read a journal", str(path), shown(text), "JSON, path to text") from error
-
-
-def _remove_file(path: Path) -> None:
-    if path.is_dir():
-        import shutil  # takes as long to import as the rest of this program, and folders are seldom removed
-
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -236,10 +228,11 @@ TASKS: Final = "tasks.json"
 INTENT: Final = "intent.json"
 LOCK_TIMEOUT_S: Final = 30.0
 
-_POOL: Final = re.compile(r"pools/(?P<pool>[^/]+)")
-_FLAG: Final = re.compile(r"pools/(?P<pool>[^/]+)/exclusive")
-_SOCKET: Final = re.compile(r"pools/(?P<pool>[^/]+)/(?P<socket>\d{1,9})", re.ASCII)
-_LIST: Final = re.compile(r"pools/(?P<pool>[^/]+)/(?P<socket>\d{1,9})/(?P<list>[^/]+)/tasks", re.ASCII)
+_PLACE: Final = re.compile(
+    r"pools/(?P<pool>[^/]+)(?:/(?P<socket>\d{1,9})(?:/(?P<list>[^/]+)/tasks)?|(?P<flag>/exclusive))?",
+    re.ASCII,
+)
+"""The folder of a pool or socket, the file with the tasks of a list, or the flag of a pool."""
 _WITHOUT_SOCKET: Final = re.compile(r"pools/[^/]+/[^/]+/tasks")
 _FORMER_NAMES: Final = {"dataplane": EXCLUSIVE, "controlplane": SHARED}
 """Names of pools before CMK 1.3."""
@@ -278,15 +271,17 @@ def parse_files(files: Files) -> Allocations:
 
 
 def _parse_pools(files: Files) -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
+    """The pools in the form of the ConfigMap."""
     config: dict[str, dict[str, dict[str, list[str]]]] = {}
     for path, text in files.items():
-        if match := _LIST.fullmatch(path):
-            tasks = [text.strip()] if text and text.strip() else []
-            config.setdefault(match["pool"], {}).setdefault(match["socket"], {})[match["list"]] = tasks
-        elif text is None and (match := _SOCKET.fullmatch(path)):
-            config.setdefault(match["pool"], {}).setdefault(match["socket"], {})
-        elif (text is None and (match := _POOL.fullmatch(path))) or (match := _FLAG.fullmatch(path)):
-            config.setdefault(match["pool"], {})
+        match = _PLACE.fullmatch(path)
+        if not match or (text is None) == bool(match["list"] or match["flag"]):
+            continue
+        sockets = config.setdefault(match["pool"], {})
+        if match["socket"]:
+            lists = sockets.setdefault(match["socket"], {})
+            if match["list"]:
+                lists[match["list"]] = [text.strip()] if text and text.strip() else []
     return config
 
 
@@ -294,21 +289,14 @@ def format_files(allocations: Allocations) -> dict[str, str | None]:
     """The files that hold the allocations, folders before their content."""
     files: dict[str, str | None] = {"pools": None}
     for pool in allocations.pools.values():
-        files[f"pools/{pool.name}"] = None
-        files[f"pools/{pool.name}/exclusive"] = str(int(pool.is_exclusive))
+        files |= {f"pools/{pool.name}": None, f"pools/{pool.name}/exclusive": str(int(pool.is_exclusive))}
         for socket, cpu_lists in pool.sockets.items():
             files[f"pools/{pool.name}/{socket}"] = None
-            files.update(_list_files(f"pools/{pool.name}/{socket}", cpu_lists))
+            for cpu_list in cpu_lists:
+                folder = f"pools/{pool.name}/{socket}/{cpu_list.text}"
+                files |= {folder: None, f"{folder}/tasks": ",".join(str(task.pid) for task in cpu_list.tasks)}
     identities = pool_allocations.task_identities_by_cpu_list(allocations)
     files[TASKS] = json.dumps(identities, sort_keys=True, separators=(",", ":"))
-    return files
-
-
-def _list_files(folder: str, cpu_lists: Iterable[CpuListAllocation]) -> Mapping[str, str | None]:
-    files: dict[str, str | None] = {}
-    for cpu_list in cpu_lists:
-        files[f"{folder}/{cpu_list.text}"] = None
-        files[f"{folder}/{cpu_list.text}/tasks"] = ",".join(str(task.pid) for task in cpu_list.tasks)
     return files
 
 
