@@ -185,7 +185,10 @@ def _read_process(proc: Path, pid: int, processes: dict[int, NodeProcess], unrea
     if mark is None:
         unreadable.add(pid)
     process = NodeProcess(stat.start, stat.parent, mark or "", process_id_of_wrapper_name(stat.name))
-    processes[pid] = _with_container(process, folder)
+    if process.mark or process.wrapper:  # such a claim to belong to a task is valid in one container only
+        with suppress(OSError):
+            process = process._replace(container=parse_cgroup(read_text(folder / "cgroup")).container)
+    processes[pid] = process
     return not is_final
 
 
@@ -194,8 +197,10 @@ def _read_task_mark(folder: Path, stat: ProcessStat) -> tuple[str | None, bool]:
     try:
         mark, is_empty = _find_task_mark_in_environment(folder / "environ")
         # during execve a process has neither an environment nor arguments; a moment later it has both
-        if is_empty and stat.has_memory and not _first_byte(folder / "cmdline"):
-            return None, False
+        if is_empty and stat.has_memory:
+            with (folder / "cmdline").open("rb", buffering=0) as file:
+                if not file.read(1):
+                    return None, False
     except (FileNotFoundError, ProcessLookupError):
         if stat.threads <= 1:
             raise
@@ -221,11 +226,6 @@ def _read_task_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
     return None, False
 
 
-def _first_byte(path: Path) -> bytes:
-    with path.open("rb", buffering=0) as file:
-        return file.read(1) or b""
-
-
 def _find_task_mark_in_environment(path: Path) -> tuple[str, bool]:
     """The task's mark in an environment, and whether the environment is empty.
 
@@ -240,17 +240,6 @@ def _find_task_mark_in_environment(path: Path) -> tuple[str, bool]:
     environment = b"\0" + b"".join(pieces)
     _, separator, rest = environment.rpartition(b"\0" + TASK_VARIABLE.encode() + b"=")
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if separator else "", not pieces
-
-
-def _with_container(process: NodeProcess, folder: Path) -> NodeProcess:
-    """The process with its container, if it claims to belong to a task: such a claim is valid in one container only."""
-    if not process.mark and not process.wrapper:
-        return process
-    try:
-        text = read_text(folder / "cgroup")
-    except OSError:
-        return process
-    return process._replace(container=parse_cgroup(text).container)
 
 
 def pids(proc: Path) -> Iterable[int]:
@@ -353,6 +342,7 @@ def set_thread_affinity(thread: Thread, cpus: frozenset[int]) -> None:
 
     Refused if the kernel does not allow all of them: then the affinity is unchanged.
     """
+    where, wanted = f"process {thread.pid}, thread {thread.tid}", cpu_set_formats.format_cpu_ranges(cpus)
     try:
         os.sched_setaffinity(thread.tid, cpus)
         # the kernel drops CPUs outside of the cpuset without an error, as long as one is left
@@ -360,18 +350,11 @@ def set_thread_affinity(thread: Thread, cpus: frozenset[int]) -> None:
     except ProcessLookupError:
         return
     except OSError as error:
-        why = (
-            "none of them is online and in its cpuset" if error.errno == errno.EINVAL else str(error.strerror)
-        )
-        raise _affinity_refused_error(
-            thread, f"cannot use CPUs {cpu_set_formats.format_cpu_ranges(cpus)}: {why}", ""
-        ) from error
+        is_invalid = error.errno == errno.EINVAL
+        why = "none of them is online and in its cpuset" if is_invalid else error.strerror
+        raise Refused.of("cannot move a process", where, f"cannot use CPUs {wanted}: {why}") from error
     if actual != cpus:
         with suppress(OSError):
             os.sched_setaffinity(thread.tid, thread.cpus)
         seen = f"may use CPUs {cpu_set_formats.format_cpu_ranges(actual) or 'none'} only"
-        raise _affinity_refused_error(thread, seen, cpu_set_formats.format_cpu_ranges(cpus))
-
-
-def _affinity_refused_error(thread: Thread, seen: str, wanted: str) -> Refused:
-    return Refused.of("cannot move a process", f"process {thread.pid}, thread {thread.tid}", seen, wanted)
+        raise Refused.of("cannot move a process", where, seen, wanted)

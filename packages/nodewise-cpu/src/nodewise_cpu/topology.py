@@ -28,7 +28,7 @@ ROOT_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.effective"
 PARTITION_CPUS: Final = f"{ROOT_CGROUP}/cpuset.cpus.isolated"
 """The CPUs of isolated partitions, since Linux 6.7; newer kernels also list those of `isolcpus=`."""
 OWN_PARTITIONS: Final = "run/nodewise/partitions.json"
-"""The partitions that the node agent created for containers (`cpusets.cgroup_partitions`)."""
+"""The partitions that the node agent created for containers (`cpusets.container_cpusets`)."""
 
 FASTEST_KIND: Final = "performance"
 """The kind of the fastest cores of a machine that has several kinds."""

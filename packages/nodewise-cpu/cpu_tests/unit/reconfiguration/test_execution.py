@@ -363,7 +363,7 @@ def test_a_reconfiguration_of_an_earlier_boot_is_recovered(store: DirectoryStore
 CARRIER = """
 import json, os, signal, sys
 from pathlib import Path
-from nodewise_cpu.reconfiguration import execution
+from nodewise_cpu.node import reconfiguration
 from nodewise_cpu.directory_store import DirectoryStore
 
 step, path, lists = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -382,7 +382,7 @@ def counted(work):
 os.sched_setaffinity = counted(os.sched_setaffinity)
 DirectoryStore.replace = counted(DirectoryStore.replace)
 lists = {name: {int(socket): texts for socket, texts in sockets.items()} for name, sockets in lists.items()}
-execution.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
+reconfiguration.reconfigure(DirectoryStore(path, 30), lists, Path("/proc"))
 """
 """A program that kills itself before or after a step: a write, or a change of an affinity."""
 

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 from nodewise.base import trusted_files
 from nodewise.base.errors import Conflict, Problem, Refused
-from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.resource_kinds import NODES
 from nodewise.observe import logs
-from nodewise_cpu import cmk_names, pool_allocations, pool_planning, topology
+from nodewise_cpu import pool_allocations, pool_planning, topology
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cluster.api_server import ApiClient
-from nodewise_cpu.cmk_names import SST_CP
+from nodewise_cpu.cmk_names import SST_BF, SST_CP
 from nodewise_cpu.cpu_set_formats import format_cpu_ranges
 from nodewise_cpu.kernel_file_reader import read_text
 from nodewise_cpu.pool_allocations import Allocations
@@ -28,7 +28,6 @@ from nodewise_cpu.pool_planning import PoolOptions, PoolPlan
 from nodewise_cpu.topology import (
     COMMAND_LINE,
     CPUS,
-    NODES,
     OWN_PARTITIONS,
     PARTITION_CPUS,
     ROOT_CGROUP,
@@ -54,9 +53,9 @@ _FILES: Final = (
     f"{CPUS}/cpu[0-9]*/cpu_capacity",
     *(f"{CPUS}/cpu[0-9]*/acpi_cppc/{name}_perf" for name in ("nominal", "highest")),
     *(f"{CPUS}/cpu[0-9]*/cpufreq/{name}" for name in ("base_frequency", "energy_performance_preference")),
-    f"{NODES}/node[0-9]*/cpulist",
-    f"{NODES}/node[0-9]*/cpumap",
-    *(f"{NODES}/{name}" for name in ("has_memory", "has_normal_memory")),
+    f"{topology.NODES}/node[0-9]*/cpulist",
+    f"{topology.NODES}/node[0-9]*/cpumap",
+    *(f"{topology.NODES}/{name}" for name in ("has_memory", "has_normal_memory")),
     "sys/devices/cpu_*/cpus",
 )
 _ROOT_CGROUPS: Final = (ROOT_CGROUP, f"proc/1/root/{ROOT_CGROUP}")
@@ -137,13 +136,12 @@ def read(root: Path, labels: Mapping[str, str] = NO_LABELS) -> PoolInputs:
     BadInput names the files that cannot be read.
     """
     texts = read_sysfs_files(root)
-    has_fast, has_classes = (
-        is_feature_enabled(labels, cmk_names.SST_BF),
-        is_feature_enabled(labels, cmk_names.SST_CP),
-    )
-    fast = pool_planning.cpus_above_base_frequency(texts, read_base_mhz(root)) if has_fast else ()
-    preferences = pool_planning.energy_preferences(texts) if has_classes else None
-    return PoolInputs(topology.parse(texts), frozenset(fast), preferences)
+    fast, preferences = frozenset[int](), None
+    if is_feature_enabled(labels, SST_BF):
+        fast = pool_planning.cpus_above_base_frequency(texts, read_base_mhz(root))
+    if is_feature_enabled(labels, SST_CP):
+        preferences = pool_planning.energy_preferences(texts)
+    return PoolInputs(topology.parse(texts), fast, preferences)
 
 
 def is_feature_enabled(labels: Mapping[str, str], feature: str) -> bool:
@@ -154,9 +152,7 @@ def is_feature_enabled(labels: Mapping[str, str], feature: str) -> bool:
 def fetch_labels(api: ApiClient, node: str) -> Mapping[str, str]:
     """The node's labels; none, with a log line, if the node does not exist or may not be read."""
     try:
-        labels: Mapping[str, str] = (
-            api.get(resource_kinds.NODES.path(name=node))["metadata"].get("labels") or {}
-        )
+        labels: Mapping[str, str] = api.get(NODES.path(name=node))["metadata"].get("labels") or {}
     except Refused as error:
         logs.emit("cpu_labels_unknown", why=str(error))
         return NO_LABELS
@@ -211,7 +207,7 @@ def write_feature_file(folder: Path, preferences: Iterable[str]) -> bool:
     if not folder.is_dir():
         return False
     trusted_files.check_folder(folder)
-    file = folder / FEATURE_FILE
+    file, new = folder / FEATURE_FILE, folder / f".{FEATURE_FILE}.new"
     text = f"{SST_CP}=true\n" if len(set(preferences)) > 1 else ""
     try:
         if not text:
@@ -220,8 +216,12 @@ def write_feature_file(folder: Path, preferences: Iterable[str]) -> bool:
             return existed
         if file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text:
             return False
-        _replace_file_atomically(file, text)
+        new.write_text(text, encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise Refused.of(
             "cannot write the feature file for Node Feature Discovery",
             str(file),
@@ -231,22 +231,7 @@ def write_feature_file(folder: Path, preferences: Iterable[str]) -> bool:
     return True
 
 
-def _replace_file_atomically(file: Path, text: str) -> None:
-    new = file.with_name(f".{file.name}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.chmod(0o644)
-        new.replace(file)
-    except OSError:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
-
-
 _REMEDY: Final = "`nodewise cpu reconfigure` gives a node other pools, `uninstall` takes them away"
-
-CpuSets = Mapping[tuple[str, int], frozenset[frozenset[int]]]
-"""The CPUs of each list, by pool and socket."""
 
 
 def store_new_pools(store: AllocationStore, plan: PoolPlan) -> bool:
@@ -264,34 +249,24 @@ def store_new_pools(store: AllocationStore, plan: PoolPlan) -> bool:
             stored = store.read().allocations  # another process created them first
         else:
             return True
-    _check_pools_equal(store.location, stored, planned)
+    problems = [
+        Problem(f"pool {name}", _describe_cpu_lists(stored, name), _describe_cpu_lists(planned, name))
+        for name in dict.fromkeys([*stored.pools, *planned.pools])
+        if _cpu_sets(stored, name) != _cpu_sets(planned, name)
+    ]
+    if problems:
+        raise Conflict(f"there are other pools already in {store.location}", problems, remedy=_REMEDY)
     return False
 
 
-def _check_pools_equal(place: str, stored: Allocations, planned: Allocations) -> None:
-    old, new = cpu_lists_as_sets(stored), cpu_lists_as_sets(planned)
-    names = dict.fromkeys([*stored.pools, *planned.pools])
-    problems = [
-        Problem(f"pool {name}", _describe_cpu_lists(stored, name), _describe_cpu_lists(planned, name))
-        for name in names
-        if _sets_of_pool(old, name) != _sets_of_pool(new, name)
-    ]
-    if problems:
-        raise Conflict(f"there are other pools already in {place}", problems, remedy=_REMEDY)
-
-
-def cpu_lists_as_sets(allocations: Allocations) -> CpuSets:
-    """The lists as sets: independent of how they are written and of their tasks."""
+def _cpu_sets(allocations: Allocations, name: str) -> Mapping[int, frozenset[frozenset[int]]]:
+    """The CPUs of each list of a pool by socket, however they are written."""
+    pool = allocations.pools.get(name)
     return {
-        (pool.name, socket): frozenset(frozenset(cpu_list.cpus) for cpu_list in cpu_lists)
-        for pool in allocations.pools.values()
-        for socket, cpu_lists in pool.sockets.items()
+        socket: frozenset(frozenset(cpu_list.cpus) for cpu_list in cpu_lists)
+        for socket, cpu_lists in (pool.sockets.items() if pool else ())
         if cpu_lists
     }
-
-
-def _sets_of_pool(sets: CpuSets, name: str) -> CpuSets:
-    return {(pool, socket): lists for (pool, socket), lists in sets.items() if pool == name}
 
 
 def _describe_cpu_lists(allocations: Allocations, name: str) -> str:

@@ -53,18 +53,12 @@ class ProcessTrees:
     def threads(self, task: Task) -> Iterator[Thread]:
         """The threads of all processes of the task, as they are now."""
         self._refresh_process_trees()
-        for pid in sorted(self._pids().get(task, ())):
-            yield from procfs.read_threads(self.proc, pid)
-
-    def _pids(self) -> Mapping[Task, set[int]]:
         owners: dict[int, Task] = {}
         # smaller families last: of two tasks the inner one has fewer processes
-        for task in sorted(self._known, key=lambda task: len(self._known[task]), reverse=True):
-            owners.update({pid: task for pid, _ in self._known[task]})
-        pids: dict[Task, set[int]] = {}
-        for pid, task in owners.items():
-            pids.setdefault(task, set()).add(pid)
-        return pids
+        for owner in sorted(self._known, key=lambda owner: len(self._known[owner]), reverse=True):
+            owners.update({pid: owner for pid, _ in self._known[owner]})
+        for pid in sorted(pid for pid, owner in owners.items() if owner == task):
+            yield from procfs.read_threads(self.proc, pid)
 
     def await_wrappers(self, moves: Iterable[Move], patience_s: float) -> None:
         """Wait for wrappers that have an allocation but not its affinity yet: they would set it after the move.
@@ -191,17 +185,13 @@ _LOCK: Final = threading.Lock()
 """Held by the thread of this process that moves tasks."""
 
 
-def _skip_cpuset_widening(cpus: Mapping[Task, Cpus]) -> None:
-    pass
-
-
 def reconfigure(
     store: AllocationStore,
     lists: Lists,
     proc: Path,
     *,
     known: KnownProcesses = _NONE_KNOWN,
-    widen: Widen = _skip_cpuset_widening,
+    widen: Widen | None = None,
     only_check: bool = False,
 ) -> Reconfiguration:
     """Give the node these lists; returns the executed plan. With `only_check` the plan is returned and nothing changed.
@@ -223,7 +213,7 @@ def _try_reconfigure(
     lists: Lists,
     proc: Path,
     known: KnownProcesses,
-    widen: Widen,
+    widen: Widen | None,
     *,
     only_check: bool = False,
 ) -> Reconfiguration:
@@ -253,7 +243,7 @@ def _execute(
     stored: StoredAllocations,
     trees: ProcessTrees,
     plan: Reconfiguration,
-    widen: Widen,
+    widen: Widen | None,
 ) -> None:
     by = _read_own_process(trees.proc)
     trees.await_wrappers(plan.moves, _WRAPPER_PATIENCE_S)
@@ -268,7 +258,8 @@ def _execute(
         raise _StoreChanged from error
     mover = TaskMover(trees, intent.moves, deviating)
     try:
-        widen(mover.cpus_before_to_after_moves())
+        if widen:
+            widen(mover.cpus_before_to_after_moves())
         mover.move_forward()
         _store_new_allocations(store, intent, trees.allocations)
     except _UnknownOutcome as error:

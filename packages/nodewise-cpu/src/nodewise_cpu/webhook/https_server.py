@@ -52,23 +52,20 @@ Contents = Mapping[str, bytes]
 
 def read_webhook_config_files(source: str) -> Contents:
     """The content of the files. BadSettings if there is no file, or one cannot be read."""
+    path = Path(source)
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
+    elif not path.exists() and glob.has_magic(source):
+        paths = sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
     try:
-        documents = {str(path): path.read_bytes() for path in _config_paths(source)}
+        documents = {str(path): path.read_bytes() for path in paths}
     except OSError as error:
         seen = f"{error.filename or source}: {error.strerror or error}"
         raise BadSettings.of(_WHAT, "", seen, "a readable YAML file") from error
     if not documents:
         raise BadSettings.of(_WHAT, "", f"{source}: no *.yaml there", "at least one")
     return documents
-
-
-def _config_paths(source: str) -> list[Path]:
-    path = Path(source)
-    if path.is_dir():
-        return sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
-    if path.exists() or not glob.has_magic(source):
-        return [path]
-    return sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
 
 
 def _merge_documents(held: Contents) -> dict[str, Any]:
@@ -123,14 +120,19 @@ def parse_mutations(held: Contents) -> Mutations:
     return Mutations(parts["perPod"], parts["perContainer"])
 
 
-def _find_invalid_mutation_parts(path: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
+def _find_invalid_mutation_parts(  # complexity: one rule for each part
+    path: str, value: Any, shape: Mapping[str, Any]
+) -> Iterator[Problem]:
     """The parts that the API server would reject in every mutated pod."""
     try:
         merge_json(shape, value, path)
     except BadSettings as error:
         yield from error.problems
         return
-    for name, texts in _strings_in_json_value(value):
+    for name in _TEXTS:
+        texts: Any = value
+        for key in name.split("."):
+            texts = texts.get(key) or {}
         yield from (
             Problem(f"{path}.{name}.{key}", shown(text), "a text in quotes")
             for key, text in texts.items()
@@ -142,14 +144,6 @@ def _find_invalid_mutation_parts(path: str, value: Any, shape: Mapping[str, Any]
             yield Problem(f"{path}.env[{index}]", shown(variable), "a name, and a value")
         elif not isinstance(variable.get("value", ""), str):
             yield Problem(f"{path}.env[{index}].value", shown(variable["value"]), "a text in quotes")
-
-
-def _strings_in_json_value(part: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name in _TEXTS:
-        value: Any = part
-        for key in name.split("."):
-            value = value.get(key) or {}
-        yield name, value
 
 
 class LiveMutations:
@@ -175,20 +169,16 @@ class LiveMutations:
             if contents != self._contents or self._failure:
                 self._mutations = parse_mutations(contents)
         except BadSettings as error:
-            self._report_failure(str(error))
+            if str(error) != self._failure:
+                self._failure = str(error)
+                self._metrics_registry.set("cpu_mutations_failing", 1)
+                logs.emit("cpu_mutations_failed", error=self._failure)
             raise
         if contents != self._contents or self._failure:
             self._contents, self._failure = contents, ""
             self._metrics_registry.set("cpu_mutations_failing", 0)
             logs.emit("cpu_mutations_read", files=", ".join(contents))
         return self._mutations
-
-    def _report_failure(self, failure: str) -> None:
-        if failure == self._failure:
-            return
-        self._failure = failure
-        self._metrics_registry.set("cpu_mutations_failing", 1)
-        logs.emit("cpu_mutations_failed", error=failure)
 
 
 LONGEST_BYTES: Final = 3 * 2**20

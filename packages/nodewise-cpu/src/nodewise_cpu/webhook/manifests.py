@@ -191,13 +191,21 @@ def objects(installation: WebhookInstallation, certificate: WebhookCertificate |
 
     Without a certificate there is no Secret, and the API server trusts no authority.
     """
+    service = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
     parts = [
         _config_map(installation),
-        _service(installation),
+        _make_object("v1", "Service", SERVICE, installation, spec=service),
         _deployment(installation),
         _webhook_configuration(installation, certificate),
     ]
-    return parts if certificate is None else [_secret(installation, certificate), *parts]
+    if certificate is None:
+        return parts
+    data = {_CERT: _encode_base64(certificate.cert), _KEY: _encode_base64(certificate.key)}
+    return [_make_object("v1", "Secret", SECRET, installation, type="Opaque", data=data), *parts]
+
+
+def _encode_base64(text: bytes) -> str:
+    return base64.b64encode(text).decode()
 
 
 def sort_in_creation_order(created: Sequence[Object], existing: Object | None) -> Sequence[Object]:
@@ -243,15 +251,6 @@ def _make_object(
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
-def _secret(installation: WebhookInstallation, certificate: WebhookCertificate) -> Object:
-    data = {_CERT: _encode_base64(certificate.cert), _KEY: _encode_base64(certificate.key)}
-    return _make_object("v1", "Secret", SECRET, installation, type="Opaque", data=data)
-
-
-def _encode_base64(text: bytes) -> str:
-    return base64.b64encode(text).decode()
-
-
 def _config_map(installation: WebhookInstallation) -> Object:
     per_pod, per_container = pod_mutation.default_mutations(installation.install_dir)
     server = {
@@ -268,39 +267,30 @@ def _config_map(installation: WebhookInstallation) -> Object:
     return _make_object("v1", "ConfigMap", CONFIG_MAP, installation, data=data)
 
 
-def _service(installation: WebhookInstallation) -> Object:
-    spec = {"selector": dict(_LABELS), "ports": [{"name": "https", "port": 443, "targetPort": _PORT}]}
-    return _make_object("v1", "Service", SERVICE, installation, spec=spec)
-
-
 def _deployment(installation: WebhookInstallation) -> Object:
-    spec = {
-        "replicas": installation.replicas,
-        "selector": {"matchLabels": dict(_LABELS)},
-        "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": _pod_template(installation)},
-    }
-    return _make_object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
-
-
-def _pod_template(installation: WebhookInstallation) -> Object:
     volumes = [
         {"name": "config", "configMap": {"name": CONFIG_MAP}},
         {"name": "certs", "secret": {"secretName": SECRET}},
     ]
     if installation.cafile == DEFAULT_CAFILE:
         volumes.append({"name": "clients", "configMap": {"name": "kube-root-ca.crt"}})
-    controls = {"operator": "Exists", "effect": "NoSchedule"}
-    return {
+    pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [_container(installation)],
         "volumes": volumes,
         # if every node has pools, the webhook has to run on one of them
-        "tolerations": [controls | {"key": cmk_names.TAINT}],
+        "tolerations": [{"operator": "Exists", "effect": "NoSchedule", "key": cmk_names.TAINT}],
         "terminationGracePeriodSeconds": 30,
         **({"imagePullSecrets": [{"name": installation.pull_secret}]} if installation.pull_secret else {}),
     }
+    spec = {
+        "replicas": installation.replicas,
+        "selector": {"matchLabels": dict(_LABELS)},
+        "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": pod},
+    }
+    return _make_object("apps/v1", "Deployment", DEPLOYMENT, installation, spec=spec)
 
 
 def _container(installation: WebhookInstallation) -> Object:
@@ -346,44 +336,20 @@ def _container(installation: WebhookInstallation) -> Object:
 def _webhook_configuration(
     installation: WebhookInstallation, certificate: WebhookCertificate | None
 ) -> Object:
-    service = {"name": SERVICE, "namespace": installation.namespace, "path": PATH}
-    trusted = {"caBundle": _encode_base64(certificate.authorities)} if certificate else {}
-    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
-    hook = {
-        "name": NAME,
-        "clientConfig": {"service": service, **trusted},
-        "rules": [rule],
-        "failurePolicy": installation.failure_policy,
-        "namespaceSelector": _namespace_selector(installation),
-        **(_newer_api_fields() if installation.version == "v1" else {}),
-    }
-    version = f"admissionregistration.k8s.io/{installation.version}"
-    metadata = {"name": REGISTRATION, "labels": dict(_LABELS)}
-    return {
-        "apiVersion": version,
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": metadata,
-        "webhooks": [hook],
-    }
-
-
-def _namespace_selector(installation: WebhookInstallation) -> Object:
-    if installation.selector:
-        return {"matchLabels": dict(installation.selector)}
-    if installation.version == "v1beta1":
-        return {}  # at this version no label has the name of the namespace
-    not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
-    return {"matchExpressions": [not_ours]}
-
-
-def _newer_api_fields() -> Object:
-    """The fields that the first API version did not have.
+    """The registration.
 
     The webhook's own pods are excluded, because none could start while none is running. Of other pods only those that
     request cores are sent (Kubernetes 1.28 and later; before, the webhook itself ignores the others).
     """
+    is_new = installation.version == "v1"
+    namespaces: Object = {}
+    if installation.selector:
+        namespaces = {"matchLabels": dict(installation.selector)}
+    elif is_new:  # for the older version no label has the name of the namespace
+        not_ours = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
+        namespaces = {"matchExpressions": [not_ours]}
     own = {"key": "app", "operator": "NotIn", "values": [_LABELS["app"]]}
-    return {
+    newer_fields = {
         "admissionReviewVersions": ["v1", "v1beta1"],
         "sideEffects": "None",
         "timeoutSeconds": 5,
@@ -394,4 +360,21 @@ def _newer_api_fields() -> Object:
             {"name": "pod-is-not-static", "expression": _NOT_STATIC},
             {"name": "asks-for-cores", "expression": f"({_ANNOTATED}) || {_ASKED}"},
         ],
+    }
+    service = {"name": SERVICE, "namespace": installation.namespace, "path": PATH}
+    trusted = {"caBundle": _encode_base64(certificate.authorities)} if certificate else {}
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+    hook = {
+        "name": NAME,
+        "clientConfig": {"service": service, **trusted},
+        "rules": [rule],
+        "failurePolicy": installation.failure_policy,
+        "namespaceSelector": namespaces,
+        **(newer_fields if is_new else {}),
+    }
+    return {
+        "apiVersion": f"admissionregistration.k8s.io/{installation.version}",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": REGISTRATION, "labels": dict(_LABELS)},
+        "webhooks": [hook],
     }

@@ -76,7 +76,9 @@ def _merge_key_values(entry: Any, keys: tuple[str, ...]) -> tuple[bool, Any]:
     return False, entry
 
 
-def json_patch(before: Any, after: Any, at: str = "") -> Iterator[Operation]:
+def json_patch(  # complexity: one branch for each type
+    before: Any, after: Any, at: str = ""
+) -> Iterator[Operation]:
     """The operations that change `before` into `after`, in their order. `at` is a JSON pointer.
 
     A value that is the same Python object in both is not compared.
@@ -84,32 +86,24 @@ def json_patch(before: Any, after: Any, at: str = "") -> Iterator[Operation]:
     if before is after:
         return
     if isinstance(before, dict) and isinstance(after, dict):
-        yield from _patch_mapping(before, after, at)
+        for key in before.keys() - after.keys():
+            yield {"op": "remove", "path": f"{at}/{_escape_pointer_token(key)}"}
+        for key, value in after.items():
+            path = f"{at}/{_escape_pointer_token(key)}"
+            if key in before:
+                yield from json_patch(before[key], value, path)
+            else:
+                yield {"op": "add", "path": path, "value": value}
     elif isinstance(before, list) and isinstance(after, list):
-        yield from _patch_list(before, after, at)
+        for index, (old, new) in enumerate(zip(before, after, strict=False)):
+            yield from json_patch(old, new, f"{at}/{index}")
+        # from the end, so that no index changes before it is used
+        for index in reversed(range(len(after), len(before))):
+            yield {"op": "remove", "path": f"{at}/{index}"}
+        for value in after[len(before) :]:
+            yield {"op": "add", "path": f"{at}/-", "value": value}
     elif type(before) is not type(after) or before != after:
         yield {"op": "replace", "path": at, "value": after}
-
-
-def _patch_mapping(before: dict[str, Any], after: dict[str, Any], at: str) -> Iterator[Operation]:
-    for key in before.keys() - after.keys():
-        yield {"op": "remove", "path": f"{at}/{_escape_pointer_token(key)}"}
-    for key, value in after.items():
-        path = f"{at}/{_escape_pointer_token(key)}"
-        if key in before:
-            yield from json_patch(before[key], value, path)
-        else:
-            yield {"op": "add", "path": path, "value": value}
-
-
-def _patch_list(before: list[Any], after: list[Any], at: str) -> Iterator[Operation]:
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        yield from json_patch(old, new, f"{at}/{index}")
-    # from the end, so that no index changes before it is used
-    for index in reversed(range(len(after), len(before))):
-        yield {"op": "remove", "path": f"{at}/{index}"}
-    for value in after[len(before) :]:
-        yield {"op": "add", "path": f"{at}/-", "value": value}
 
 
 def _escape_pointer_token(key: str) -> str:
@@ -169,17 +163,14 @@ def default_mutations(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutat
 
     A pod gets the program and the agent's socket, both read-only, and a toleration of the taint.
     """
-    program, socket = "cmk-install-dir", "nodewise-cpu-agent"
     socket_dir = cmk_names.DEFAULT_SOCKET.rpartition("/")[0]
-    volumes = [
-        # the pod waits on a node that is not prepared yet; the agent may start after the pod
-        _host_path_volume(program, install_dir, "Directory"),
-        _host_path_volume(socket, socket_dir, "DirectoryOrCreate"),
-    ]
-    mounts = [
-        {"name": program, "mountPath": cmk_names.DEFAULT_INSTALL_DIR, "readOnly": True},
-        {"name": socket, "mountPath": socket_dir, "readOnly": True},
-    ]
+    # the pod waits on a node that is not prepared yet; the agent may start after the pod
+    folders = (
+        ("cmk-install-dir", install_dir, "Directory", cmk_names.DEFAULT_INSTALL_DIR),
+        ("nodewise-cpu-agent", socket_dir, "DirectoryOrCreate", socket_dir),
+    )
+    volumes = [{"name": name, "hostPath": {"path": path, "type": kind}} for name, path, kind, _ in folders]
+    mounts = [{"name": name, "mountPath": mount, "readOnly": True} for name, _, _, mount in folders]
     tolerated = {"key": cmk_names.TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return Mutations(
         {
@@ -190,28 +181,20 @@ def default_mutations(install_dir: str = cmk_names.DEFAULT_INSTALL_DIR) -> Mutat
     )
 
 
-def _host_path_volume(name: str, path: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "hostPath": {"path": path, "type": kind}}
-
-
 def is_mutation_requested(pod: bytes) -> bool:
     """Whether a pod in JSON requests cores or mutation. BadInput names the field that cannot be parsed."""
     parts = pod.count(b"{") + pod.count(b"[")
     if parts > _MOST_PARTS:
         raise BadInput.of(_WHAT, "", f"{parts} objects and lists", f"at most {_MOST_PARTS}")
-    decoded = _decode_pod(pod)
+    try:
+        decoded = _POD.decode(pod)
+    except UNREADABLE as error:
+        raise decoding_error(error, _WHAT) from error
     return _has_mutation_annotation(decoded) or any(
         _count_requested_lists(container.resources, f"spec.{kind}[{index}]")
         for kind, containers in zip(_KINDS, _containers(decoded), strict=True)
         for index, container in enumerate(containers)
     )
-
-
-def _decode_pod(pod: bytes) -> _Pod:
-    try:
-        return _POD.decode(pod)
-    except UNREADABLE as error:
-        raise decoding_error(error, _WHAT) from error
 
 
 def decoding_error(error: Exception, what: str, below: str = "") -> BadInput:
@@ -339,16 +322,6 @@ def respond_to_review(body: bytes, mutations: Callable[[], Mutations]) -> Review
     BadInput if the body is not a review, or has no UID. BadSettings if the pod requests cores while the
     mutations are invalid.
     """
-    review, request = _decode_review(body)
-    try:
-        return _mutate_or_refuse_pod(review, request, mutations)
-    except BadInput as error:
-        status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
-        response = {"uid": request.uid, "allowed": False, "status": status}
-        return ReviewResponse(_encode_review_response(review, response), "refused", str(error))
-
-
-def _decode_review(body: bytes) -> tuple[_Review, _Request]:
     try:
         review = _REVIEW.decode(body)
     except UNREADABLE as error:
@@ -357,36 +330,45 @@ def _decode_review(body: bytes) -> tuple[_Review, _Request]:
         raise BadInput.of(_UNREADABLE_REVIEW, "kind", shown(review.kind), "AdmissionReview")
     if review.api_version not in VERSIONS:
         raise BadInput.of(_UNREADABLE_REVIEW, "apiVersion", shown(review.api_version), " or ".join(VERSIONS))
-    if review.request is None:
+    request = review.request
+    if request is None:
         raise BadInput.of(_UNREADABLE_REVIEW, "request", "missing", "an AdmissionRequest")
-    if not review.request.uid:
+    if not request.uid:
         raise BadInput.of(_UNREADABLE_REVIEW, "request.uid", "missing", "the UID of the request")
-    return review, review.request
+    outcome: Literal["mutated", "untouched", "refused"] = "untouched"
+    detail = ""
+    response: dict[str, Any] = {"uid": request.uid, "allowed": True}
+    try:
+        operations = _mutate_requested_pod(request, mutations)
+    except BadInput as error:
+        outcome, detail = "refused", str(error)
+        status = {"code": 400, "reason": "BadRequest", "message": f"nodewise: {error}"}
+        response |= {"allowed": False, "status": status}
+    else:
+        if operations:
+            outcome, detail = "mutated", request.namespace
+            encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
+            response |= {"patchType": "JSONPatch", "patch": encoded}
+    document = {"apiVersion": review.api_version, "kind": review.kind, "response": response}
+    return ReviewResponse(msgspec.json.encode(document), outcome, detail)
 
 
-def _mutate_or_refuse_pod(
-    review: _Review, request: _Request, mutations: Callable[[], Mutations]
-) -> ReviewResponse:
-    allowed = {"uid": request.uid, "allowed": True}
+def _mutate_requested_pod(request: _Request, mutations: Callable[[], Mutations]) -> list[Operation]:
+    """The patch of the pod that is created; empty if it is not mutated."""
     if request.operation != "CREATE":
-        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
+        return []
     if request.kind.kind != "Pod":
         raise BadInput.of(_UNREADABLE_REVIEW, "request.kind.kind", shown(request.kind.kind), "Pod")
     pod = bytes(request.object)
     if pod == b"null":
         raise BadInput.of(_UNREADABLE_REVIEW, _OBJECT, "missing", "a pod")
     try:
-        operations = _mutation_as_json_patch(pod, mutations)
+        return _mutation_as_json_patch(pod, mutations)
     except BadInput as error:
         problems = [
             problem._replace(field=f"{_OBJECT}.{problem.field}".rstrip(".")) for problem in error.problems
         ]
         raise BadInput(error.what, problems) from error
-    if not operations:
-        return ReviewResponse(_encode_review_response(review, allowed), "untouched")
-    encoded = base64.b64encode(msgspec.json.encode(operations)).decode()
-    response = allowed | {"patchType": "JSONPatch", "patch": encoded}
-    return ReviewResponse(_encode_review_response(review, response), "mutated", request.namespace)
 
 
 def _mutation_as_json_patch(pod: bytes, mutations: Callable[[], Mutations]) -> list[Operation]:
@@ -402,7 +384,3 @@ def _mutation_as_json_patch(pod: bytes, mutations: Callable[[], Mutations]) -> l
     except BadSettings as error:  # the same mutations fit other pods
         raise BadInput("the pod cannot be mutated", error.problems) from error
     return list(json_patch(whole, mutated))
-
-
-def _encode_review_response(review: _Review, response: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})

@@ -96,18 +96,15 @@ class AgentClient:
     def _ensure_connected(self, deadline: float) -> socket.socket:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._connect(self._socket, deadline)
+            while True:
+                self._set_timeout(self._socket, deadline)
+                try:
+                    self._socket.connect(str(self._path))
+                    break
+                except BlockingIOError:  # the agent's backlog is full (connect(2), EAGAIN)
+                    time.sleep(_PAUSE_S)
         self._set_timeout(self._socket, deadline)
         return self._socket
-
-    def _connect(self, connecting: socket.socket, deadline: float) -> None:
-        """Connect, again and again while the agent's backlog is full (connect(2), EAGAIN)."""
-        while True:
-            self._set_timeout(connecting, deadline)
-            try:
-                return connecting.connect(str(self._path))
-            except BlockingIOError:
-                time.sleep(_PAUSE_S)
 
     def _read_line(self, connected: socket.socket, deadline: float) -> bytes:
         """The next line. What is received beyond it belongs to the one after it."""

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -92,8 +93,10 @@ def find_host_proc(configured: str) -> Path:
     path = configured or os.environ.get(cmk_names.PROC_FS, "")
     if path:
         return Path(path)
-    own = Path("/proc")
-    if _read_pid_namespace(own) != INITIAL_PID_NAMESPACE:
+    own, namespace = Path("/proc"), ""
+    with suppress(OSError):
+        namespace = (own / "self/ns/pid").readlink().name
+    if namespace != INITIAL_PID_NAMESPACE:
         seen = "not set, and /proc is a container's own"
         raise BadSettings.of(
             "cannot see the host's processes",
@@ -102,10 +105,3 @@ def find_host_proc(configured: str) -> Path:
             "where the host's /proc is mounted, such as /host/proc",
         )
     return own
-
-
-def _read_pid_namespace(proc: Path) -> str:
-    try:
-        return (proc / "self/ns/pid").readlink().name
-    except OSError:
-        return ""

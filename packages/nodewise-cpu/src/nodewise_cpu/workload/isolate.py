@@ -349,16 +349,12 @@ def _reap_children(child: int) -> int | None:
         if pid != child:
             continue
         if os.WIFSTOPPED(status):
-            _stop_own_process(os.WSTOPSIG(status))
+            # as the shell that started the job expects; SIGCONT continues this process, and is passed on
+            if os.WSTOPSIG(status) in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}:
+                os.kill(os.getpid(), signal.SIGSTOP)
         else:
             exit_code = os.waitstatus_to_exitcode(status)
             code = exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
-
-
-def _stop_own_process(number: int) -> None:
-    """Stop this process, as the shell that started the job expects. SIGCONT continues it, and is passed on."""
-    if number in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}:
-        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _has_children() -> bool:
@@ -421,7 +417,9 @@ def _run_isolated(options: IsolateArguments, runner: CommandRunner) -> int:
         cpu_allocator = None
         try:
             cpu_allocator = _open_allocator(options, runner)
-            response = cpu_allocator.allocate(request, _pin if options.affinity else _log_unpinned)
+            response = cpu_allocator.allocate(
+                request, set_own_affinity if options.affinity else _log_unpinned
+            )
             break
         except Unavailable as error:
             if cpu_allocator is not None:
@@ -496,10 +494,6 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
     )
 
 
-def _pin(response: AllocateResponse) -> None:
-    set_own_affinity(response.cpus)
-
-
 def _log_unpinned(response: AllocateResponse) -> None:
     cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
     print_log_line("info", f"no affinity is set: the command has to run on CPUs {cpus} by itself")
@@ -522,24 +516,24 @@ def command_environment(allocation: Mapping[str, str]) -> Mapping[str, str]:
     return environment
 
 
-def set_own_affinity(cpus: Collection[int]) -> None:
-    """Let this process, and all that it will start, run on exactly these CPUs.
+def set_own_affinity(response: AllocateResponse) -> None:
+    """Let this process, and all that it will start, run on exactly the allocated CPUs.
 
     The kernel drops CPUs that are offline or outside of the cpuset without an error as long as one is left, so the
     result is read back. Refused if it differs: then the affinity is unchanged.
     """
-    before = os.sched_getaffinity(0)
+    before, cpus = os.sched_getaffinity(0), set(response.cpus)
     try:
         os.sched_setaffinity(0, cpus)
         actual = os.sched_getaffinity(0)
         why = ""
     except OSError as error:
         actual, why = set(), error.strerror or str(error)
-    if actual == set(cpus):
+    if actual == cpus:
         return
     usable = _cpus_this_process_can_use()
     os.sched_setaffinity(0, before)
-    missing = cpu_set_formats.format_cpu_ranges(set(cpus) - usable) or why
+    missing = cpu_set_formats.format_cpu_ranges(cpus - usable) or why
     problem = Problem(
         "affinity",
         f"CPUs {missing} cannot be used here, {cpu_set_formats.format_cpu_ranges(usable)} can",
