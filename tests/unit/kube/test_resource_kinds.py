@@ -5,7 +5,10 @@ import pytest
 
 import nodewise
 from nodewise.base.errors import BadInput
+from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NODES, PODS, Resource, escape_path, selector
+from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
+from tests.unit.kube.api_suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decode, item
 
 POLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 
@@ -82,3 +85,35 @@ def test_api_versions() -> None:
         "coordination.k8s.io/v1",
         "events.k8s.io/v1",
     ]
+
+
+@pytest.fixture
+def space() -> str:
+    return "default"
+
+
+@pytest.fixture
+async def api() -> Api:
+    return FakeApi()
+
+
+class TestFakeApi(ApiSuite):
+    async def old_page(self, api: Api, space: str) -> tuple[str, str]:
+        assert isinstance(api, FakeApi)
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        token = decode(await api.get(CONFIGMAPS.path(space), {"limit": "1"}))["metadata"]["continue"]
+        api.compact()
+        return CONFIGMAPS.path(space), token
+
+
+class TestReflectorOnFake(ReflectorSuite):
+    pass
+
+
+class TestElectionOnFake(ElectionSuite):
+    pass
+
+
+class TestEventsOnFake(EventSuite):
+    pass
