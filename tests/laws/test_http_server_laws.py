@@ -11,7 +11,7 @@ from nodewise.server import application, server_tls_context
 from nodewise.server.application import Application, Response, Route
 from nodewise.server.server import HttpServer
 from tests.unit.server.raw_http_client import PATIENCE_S, PLAIN
-from tests.unit.server.test_tls_handshake import client_hello
+from tests.unit.server.test_listener import client_hello
 
 HELLO = client_hello("h2", "http/1.1")
 
