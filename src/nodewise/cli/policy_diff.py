@@ -161,7 +161,9 @@ def _read_policies(path: str, options: TelemetryOptions) -> Objects:
     return objects
 
 
-async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyComparison:
+async def _compare(  # complexity: reads, evaluates and compares
+    own: DiffOptions, command_line: CommandLine
+) -> PolicyComparison:
     options = command_line.agent_options(KIND)
     assert isinstance(options, TelemetryOptions)
     old, new = _read_policies(own.old, options), _read_policies(own.new, options)
@@ -184,8 +186,14 @@ async def _compare(own: DiffOptions, command_line: CommandLine) -> PolicyCompari
     before, after = (_advance(timeline, at, snapshot, nodes) for timeline in timelines)
     groups = _group_pods(before, after, inputs)
     states = [*_states_of(before, old), *_states_of(after, new)]
-    comparison = _compare_moments(before, after, groups)._replace(
-        missing=_missing_metrics(states, snapshot), has_values=_have_values(states)
+    compared = [policy_diff.compare(group, before, after) for group in groups]
+    comparison = PolicyComparison(
+        len(nodes),
+        [group for group in compared if group.nodes],
+        sum(len(group.pods) for group in groups),
+        list(policy_diff.label_changes(before, after)),
+        _missing_metrics(states, snapshot),
+        _have_values(states),
     )
     if not own.since_s:
         return comparison
@@ -231,49 +239,35 @@ def _missing_metrics(states: Sequence[PolicyState], snapshot: MetricsSnapshot) -
 
 
 def _group_pods(before: Moment, after: Moment, inputs: ObjectsAndMetrics) -> list[SelectedPodGroup]:
-    groups = policy_diff.group_pods(list(inputs.pods.values()), before, after)
-    if groups:
-        return groups
+    """The pods with the same policies; without any, examples for the selectors of each policy."""
     states = {**before.state.policies, **after.state.policies}
-    pods = policy_diff.example_pods([state.policy for state in states.values()])
-    return policy_diff.group_pods(pods, before, after)
+    return policy_diff.group_pods(list(inputs.pods.values()), before, after) or policy_diff.group_pods(
+        policy_diff.example_pods([state.policy for state in states.values()]), before, after
+    )
 
 
-def _compare_moments(before: Moment, after: Moment, groups: Sequence[SelectedPodGroup]) -> PolicyComparison:
-    compared = [policy_diff.compare(group, before, after) for group in groups]
-    changed = [group for group in compared if group.nodes]
-    count = sum(len(group.pods) for group in groups)
-    labels = list(policy_diff.label_changes(before, after))
-    return PolicyComparison(len(before.snapshot.nodes), changed, count, labels)
-
-
-def _print_text(comparison: PolicyComparison) -> None:
+def _print_text(comparison: PolicyComparison) -> None:  # complexity: one line per result
     for group in comparison.groups:
         _print_group(group, comparison.node_count)
-    if comparison.labels:
-        rows = [
-            (node, key, before or "-", after or "-")
-            for node, key, before, after in comparison.labels[:_MAX_ROWS]
-        ]
-        tables.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows)
-        if len(comparison.labels) > _MAX_ROWS:
-            click.echo(f"… and {len(comparison.labels) - _MAX_ROWS} more labels")
-    if comparison.groups or comparison.labels:
+    labels, now = comparison.labels, " now" if comparison.history else ""
+    if labels:
+        rows = [(node, key, before or "-", after or "-") for node, key, before, after in labels]
+        tables.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows[:_MAX_ROWS])
+        if len(labels) > _MAX_ROWS:
+            click.echo(f"… and {len(labels) - _MAX_ROWS} more labels")
+    if comparison.groups or labels:
         pods = sum(len(group.pods) for group in comparison.groups)
-        pods_text = f"{pods:,} of {comparison.pod_count:,} selected pods change"
-        click.echo(f"{pods_text}, {len(comparison.labels):,} node labels change")
+        click.echo(
+            f"{pods:,} of {comparison.pod_count:,} selected pods change, {len(labels):,} node labels change"
+        )
+    elif not comparison.is_comparable:
+        click.echo("nothing was compared")
     else:
-        click.echo(_unchanged_text(comparison))
+        click.echo(
+            f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
+        )
     if comparison.history:
         _print_history(comparison.history)
-
-
-def _unchanged_text(comparison: PolicyComparison) -> str:
-    """That nothing changes, and what this does not include."""
-    if not comparison.is_comparable:
-        return "nothing was compared"
-    now = " now" if comparison.history else ""
-    return f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
 
 
 def _print_history(history: HistoryComparison) -> None:
@@ -282,10 +276,12 @@ def _print_history(history: HistoryComparison) -> None:
     for note in history.notes:
         terminal_output.print_line(f"note: {note}")
     for item in history.groups:
-        left = [report.duration(seconds) for seconds in (item.no_node_before_s, item.no_node_after_s)]
+        before, after = (
+            report.duration(seconds) for seconds in (item.no_node_before_s, item.no_node_after_s)
+        )
         terminal_output.print_line(
-            f"{_group_name(item.group)}: {len(item.nodes):,} nodes change;"
-            f" no node was left for {left[0]} before, {left[1]} after"
+            f"{_group_name(item.group)}: {len(item.nodes):,} nodes change; no node was left for {before} before, "
+            f"{after} after"
         )
         rows = [(f"  {node.node}", *map(report.duration, node[1:])) for node in item.nodes[:_MAX_ROWS]]
         tables.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
@@ -300,8 +296,12 @@ def _print_history(history: HistoryComparison) -> None:
 
 
 def _print_group(group: SelectedPodGroup, node_count: int) -> None:
-    terminal_output.print_line(_group_heading(group, node_count))
-    head = ("  NODE", "PODS THERE", "BEFORE", "AFTER")
+    """`web/web-1 and 11 more pods: of 5 nodes, 2 verdicts and 1 ranks change`, and the nodes."""
+    verdicts = sum(change.changes_verdict for change in group.nodes)
+    terminal_output.print_line(
+        f"{_group_name(group)}: of {node_count:,} nodes, {verdicts:,} verdicts and "
+        f"{len(group.nodes) - verdicts:,} ranks change"
+    )
     rows = [
         (
             f"  {change.node}",
@@ -311,16 +311,10 @@ def _print_group(group: SelectedPodGroup, node_count: int) -> None:
         )
         for change in group.nodes[:_MAX_ROWS]
     ]
+    head = ("  NODE", "PODS THERE", "BEFORE", "AFTER")
     tables.print_table(*tables.drop_empty_columns("PODS THERE", head, rows))
     if len(group.nodes) > _MAX_ROWS:
         click.echo(f"  … and {len(group.nodes) - _MAX_ROWS} more nodes")
-
-
-def _group_heading(group: SelectedPodGroup, node_count: int) -> str:
-    """`web/web-1 and 11 more pods: of 5 nodes, 2 verdicts and 1 ranks change`."""
-    verdicts = sum(change.changes_verdict for change in group.nodes)
-    counts = f"{verdicts:,} verdicts and {len(group.nodes) - verdicts:,} ranks"
-    return f"{_group_name(group)}: of {node_count:,} nodes, {counts} change"
 
 
 def _group_name(group: SelectedPodGroup) -> str:
@@ -343,8 +337,8 @@ def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
             {
                 "pods": [_pod_name(pod) for pod in group.pods],
                 "policies": {
-                    "before": _names(group.before.keys),
-                    "after": _names(group.after.keys),
+                    "before": [key.text() for key in group.before.keys],
+                    "after": [key.text() for key in group.after.keys],
                 },
                 "nodes": [
                     {
@@ -383,10 +377,6 @@ def _history_document(history: HistoryComparison) -> Mapping[str, Any]:
             for item in history.groups
         ],
     }
-
-
-def _names(keys: Sequence[PolicyKey]) -> list[str]:
-    return [key.text() for key in keys]
 
 
 def _verdict_document(verdict: NodeVerdict) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 import os.path
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
@@ -231,8 +231,9 @@ class PolicyTestReport:
             for key, item in runner.valid_policies().items():
                 for mutant in policy_suite_adequacy.mutants(key.kind, item.spec()):
                     text = f"{self._place(key, item, mutant.place)}: {mutant.change}"
-                    detected[text] = detected.get(text, False) or _is_detected(
-                        suite, runner, {key: mutant.spec}
+                    objects = runner.objects({key: mutant.spec})
+                    detected[text] = detected.get(text, False) or any(
+                        any(runner.run(test, objects, with_texts=False)) for test in suite.tests
                     )
         return detected
 
@@ -241,11 +242,6 @@ class PolicyTestReport:
         source = item.entry.location.source
         line = self._lines.line(item.entry.location, f"{item.path}.{path}".lstrip("."))
         return f"{source}:{line}: {key.path}: {path}" if line else f"{source}: {key.path}: {path}"
-
-
-def _is_detected(suite: Suite, runner: SuiteRunner, changed: Mapping[PolicyKey, object]) -> bool:
-    objects = runner.objects(changed)
-    return any(any(runner.run(test, objects, with_texts=False)) for test in suite.tests)
 
 
 def _mismatch_lines(result: PolicyTestResult) -> Iterator[str]:
