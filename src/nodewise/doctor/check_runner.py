@@ -32,7 +32,6 @@ _MAX_FINDINGS: Final = 10
 
 
 def _checks_not_skipped(skip: Collection[str]) -> list[Check]:
-    """The checks with an id that is not skipped."""
     return [check for check in CHECKS if not set(check.ids) <= set(skip)]
 
 
@@ -101,7 +100,6 @@ def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Findin
 def _describe_examined(
     facts: Facts, fields: frozenset[str]
 ) -> Iterator[str]:  # complexity: one condition for each fact
-    """What was examined, in words."""
     values = {name: getattr(facts, name) for name in fields}
     read = {name: value for name, value in values.items() if not isinstance(value, UnavailableFact)}
     if "schedulers" in read:
@@ -122,7 +120,6 @@ def _describe_examined(
 
 
 def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> list[str]:
-    """The number of policies of each kind that has any."""
     counts = Counter(policy.kind for policy in policies if isinstance(policy, PolicyEvaluation))
     return [
         _format_count(count, kind, f"{kind.removesuffix('y')}ies") for kind, count in sorted(counts.items())

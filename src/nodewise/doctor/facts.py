@@ -404,7 +404,6 @@ class LeaderLease(NamedTuple):
         return (now - self.renewed).total_seconds() < 2 * self.duration_s
 
     def is_evaluating(self, now: datetime) -> bool:
-        """Whether the leader writes results."""
         return self.evaluated is None or (now - self.evaluated).total_seconds() < _MAX_EVALUATION_AGE_S
 
 

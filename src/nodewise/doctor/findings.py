@@ -292,7 +292,6 @@ class Finding(NamedTuple):
 
     @property
     def doc(self) -> str:
-        """The section that describes it."""
         return f"{PAGE}#{self.id}"
 
     def document(self) -> dict[str, Any]:

@@ -113,7 +113,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _is_pod_manifest(path: Path) -> bool:
-    """Whether the kubelet would read this file as a pod."""
     if path.name.startswith(".") or not path.is_file() or path.stat().st_size > _MAX_MANIFEST_BYTES:
         return False
     pattern = rb"""^(?:\xef\xbb\xbf)?[\s{]*["']?kind["']?\s*:\s*["']?Pod\b"""
@@ -165,7 +164,6 @@ def _is_own_symbolic_link(folder: Path, name: str) -> bool:
 
 
 def _owner_of_file_to_replace(folder: Path, name: str) -> tuple[int, int] | None:
-    """User and group of the file to replace; None if there is none."""
     before = name.removeprefix("next-")
     try:
         status = (folder / before).stat()
@@ -175,7 +173,6 @@ def _owner_of_file_to_replace(folder: Path, name: str) -> tuple[int, int] | None
 
 
 def _replace_by_symbolic_link(path: Path, to: str) -> None:
-    """Replace whatever has this path by a symbolic link."""
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)
     fresh.rename(path)

@@ -169,7 +169,6 @@ def plan_renewal(before: ConnectionCertificates, spec: CertificateSpec, now: dat
 
 
 def _plan_issue_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
-    """The step that issues new certificates, if one is due and has no successor yet; otherwise None."""
     due = [peer for peer in peers if peer.due_at <= now and peer.next_leaf is None]
     if not due:
         return None
@@ -180,7 +179,6 @@ def _plan_issue_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan
 
 
 def _plan_switch_step(peers: Sequence[_PeerStatus], now: datetime) -> RenewalPlan | None:
-    """The step that switches to certificates issued earlier, now or later; None if there are none."""
     issued = [(peer.next_leaf, peer.switch_at) for peer in peers if peer.next_leaf is not None]
     if not issued:
         return None
@@ -330,7 +328,6 @@ def _add_issued_certificate(
 
 
 def _switch_to_stored_certificate(peer: PeerCertificates) -> PeerCertificates:
-    """The certificates after the switch; unchanged if none are stored for it."""
     if not peer.next_cert:
         return peer
     return peer._replace(cert=peer.next_cert, key=peer.next_key, next_cert=b"", next_key=b"")

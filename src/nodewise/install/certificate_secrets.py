@@ -159,7 +159,6 @@ def render_systemd_units(words: Sequence[str], folder: str) -> str:
 
 
 def _quote_systemd_word(word: str) -> str:
-    """A word quoted for a systemd command line."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{plain}"' if not plain or set(plain) & set(" \t'\";") else plain
 
@@ -207,7 +206,6 @@ class StoredSecrets(NamedTuple):
 
     @property
     def foreign(self) -> tuple[str, ...]:
-        """Names of Secrets that `nodewise certs` did not write."""
         return tuple(
             secret["metadata"]["name"]
             for secret in self.secrets

@@ -201,7 +201,6 @@ def config_hash(contents: Sequence[bytes]) -> str:
 def _read_required_host_files(
     request: HostRequest,
 ) -> HostFiles:  # complexity: all problems of a host at once
-    """Read all required files. `BadInput` with a line for each problem."""
     problems: list[str] = []
     read = partial(host_checks.read_file_or_append_problem, problems=problems)
     pod = read(request.manifest, writes=request.writes)
@@ -349,7 +348,6 @@ def _check_files_named_in_config(
 def _plan_certificate_copies(
     request: HostRequest, credentials: client_certificate_checks.ClientCredentials | None
 ) -> list[FileChange]:
-    """The copies of key, certificate and CA in the certificate folder, with fixed modes."""
     changes = []
     for field, name in CERTIFICATE_NAMES.items():
         data = getattr(credentials, field, None)
@@ -428,7 +426,6 @@ def plan_restore(request: HostRequest, folder: str) -> ChangePlan:
 
 
 def _check_backup_index(index: BackupIndex, request: HostRequest) -> tuple[list[Problem], list[str]]:
-    """Problems of a backup of another manifest or cluster, and warnings."""
     problems, warnings = [], []
     if index.manifest and index.manifest != request.manifest:
         actual = f"a backup of another manifest, {index.manifest}"

@@ -443,7 +443,6 @@ def _make_folder(path: str, created_folders: list[str]) -> None:
 
 
 def _move_in_place(staged: str | None, path: str) -> None:
-    """Replace a file by a staged one; None removes it."""
     if staged is None:
         os.unlink(path)
     else:

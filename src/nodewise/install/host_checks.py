@@ -186,7 +186,6 @@ def mounts_with_uncertain_host_path(folders: Iterable[str], mounts: Iterable[Mou
 
 
 def _find_mount_of_folder(folder: str, mounts: Iterable[MountPoint]) -> MountPoint:
-    """The mount that contains a folder."""
     best = MountPoint("/", "/")
     for mount in mounts:
         inside = posixpath.commonpath([mount.point, folder]) == mount.point

@@ -288,7 +288,6 @@ def _scheduler_component(platform: Platform, *, is_list: bool) -> dict[str, Any]
 
 
 def _kubeadm_documents(platform: Platform, version: str, patches: str) -> list[dict[str, Any]]:
-    """The ClusterConfiguration and the InitConfiguration."""
     header = {"apiVersion": f"kubeadm.k8s.io/{version}"}
     component = _scheduler_component(platform, is_list=version != "v1beta3")
     return [

@@ -94,7 +94,6 @@ def agents_without_filter(roles: Sequence[AgentRole], options: SchedulerOptions)
 def _group_agents_by_entry(
     roles: Sequence[AgentRole], options: SchedulerOptions
 ) -> list[tuple[str, list[AgentRole]]]:
-    """The URL path of each entry with its agents."""
     if options.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
     return [("scheduler", list(roles))]
@@ -187,7 +186,6 @@ def _agent_role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) 
 
 
 def _problems_of_entry_without_filter(group: Sequence[AgentRole]) -> Iterable[Problem]:
-    """Problems of an entry without the filter verb."""
     guards = [role.agent for role in group if role.filters and role.resources]
     others = [role.agent for role in group if not role.resources]
     if guards:

@@ -459,7 +459,6 @@ def _check_is_scheduler(container: Mapping[str, Any]) -> None:
 
 
 def _host_paths(volumes: Any) -> dict[Any, str]:
-    """Host paths by volume name."""
     paths = {}
     for volume in volumes or []:
         source = volume.get("hostPath")

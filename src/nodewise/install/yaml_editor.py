@@ -205,7 +205,6 @@ def _flow_item_insertion(
 
 
 def _sequence_item_spans(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
-    """The start and end of each item; in block style an item starts at its dash."""
     ends = [_node_end(document.text, item) for item in node.value]
     if node.flow_style:
         return [(item.start_mark.index, end) for item, end in zip(node.value, ends, strict=True)]
@@ -235,7 +234,6 @@ def _line_deletion(document: Document, start: int, end: int) -> Edit:
 def _line_insertion(
     document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]
 ) -> Edit:
-    """Insert lines before the entry with this index, or after the last entry."""
     text = "".join(line + document.line_ending for line in lines)
     before = _line_start(document, spans[0][0]) if at == 0 else None
     if before is not None:
@@ -247,7 +245,6 @@ def _line_insertion(
 
 
 def _line_start(document: Document, index: int) -> int | None:
-    """The start of the line that contains an offset; None if other text precedes the offset."""
     start = document.text.rfind("\n", 0, index) + 1
     return None if document.text[start:index].strip(" " + _BYTE_ORDER_MARK) else start
 
@@ -272,7 +269,6 @@ def _entry_end(text: str, key: yaml.Node, value: yaml.Node) -> int:
 
 
 def _node_end(text: str, node: yaml.Node) -> int:
-    """The offset after the last character of a node."""
     if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
         return _entry_end(text, *node.value[-1])
     if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
@@ -309,7 +305,6 @@ def _format_flow(value: Any, *, plain: bool = False) -> str:
 
 
 def _copy_without_aliases(value: Any) -> Any:
-    """A deep copy without shared parts, so that a change does not affect aliases."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(item) for key, item in value.items()}
     return [_copy_without_aliases(item) for item in value] if isinstance(value, list) else value

@@ -54,7 +54,6 @@ def check_server_verification(registrations: Registrations) -> Iterator[Finding]
 def check_certificates(
     registrations: Registrations, now: datetime, extenders: Extenders = (), cluster_ca: Chain = ()
 ) -> Iterator[Result]:
-    """The certificates of each entry that uses TLS."""
     for registration in registrations:
         if registration.entry.enable_https or split_url(registration.entry.url)[0] == "https":
             problems = [
@@ -168,7 +167,6 @@ def _check_client_key(
 
 
 def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
-    """Whether nodewise accepts a client certificate without other problems."""
     name, chain = _client_certificate_file(registration), readable(registration.certificates.client)
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
     rejection = registration.server.rejection
@@ -218,7 +216,6 @@ def _check_server_certificate(  # complexity: a branch for each finding
 
 
 def _check_server_ca(registration: Registration, server: ProbedServer) -> Iterator[Result]:
-    """Whether the CA of the entry signed the serving certificate."""
     name, authorities = registration.entry.ca_file or "caData", registration.certificates.ca
     if isinstance(authorities, UnavailableFact):
         yield NotChecked("unknown-ca", authorities)
@@ -257,7 +254,6 @@ def check_any_client(extenders: Extenders) -> Iterator[Finding]:
 
 @check("ca-key-as-client-key", "client-certificate-wrong")
 def check_refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterator[Finding]:
-    """Clients that replicas have counted."""
     for metrics in replica_metrics:
         if metrics.ca_clients:
             actual = f"{metrics.ca_clients} connections of a client that presents a CA's certificate"

@@ -182,7 +182,6 @@ def _names_gpu_resource(entry: ExtenderEntry) -> bool:
 def _other_entries(
     registration: Registration, registrations: Registrations, extenders: Extenders, agent: str
 ) -> list[ExtenderEntry]:
-    """The other entries of the same scheduler that call an agent."""
     return [
         other.entry
         for other in registrations
@@ -237,7 +236,6 @@ def _has_weight(entry: ExtenderEntry) -> bool:
 
 
 def _scoring_agents(agents: frozenset[str], policies: Policies) -> list[str]:
-    """The agents that score nodes by load, or by policies that have nodes scored."""
     scorers = sorted(name for name in agents if _agent_load_scoring_share(name) != "none")
     is_scoring = "telemetry" in agents and any(policy.scores_nodes for policy in policies)
     return [*scorers, *(["telemetry"] if is_scoring else [])]
@@ -386,7 +384,6 @@ def check_entry_addresses(
     extenders: Extenders | None = None,
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
 ) -> Iterator[Result]:
-    """Whether the address of each entry leads to nodewise."""
     is_called = any(metrics.calls for metrics in replica_metrics)
     for registration in registrations:
         host, service = split_url(registration.entry.url)[1], registration.service
@@ -419,7 +416,6 @@ def _check_server_reachable(registration: Registration, *, is_called: bool) -> I
 
 
 def _check_endpoints(registration: Registration, service: Service) -> Iterator[Result]:
-    """Whether the Service exists, has the port, and has a ready endpoint."""
     port = split_url(registration.entry.url)[3]
     if isinstance(service.ready_endpoints, UnavailableFact) and port in (service.ports or ()):
         yield NotChecked("extender-not-reached", service.ready_endpoints)
@@ -455,7 +451,6 @@ def _extender_not_reached_finding(registration: Registration, actual: str, expec
 def check_extender_calls(  # complexity: the conditions of one finding
     registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
 ) -> Iterator[Finding]:
-    """Replicas without any call, although an entry leads to them and pods wait."""
     uptime_s = min((metrics.uptime_s for metrics in replica_metrics), default=0.0)
     is_called = any(metrics.calls for metrics in replica_metrics)
     resources = {
@@ -484,7 +479,6 @@ def check_reported_call_errors(pods: Pods = ()) -> Iterator[Finding]:
 def check_pods_without_scheduler(
     pods: Pods, schedulers: Schedulers = ()
 ) -> Iterator[Finding]:  # complexity: the conditions of one finding
-    """Pods without a message of a scheduler, by their schedulerName."""
     serving: dict[str, list[str]] = {}
     for scheduler in schedulers:
         for name in dict.fromkeys(profile.scheduler_name for profile in scheduler.profiles):

@@ -166,7 +166,6 @@ def check_labels_are_updated(
 
 
 def _check_leftovers(pod_admission: PodAdmission, nodes_with_verdicts: int, count: str) -> Iterator[Finding]:
-    """What is left of native mode on a cluster where no workload runs in native mode."""
     gating = [policy for policy in pod_admission.policies if policy.shipped in _GATING_POLICIES]
     if gating:
         where, actual = gating[0].where, "nothing removes the scheduling gates that it adds to pods" + count
@@ -222,7 +221,6 @@ def check_descheduler(
 def check_native_mode_evictions(
     deschedulers: tuple[Descheduler, ...], nodes_with_verdicts: int
 ) -> Iterator[Finding]:
-    """Deschedulers that evict the running pods of native mode."""
     for descheduler in deschedulers:
         if nodes_with_verdicts and _descheduler_evicts(descheduler):
             count = "1 node has" if nodes_with_verdicts == 1 else f"{nodes_with_verdicts:,} nodes have"

@@ -179,7 +179,6 @@ def check_policies_without_filter(
     extenders: Extenders = (),
     controllers: Controllers = (),
 ) -> Iterator[Finding]:
-    """Policies that filter, without an entry that filters."""
     if native_mode_workloads(extenders, controllers):
         return
     entries = [

@@ -137,7 +137,6 @@ def check_unexamined_namespaces(
 
 @check("gpu-node-without-labels")
 def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
-    """Nodes whose device plugin offers GPUs that the gpu agent does not find, or not completely."""
 
     def format_reason(nodes: Sequence[GpuNodeInfo]) -> str:
         problem = next((node.problems[0] for node in nodes if node.problems), "")

@@ -101,7 +101,6 @@ def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode |
 def _parse_gpus(
     body: bytes, name: str, profile: ResourceProfile, resources: frozenset[str]
 ) -> GpuNodeInfo | None:
-    """The GPUs of a node as the gpu agent reads them; None if its device plugin offers none."""
     offered = [resource for resource in profile.counts if resource in resources]
     if not offered:
         return None

@@ -360,7 +360,6 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Cause | 
 
 
 async def _fetch_metric(source: MetricsSource, right: str, request: MetricRequest) -> Series | Cause:
-    """A metric from a source, or why the source does not have it."""
     try:
         return await source.fetch(request, SystemClock().now())
     except (NotFound, MetricNotFound, NoValues) as error:
@@ -396,7 +395,6 @@ def _metric_node_coverage(series: Series, index: NodeIndex) -> MetricCoverage:
 
 
 async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]:
-    """The API groups that the policies' metrics have to come from."""
     names = await session.require(collect_metric_names)
     sources = await session.require(_collect_metric_sources)
     if sources.other:
@@ -537,7 +535,6 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 def _create_evaluation(
     item: PolicyObject, state: PolicyState, now: float, is_unknown: bool
 ) -> PolicyEvaluation:
-    """A policy with its status."""
     policy = state.policy
     try:
         status = msgspec.json.decode(item.status, type=_PolicyStatus | None) or _PolicyStatus()

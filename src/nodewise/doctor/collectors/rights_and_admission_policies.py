@@ -88,7 +88,6 @@ _CONTROLLER_RULES: Final[tuple[platform_manifests.Rule, ...]] = (
 
 
 async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
-    """Of each workload of nodewise, the rights that its account does not have."""
     listed = await session.require(collect_nodewise_workloads)
     metrics: Sequence[str] = await session.get_or(collect_metric_names, ())
     session.reader.say("reviewing the rights of nodewise")
@@ -155,7 +154,6 @@ def _expand_rbac_rule(rule: platform_manifests.Rule, namespace: str) -> Iterator
 
 
 def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
-    """Whether a workload with these settings needs a right of the rules."""
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
         return False  # depends on the policies: `_rights_to_read_custom_metrics`
     if right.name == EXTENDER_LEASE:
@@ -230,7 +228,6 @@ _PREFIX: Final = "nodewise"
 
 
 async def collect_cluster_version(session: Session) -> SchedulerVersion:
-    """The version that the API server states."""
     what = "version of the API server"
     response = await session.reader.get(what, "get the non-resource URL /version", "/version")
     try:
@@ -274,7 +271,6 @@ def _find_by_name(kind: str, name: str) -> str:
 
 
 async def collect_leases(session: Session) -> tuple[LeaderLease, ...]:
-    """The Leases of the extender and of the controller, in the namespaces of nodewise."""
     names = (CONTROLLER_LEASE, EXTENDER_LEASE)
     places = [(namespace, name) for namespace in session.target.namespaces for name in names]
     leases = await read_all(_read_lease(session.reader, *place) for place in places)

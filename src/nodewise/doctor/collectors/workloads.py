@@ -228,20 +228,17 @@ async def _read_replicas(reader: ClusterReader, workload: Workload) -> list[Repl
 
 
 async def collect_extenders(session: Session) -> tuple[NodewiseWorkload, ...]:
-    """All workloads that run `nodewise extender`."""
     listed = (await session.require(collect_program_workloads)).extenders
     return await _read_workloads(session, listed, objects.runs_nodewise_extender)
 
 
 async def collect_controllers(session: Session) -> tuple[NodewiseWorkload, ...]:
-    """All workloads that run `nodewise controller`."""
     listed = (await session.require(collect_program_workloads)).controllers
     read = await _read_workloads(session, listed, objects.runs_nodewise_controller)
     return tuple(workload._replace(is_controller=True) for workload in read)
 
 
 async def collect_nodewise_workloads(session: Session) -> tuple[NodewiseWorkload, ...]:
-    """All workloads that run the extender or the controller."""
     return (*await session.require(collect_extenders), *await session.require(collect_controllers))
 
 

@@ -115,7 +115,6 @@ def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
 
 
 def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The common name, then the alternative names."""
     attributes = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     names = [str(attribute.value) for attribute in attributes]
     if not names and certificate.subject:

@@ -158,7 +158,6 @@ def parse(kind: str, value: Any) -> Workload:
 
 
 def _replica_counts(kind: str, value: Any) -> tuple[int, int | None]:
-    """How many pods there should be, and how many are ready."""
     if kind == "Pod":
         if is_finished(value):
             return 0, None
@@ -198,7 +197,6 @@ def _container_problems(pod: Any) -> Iterator[str]:
 
 
 def _parse_volume_sources(volume: Any) -> list[VolumeMount]:
-    """The sources of a volume; a projected volume has several."""
     kinds = (("configMap", "name"), ("secret", "secretName"), ("secret", "name"), ("hostPath", "path"))
     return [
         VolumeMount("", kind, name, items=_parse_items(get_list(source, kind, "items")))

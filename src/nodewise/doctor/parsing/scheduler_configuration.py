@@ -225,7 +225,6 @@ def _format_timeout_field(value: Any) -> str:
 
 
 def _decode_base64_field(value: Any, key: str) -> bytes:
-    """A base64 field of the configuration."""
     try:
         return base64.b64decode(_get_text_field(value, key), validate=True)
     except ValueError:
