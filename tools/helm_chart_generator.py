@@ -25,7 +25,7 @@ from tests.cluster import program_cache
 from nodewise import agents
 from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.setting_declarations import Setting, list_settings
-from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
+from nodewise.doctor.parsing.objects import expressions_digest
 from nodewise_scorers.cli import annotate
 from tools import native_mode_generator, policy_definitions
 

@@ -44,9 +44,15 @@ from nodewise.doctor.facts import (
     native_mode_workloads,
 )
 from nodewise.doctor.parsing import certificates, objects
-from nodewise.doctor.parsing.admission_policy_digest import expressions_digest
 from nodewise.doctor.parsing.certificates import Chain
-from nodewise.doctor.parsing.objects import get, get_list, get_number, get_text, get_text_list
+from nodewise.doctor.parsing.objects import (
+    expressions_digest,
+    get,
+    get_list,
+    get_number,
+    get_text,
+    get_text_list,
+)
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.install import platform_manifests, scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
