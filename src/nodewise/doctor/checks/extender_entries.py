@@ -48,28 +48,17 @@ _LAST_MINOR_TO_LOG_KEYS: Final = 37
 
 
 def agents_of_entry(registration: Registration, extenders: Extenders) -> frozenset[str]:
-    """The agents that an entry calls, as far as that is known."""
+    """The agents that an entry calls, as far as that is known.
+
+    They are those of the extender in the scheduler's pod, of those in the Service's namespace, or of all.
+    """
     if registration.entry.agent:
         return frozenset({registration.entry.agent})
-    return frozenset(
-        agent for extender in _extenders_behind_entry(registration, extenders) for agent in extender.agents
-    )
-
-
-def _extenders_behind_entry(registration: Registration, extenders: Extenders) -> Extenders:
-    """The extenders that an entry's address leads to: that of the scheduler's pod, those of the Service's namespace,
-    or all.
-    """
     own = extender_in_scheduler_pod(registration.scheduler, extenders)
-    if own is not None:
-        return (own,)
-    labels = split_url(registration.entry.url)[1].split(".")
-    near = tuple(
-        extender
-        for extender in extenders
-        if labels[2:3] == ["svc"] and extender.workload.namespace == labels[1]
-    )
-    return near or extenders
+    _, namespace, kind, *_ = [*split_url(registration.entry.url)[1].split("."), "", "", ""]
+    near = [item for item in extenders if kind == "svc" and item.workload.namespace == namespace]
+    behind = [own] if own is not None else near or extenders
+    return frozenset(agent for extender in behind for agent in extender.agents)
 
 
 def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) -> NodewiseWorkload | None:
@@ -319,7 +308,7 @@ _REMOTE: Final = "call doctor on a host of the control plane, or where the addre
 
 
 @check("extender-not-registered")
-def check_extender_registered(
+def check_extender_registered(  # complexity: the evidence in its order
     registrations: tuple[Registration | UnavailableFact, ...] = (),
     schedulers: Schedulers = (),
     pods: Pods = (),
@@ -331,8 +320,9 @@ def check_extender_registered(
     id_ = "extender-not-registered"
     if controllers and not extenders:  # a stock kube-scheduler enforces policies in native mode
         return
-    if any(isinstance(registration, Registration) for registration in registrations):
-        yield from _check_static_pods(registrations, schedulers)
+    known = {item.scheduler.where for item in registrations if isinstance(item, Registration)}
+    if known:
+        yield from _check_static_pods(known, schedulers)
         return
     if any(metrics.calls for metrics in replica_metrics):
         return
@@ -347,6 +337,15 @@ def check_extender_registered(
         yield finding(id_, where, "no entry in extenders leads to nodewise", "one that does")
 
 
+def _check_static_pods(known: set[str], schedulers: Schedulers) -> Iterator[Finding]:
+    """Hosts of the control plane that differ: after the next leader election a scheduler without nodewise leads."""
+    pods = [item for item in schedulers if item.workload and item.workload.is_static and item.profiles]
+    missing = [item.where for item in pods if item.where not in known]
+    for where in missing if len(missing) < len(pods) else ():
+        actual = "no entry in extenders leads to nodewise, and on other hosts one does"
+        yield finding("extender-not-registered", where, actual, "the same on all hosts")
+
+
 def _format_missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
     """Says that pods were created for which a scheduler should have called nodewise; empty if that is unknown."""
     uptime_s = min((metrics.uptime_s for metrics in replica_metrics), default=0.0)
@@ -355,27 +354,6 @@ def _format_missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...
         return ""
     name = f"{created[0].namespace}/{created[0].name}"
     return f"no scheduler has called a replica in {uptime_s:.0f} s, and {name} was created meanwhile"
-
-
-def _check_static_pods(
-    registrations: tuple[Registration | UnavailableFact, ...], schedulers: Schedulers
-) -> Iterator[Finding]:
-    """Hosts of the control plane that differ: after the next leader election a scheduler without nodewise leads."""
-    names = {
-        registration.scheduler.where
-        for registration in registrations
-        if isinstance(registration, Registration)
-    }
-    static = [
-        scheduler
-        for scheduler in schedulers
-        if scheduler.workload and scheduler.workload.is_static and scheduler.profiles
-    ]
-    if any(scheduler.where in names for scheduler in static):
-        for scheduler in static:
-            if scheduler.where not in names:
-                actual = "no entry in extenders leads to nodewise, and on other hosts one does"
-                yield finding("extender-not-registered", scheduler.where, actual, "the same on all hosts")
 
 
 @check("extender-not-reached")

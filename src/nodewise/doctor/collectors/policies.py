@@ -513,23 +513,16 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The same, of kinds other than TASPolicy."""
     missing_metrics: list[str] = []
 
-    def message_if(self, kind: str, status: str) -> str:
-        """The message of a condition with this status; empty without it."""
-        messages = (
-            condition.message or kind
-            for condition in self.conditions
-            if (condition.type, condition.status) == (kind, status)
-        )
-        return next(messages, "")
+    def message_if(self, kind: str, status: str, reason: str = "") -> str:
+        """The message of a condition with this status, and with this reason if one is given; empty without it."""
+        for condition in self.conditions:
+            if (condition.type, condition.status) == (kind, status) and reason in ("", condition.reason):
+                return condition.message or reason or kind
+        return ""
 
     def refusal(self, reason: str) -> str:
         """Why a part has no effect: a TASPolicy has a condition of this type, other kinds a reason of Ready."""
-        messages = (
-            condition.message or reason
-            for condition in self.conditions
-            if (condition.type, condition.status, condition.reason) == ("Ready", "False", reason)
-        )
-        return self.message_if(reason, "True") or next(messages, "")
+        return self.message_if(reason, "True") or self.message_if("Ready", "False", reason)
 
 
 def _create_evaluation(
@@ -541,9 +534,7 @@ def _create_evaluation(
     except UNREADABLE:
         status = _PolicyStatus()
     rejected, source = _count_rejected_nodes(state, status, is_unknown)
-    unavailable = status.message_if("MetricsFetched", "False") or status.message_if(
-        "MetricsAvailable", "False"
-    )
+    missing = (status.message_if(kind, "False") for kind in ("MetricsFetched", "MetricsAvailable"))
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
@@ -551,7 +542,7 @@ def _create_evaluation(
         tuple(dict.fromkeys(rule.metric_request().name for rule in rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
-        short(unavailable, policy_status_fields.MAX_LENGTH),
+        short(next(filter(None, missing), ""), policy_status_fields.MAX_LENGTH),
         rejected,
         source,
         short(status.refusal("NotTrusted"), 500),

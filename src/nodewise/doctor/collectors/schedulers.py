@@ -137,14 +137,13 @@ async def _probe_address(probe: Probe, address: Address) -> ProbedServer:
     options = {"ssl": _unverified_tls_context(), "server_hostname": probe.server_name} if is_tls else {}
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         _, writer = await asyncio.open_connection(*address, **options)  # type: ignore[arg-type]
-    if not is_tls:
-        writer.close()
-        return ProbedServer(name, source="a connection")
     try:
+        if not is_tls:
+            return ProbedServer(name, source="a connection")
         chain = parse_der(peer_certificates(writer.get_extra_info("ssl_object")))
+        return ProbedServer(name, certificates=chain, source=f"a handshake at {name}")
     finally:
         writer.transport.abort()
-    return ProbedServer(name, certificates=chain, source=f"a handshake at {name}")
 
 
 def _unverified_tls_context() -> ssl.SSLContext:
