@@ -5,17 +5,21 @@ Service, name resolution or host access, so it works on clusters whose control p
 are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and those of kube-scheduler.
 """
 
+import functools
 import json
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 import nodewise
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.install import scheduler_static_pod, yaml_editor
 from nodewise.install.scheduler_configuration import AgentRole
 from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.kube import object_files
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -25,45 +29,19 @@ _NOBODY_UID: Final = 65534
 Rule = Mapping[str, Sequence[str]]
 
 
-def _rbac_rule(group: str, resource: str, verbs: str, *names: str) -> Rule:
-    named = {"resourceNames": list(names)} if names else {}
-    return {"apiGroups": [group], "resources": [resource], **named, "verbs": verbs.split()}
+def _deploy_folder() -> Path:
+    """The folder `deploy`: beside the package, or in the checkout."""
+    package = Path(nodewise.__file__).parent
+    inside = package / "deploy"
+    return inside if inside.exists() else package.parents[1] / "deploy"
 
 
-CLUSTER_RULES: Final = (
-    _rbac_rule("", "nodes", "get list watch patch"),
-    _rbac_rule("", "nodes/status", "patch"),
-    _rbac_rule("", "pods", "list watch"),
-    _rbac_rule("", "namespaces", "list watch"),
-    _rbac_rule("events.k8s.io", "events", "create patch"),
-    _rbac_rule("telemetry.intel.com", "taspolicies", "list watch"),
-    _rbac_rule("telemetry.intel.com", "taspolicies/status", "patch"),
-    _rbac_rule("nodewise.io", "placementpolicies", "list watch"),
-    _rbac_rule("nodewise.io", "clusterplacementpolicies", "list watch"),
-    _rbac_rule("nodewise.io", "placementpolicies/status", "patch"),
-    _rbac_rule("nodewise.io", "clusterplacementpolicies/status", "patch"),
-    _rbac_rule("metrics.k8s.io", "nodes", "list"),
-    _rbac_rule("custom.metrics.k8s.io", "*", "get"),
-)
-RULES: Final = (
-    _rbac_rule("coordination.k8s.io", "leases", "create"),
-    _rbac_rule("coordination.k8s.io", "leases", "get update", "nodewise-extender"),
-)
-GPU_CLUSTER_RULES: Final = (
-    _rbac_rule("", "pods", "get list watch patch"),
-    _rbac_rule("", "pods/binding", "create"),
-    _rbac_rule("resource.k8s.io", "deviceclasses", "list watch"),
-    _rbac_rule("resource.k8s.io", "resourceslices", "list watch"),
-)
-GPU_RULES: Final = (
-    _rbac_rule("coordination.k8s.io", "leases", "get list watch create update delete"),
-    _rbac_rule("", "configmaps", "list watch update", "nodewise-gpu-typical-pods"),
-    _rbac_rule("", "configmaps", "create"),
-)
-MEMORY_RULES: Final = (
-    _rbac_rule("", "configmaps", "create"),
-    _rbac_rule("", "configmaps", "get update", "nodewise-memory"),
-)
+@functools.cache
+def shipped_rules(file: str, kind: str) -> tuple[Rule, ...]:
+    """The rules of the ClusterRoles or Roles in a file of `deploy`."""
+    documents = object_files.split_documents((_deploy_folder() / file).read_bytes(), file)
+    manifests = [msgspec.json.decode(document) for _, document in documents]
+    return tuple(rule for manifest in manifests if manifest["kind"] == kind for rule in manifest["rules"])
 
 
 class SecondSchedulerOptions(NamedTuple):
@@ -81,10 +59,14 @@ class SecondSchedulerOptions(NamedTuple):
 def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict[str, Any]]:
     """All objects, in the order in which they are applied."""
     binds = any(role.binds for role in options.agents)
-    cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
-    own = _rbac_rule("coordination.k8s.io", "leases", "get update", options.name)
-    rules = [*RULES, own, *(GPU_RULES if binds else ())]
-    rules += MEMORY_RULES if any(role.keeps_memory for role in options.agents) else ()
+    cluster_rules, rules = (list(shipped_rules("rbac.yaml", kind)) for kind in ("ClusterRole", "Role"))
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [options.name]}
+    rules.append({**lease, "verbs": ["get", "update"]})
+    if binds:
+        cluster_rules += shipped_rules("gpu.yaml", "ClusterRole")
+        rules += shipped_rules("gpu.yaml", "Role")
+    if any(role.keeps_memory for role in options.agents):
+        rules += shipped_rules("memory.yaml", "Role")
     election = {
         "leaderElect": True,
         "resourceName": options.name,
@@ -209,10 +191,7 @@ def check_native_version(version: SchedulerVersion) -> None:
 
 
 def build_native_manifest(namespace: str, image: str, prometheus_urls: Sequence[str]) -> str:
-    """The files of `FILES`, beside the package or in the checkout, as one YAML stream."""
-    package = Path(nodewise.__file__).parent
-    inside = package / "deploy"
-    folder = inside if inside.exists() else package.parents[1] / "deploy"
+    """The files of `FILES` as one YAML stream."""
     urls = "".join(", " + json.dumps(f"--prometheus-url={url}") for url in prometheus_urls)
     replacements = {
         "namespace: nodewise}": f"namespace: {namespace}}}",
@@ -225,7 +204,7 @@ def build_native_manifest(namespace: str, image: str, prometheus_urls: Sequence[
         "{name: resource, expression: \"'telemetry/scheduling'\"}": "{name: resource, expression: \"''\"}",
         _COMMAND: f"{_COMMAND[:-1]}{urls}]",
     }
-    text = "---\n".join((folder / name).read_text() for name in FILES)
+    text = "---\n".join((_deploy_folder() / name).read_text() for name in FILES)
     for shipped, own in replacements.items():
         text = text.replace(shipped, own)
     return text

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.install import platform_manifests
 from tests.conformance.configure.case_numbers import case
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -120,36 +119,34 @@ def test_the_version_has_to_be_known(host):
     assert "--kubernetes-version" in ran.err
 
 
-def rules(file: str, kind: str, name: str) -> list[str]:
-    """The permissions of a role, one by one: group, resource, verb, name."""
-    for manifest in yaml.safe_load_all((DEPLOY / file).read_text()):
-        if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name):
-            return expand_rules(manifest["rules"])
-    raise AssertionError(name)
-
-
-def expand_rules(rules) -> list[str]:
-    return sorted(
+def expand_rules(rules) -> set[str]:
+    """The permissions one by one: group, resource, verb, name."""
+    return {
         "/".join(parts)
         for rule in rules
         for parts in itertools.product(
             rule["apiGroups"], rule["resources"], rule["verbs"], rule.get("resourceNames", [""])
         )
-    )
+    }
 
 
 @pytest.mark.parametrize(
-    ("own", "file", "kind", "name"),
+    ("agents", "files"),
     [
-        (platform_manifests.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
-        (platform_manifests.RULES, "rbac.yaml", "Role", "nodewise"),
-        (platform_manifests.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
-        (platform_manifests.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
-        (platform_manifests.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
+        ("telemetry", ["rbac.yaml"]),
+        ("telemetry,gpu", ["rbac.yaml", "gpu.yaml"]),
+        ("learned", ["rbac.yaml", "memory.yaml"]),
     ],
 )
-def test_rights_are_those_that_ship(own, file, kind, name):
-    assert expand_rules(own) == rules(file, kind, name)
+def test_a_second_scheduler_has_the_rights_that_ship(host, agents, files):
+    flags = ["--kubernetes-version", "1.36", "--agents", agents, "-o", "json"]
+    items = json.loads(host.configure("--mode", "second-scheduler", *flags).out)["items"]
+    shipped = [item for file in files for item in yaml.safe_load_all((DEPLOY / file).read_text())]
+    own_lease = {f"coordination.k8s.io/leases/{verb}/nodewise-scheduler" for verb in ("get", "update")}
+    for kind, more in (("ClusterRole", set()), ("Role", own_lease)):
+        rules = [rule for item in shipped if item["kind"] == kind for rule in item["rules"]]
+        [own] = [item["rules"] for item in items if item["kind"] == kind]
+        assert expand_rules(own) == expand_rules(rules) | more
 
 
 @case(121, "a requirement on the new program")

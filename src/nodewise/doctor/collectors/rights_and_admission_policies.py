@@ -60,7 +60,6 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from nodewise.metrics import custom_metrics_api, resource_metrics_api, source_table
-from nodewise.policies import deleted_policies
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 
@@ -79,18 +78,6 @@ _MUTATING: Final = (
 _CLUSTER_CA: Final = "extension-apiserver-authentication"
 _REVIEW: Final = "create subjectaccessreviews.authorization.k8s.io"
 _MAX_METRICS: Final = 20
-_NATIVE_CLUSTER_RULES: Final[tuple[platform_manifests.Rule, ...]] = (
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
-)
-_CONTROLLER_RULES: Final[tuple[platform_manifests.Rule, ...]] = (
-    {
-        "apiGroups": [LEASES.group],
-        "resources": ["leases"],
-        "resourceNames": [CONTROLLER_LEASE, deleted_policies.LEASE],
-        "verbs": ["get", "update"],
-    },
-)
-"""The rules of deploy/controller.yaml."""
 
 
 async def collect_missing_rights(session: Session) -> tuple[MissingRights | UnavailableFact, ...]:
@@ -134,19 +121,22 @@ def needed_rights(  # complexity: each agent and mode adds rules
     """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
-    cluster_rules, own_rules = list(platform_manifests.CLUSTER_RULES), list(platform_manifests.RULES)
+    files = {("rbac.yaml", "ClusterRole"), ("rbac.yaml", "Role")}
     if extender.is_set("native_mode"):
-        cluster_rules += _NATIVE_CLUSTER_RULES
+        files.add(("controller.yaml", "ClusterRole"))
     if extender.is_controller:
-        own_rules += _CONTROLLER_RULES
+        files.add(("controller.yaml", "Role"))
     if "gpu" in extender.agents:
-        cluster_rules += platform_manifests.GPU_CLUSTER_RULES
-        own_rules += platform_manifests.GPU_RULES
+        files |= {("gpu.yaml", "ClusterRole"), ("gpu.yaml", "Role")}
     kinds = filter(None, map(agents.find_agent_kind, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
-        own_rules += platform_manifests.MEMORY_RULES
-    rights = [right for rule in cluster_rules for right in _expand_rbac_rule(rule, "")]
-    rights += [right for rule in own_rules for right in _expand_rbac_rule(rule, extender.workload.namespace)]
+        files.add(("memory.yaml", "Role"))
+    rights = [
+        right
+        for file, kind in sorted(files)
+        for rule in platform_manifests.shipped_rules(file, kind)
+        for right in _expand_rbac_rule(rule, extender.workload.namespace if kind == "Role" else "")
+    ]
     rights = [right for right in rights if _is_right_needed(extender, right)]
     return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
 
