@@ -35,7 +35,7 @@ from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_rejection_reasons import RuleBroken
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.rule_evaluation import AvoidVerdict
-from nodewise.policies.state import POLICY_KINDS, PolicyState
+from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import label_key
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
@@ -144,9 +144,8 @@ class NativeModeFixture:
         policy = Policy(KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid)
         verdict = AvoidVerdict(codes, (RuleBroken(KEY, (RULE,)),)) if avoids else None
         state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
-        await self.native.step(
-            Snapshot(NodeIndex(self.names), {}, 0.0, 1), {KEY: state}, SelectionIndex([policy], {})
-        )
+        agent_state = TelemetryState({KEY: state}, SelectionIndex([policy], {}))
+        await self.native.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), agent_state)
 
     async def activate(self, *violating: str) -> None:
         """Let the policy become active with labels on these nodes, and the watch show it."""
@@ -158,7 +157,7 @@ class NativeModeFixture:
     async def step_without_policies(self) -> None:
         """Run one step after all policies were deleted."""
         snapshot = Snapshot(NodeIndex(self.names), {}, 0.0, 1)
-        await self.native.step(snapshot, {}, SelectionIndex((), {}))
+        await self.native.step(snapshot, TelemetryState({}, SelectionIndex((), {})))
 
     async def put_pods(self, *pods: dict[str, Any]) -> None:
         """Create pods, and let the watch deliver them."""
@@ -179,7 +178,8 @@ class NativeModeFixture:
     async def step_without_native_mode(self) -> None:
         """Run one step of a leader that does not run in native mode."""
         state = PolicyState(Policy(KEY, "", None, uid=self.uid), None, (), None, None)
-        await self.reset.step({KEY: state})
+        snapshot = Snapshot(NodeIndex(self.names), {}, 0.0, 1)
+        await self.reset.step(snapshot, TelemetryState({KEY: state}, SelectionIndex((), {})))
 
     def labelled(self) -> dict[str, str]:
         """The value of the label of each node that has it."""
@@ -593,7 +593,7 @@ async def test_labels_of_deleted_policies_of_a_namespace_stay_within_its_limit()
             labels = [label_key(each.uid) for each in policies]
             keys.update(labels)
             snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
-            await fixture.native.step(snapshot, states, SelectionIndex(policies, {}))
+            await fixture.native.step(snapshot, TelemetryState(states, SelectionIndex(policies, {})))
             fixture.api.put(PODS, _waiting_pod(f"waits{number}", *labels))
             await fixture.put_pods()
             fixture.api.clock.advance(1.0)
@@ -614,7 +614,7 @@ async def test_keys_that_belong_to_no_policy_take_no_memory_for_each_node() -> N
             await fixture.put_pods(_waiting_pod(f"p{number}", *keys))
         tracemalloc.start()
         try:
-            await fixture.native.step(snapshot, {}, SelectionIndex((), {}))
+            await fixture.native.step(snapshot, TelemetryState({}, SelectionIndex((), {})))
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -646,9 +646,8 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
                 no_verdict_label="no space" if number == 10 else "",
             )
             states[policy.key] = PolicyState(policy, AvoidVerdict(codes, ()), (), None, None)
-        await fixture.native.step(
-            Snapshot(NodeIndex(fixture.names), {}, 0.0, 1), states, SelectionIndex((), {})
-        )
+        snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
+        await fixture.native.step(snapshot, TelemetryState(states, SelectionIndex((), {})))
         assert fixture.native.findings.not_enforced == {"uid10": "no space"}
 
 

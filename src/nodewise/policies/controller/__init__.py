@@ -14,7 +14,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.observe import logs
 from nodewise.policies import node_labels, selected_pods
-from nodewise.policies.controller.native_mode import NativeFindings, NativeMode, NativeStatusReset
+from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
 from nodewise.policies.controller.policy_guard import GuardWatch
 from nodewise.policies.controller.policy_status_writer import SelectedPodWatch, StatusWriter
@@ -33,8 +33,7 @@ class TelemetryController(Controller):
         self._pods = SelectedPodWatch(handle)
         self._guards = GuardWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
-        self._native_mode = NativeMode(handle) if options.native_mode else None
-        self._native_status_reset = None if options.native_mode else NativeStatusReset(handle)
+        self._native_mode = NativeMode(handle) if options.native_mode else NativeStatusReset(handle)
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -46,27 +45,20 @@ class TelemetryController(Controller):
         self._labels.begin()
         self._statuses.begin()
         self._guards.begin()
-        if self._native_mode:
-            self._native_mode.begin()
-        if self._native_status_reset:
-            self._native_status_reset.begin()
+        self._native_mode.begin()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        return (self._pods.run, self._guards.run, *(self._native_mode.tasks() if self._native_mode else ()))
+        return (self._pods.run, self._guards.run, *self._native_mode.tasks())
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
-            parts: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            parts = (
                 partial(self._write, snapshot, agent_state),
                 self._advertiser.step,
-            ]
-            if self._native_mode:
-                native_step = partial(self._native_mode.step, snapshot, agent_state.policies)
-                parts.append(partial(native_step, agent_state.selection))
-            if self._native_status_reset:
-                parts.append(partial(self._native_status_reset.step, agent_state.policies))
+                partial(self._native_mode.step, snapshot, agent_state),
+            )
             await run_api_calls(part() for part in parts)
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
@@ -90,7 +82,7 @@ class TelemetryController(Controller):
         if pods is not None:
             finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
-        native = self._native_mode.findings if self._native_mode else NativeFindings()
+        native = self._native_mode.findings
         step_backs = await self._guards.step_backs(agent_state)
         facts = {
             key: StatusFacts(

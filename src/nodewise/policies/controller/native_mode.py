@@ -38,8 +38,7 @@ from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, Unsc
 from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import decode_status
-from nodewise.policies.policy_selection import SelectionIndex
-from nodewise.policies.state import PolicyState
+from nodewise.policies.state import PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import LabelledPolicy
 
 ANNOTATION: Final = "nodewise.io/deleted-policies"
@@ -199,9 +198,7 @@ class NativeMode:
         kept = native_mode_pods.keep_pod(pod)
         return None if kept is None else msgspec.structs.replace(kept, group=group)
 
-    async def step(
-        self, snapshot: Snapshot, states: Mapping[PolicyKey, PolicyState], selection: SelectionIndex
-    ) -> None:
+    async def step(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others."""
         if not self._pods.synced:
             return
@@ -209,6 +206,7 @@ class NativeMode:
             self._deleted.begin(await self._deleted_lease.load())
             self._is_new_leader = False
         clock = self._handle.clock
+        states, selection = agent_state
         pods = list(self._pods.store.values())
         policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
         live = {labelled.label: key for key, labelled in policies.items()}
@@ -379,6 +377,8 @@ class NativeStatusReset:
     native mode runs as well, against the documentation, they do not overwrite each other all the time.
     """
 
+    findings = NativeFindings()
+
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._statuses = _status_patcher(handle)
@@ -389,9 +389,12 @@ class NativeStatusReset:
         """Start as the leader: all policies are examined again."""
         self._examined = set()
 
-    async def step(self, states: Mapping[PolicyKey, PolicyState]) -> None:
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        return ()
+
+    async def step(self, _: Snapshot, agent_state: TelemetryState) -> None:
         """Reset the policies that this leader has not examined, for `STEP_S` at most."""
-        policies = [state.policy for state in states.values() if state.policy.uid]
+        policies = [state.policy for state in agent_state.policies.values() if state.policy.uid]
         self._examined &= {policy.uid for policy in policies}
         await self._statuses.run(
             (policy.key, partial(self._reset, policy))
