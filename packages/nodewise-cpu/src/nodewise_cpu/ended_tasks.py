@@ -126,10 +126,9 @@ class _ProcessTree:
             (pid, start) for pid, start in self._by_wrapper.get(task.pid, ()) if start >= (task.start or 0)
         )
         claims = (*self._by_mark.get(task.task_variable_value, ()), *named)
-        return [(pid, start) for pid, start in claims if self._may_run_in_container(pid, task.container)]
-
-    def _may_run_in_container(self, pid: int, container: str) -> bool:
-        return not container or self.processes[pid].container in (None, container)
+        if not task.container:
+            return claims
+        return [claim for claim in claims if self.processes[claim[0]].container in (None, task.container)]
 
     def family(self, roots: Iterable[tuple[int, int]]) -> ProcessTree:
         """Those of the roots that are alive, and all processes below them."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -135,10 +135,8 @@ def remove(into: Path) -> bool:
 
 
 def _find_loader_name(folder: Path) -> str:
-    libraries = folder / LIBRARIES
-    names = sorted(path.name for path in libraries.glob("ld-linux*.so.*")) + sorted(
-        path.name for path in libraries.glob("ld64.so.*")
-    )
+    loaders = (*(folder / LIBRARIES).glob("ld-linux*.so.*"), *(folder / LIBRARIES).glob("ld64.so.*"))
+    names = [path.name for path in loaders]
     if not (folder / PROGRAM).is_file() or len(names) != 1:
         wanted = (
             f"the program {PROGRAM}, and beside it {LIBRARIES} with one loader: what `install --build` makes"
@@ -256,9 +254,15 @@ def _remove_unused_versions(
     running = _find_running_program_inodes(proc)
     if running is None:
         return (), tuple(older)
-    removed = [name for name in older if _device_and_inode(into / name / PROGRAM) not in running]
-    for name in removed:
-        _remove_tree(into / name)
+    removed = []
+    for name in older:
+        program = None
+        with suppress(FileNotFoundError):
+            status = (into / name / PROGRAM).stat()
+            program = (status.st_dev, status.st_ino)
+        if program not in running:
+            removed.append(name)
+            _remove_tree(into / name)
     return tuple(removed), tuple(name for name in older if name not in removed)
 
 
@@ -274,28 +278,14 @@ def _find_running_program_inodes(proc: Path) -> frozenset[tuple[int, int]] | Non
         try:
             status = (path / "exe").stat()
         except PermissionError:
-            if _process_name(path) == PROGRAM:
-                return None
+            with suppress(OSError):
+                if read_text(path / "comm").strip(WHITE_SPACE) == PROGRAM:
+                    return None
         except OSError:
             continue  # the process has ended, or is a kernel thread
         else:
             inodes.add((status.st_dev, status.st_ino))
     return frozenset(inodes)
-
-
-def _process_name(process: Path) -> str:
-    try:
-        return read_text(process / "comm").strip(WHITE_SPACE)
-    except OSError:
-        return ""
-
-
-def _device_and_inode(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _remove_tree(path: Path) -> None:

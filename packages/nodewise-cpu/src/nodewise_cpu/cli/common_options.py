@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -281,11 +282,9 @@ def publish_report(
 
 def lock_timeout_from_environment(environ: Mapping[str, str] = os.environ) -> float:
     """How long to wait for another process that writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
-    text = environ.get(cmk_names.LOCK_TIMEOUT, "30")
-    try:
+    text, seconds = environ.get(cmk_names.LOCK_TIMEOUT, "30"), -1.0
+    with suppress(ValueError):
         seconds = float(text)
-    except ValueError:
-        seconds = -1.0
     if not 0 <= seconds < float("inf"):
         raise BadSettings.of("settings", cmk_names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")
     return seconds

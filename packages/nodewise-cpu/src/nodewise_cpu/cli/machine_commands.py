@@ -20,7 +20,7 @@ from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import MachineOptions, PoolCounts, option
 from nodewise_cpu.pool_planning import PoolPlan
-from nodewise_cpu.topology import Core, Cpu, Topology
+from nodewise_cpu.topology import Core, Topology
 
 _CPU_W: Final = 34
 _CPU_H: Final = 24
@@ -73,12 +73,15 @@ class _Box(NamedTuple):
     body: str
 
 
-def draw_machine_svg(machine: Topology, plan: PoolPlan | None = None) -> str:
+def draw_machine_svg(  # complexity: one expression for each part of the picture
+    machine: Topology, plan: PoolPlan | None = None
+) -> str:
     """Draw the machine; with a plan, in the colours of pools. A core without a pool has a dashed outline."""
     pool_of = _pool_by_core(machine, plan) if plan else {}
     sockets = [_draw_socket(socket, machine, pool_of) for socket in machine.sockets]
     offline = [cpu.cpu for cpu in machine.cpus if not cpu.online]
-    counts = _describe_machine_counts(machine)
+    numbers = {"socket": len(machine.sockets), "core": len(machine.cores), "CPU": len(machine.online)}
+    counts = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in numbers.items())
     heading = _Box(len(counts) * (_LETTER_W + 2), _LINE + 4, f'<text class="h" y="15">{counts}</text>\n')
     parts = [heading, _draw_legend(machine, pool_of), _choose_page_wide_grid(sockets)]
     if offline:
@@ -87,19 +90,16 @@ def draw_machine_svg(machine: Topology, plan: PoolPlan | None = None) -> str:
     page = _arrange_boxes_in_grid([box for box in parts if box.height], 1)
     width, height = page.width + 4 * _PAD, page.height + 4 * _PAD
     cores = Counter(pool_of.values())
+    light = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, colour, _) in _PAINT.items())
+    dark = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, _, colour) in _PAINT.items())
     pools = ", ".join(f"{cores[pool]} {pool}" for pool in _POOL_CLASSES if cores[pool])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}">\n'
-        f"<title>{counts}{f'; {pools}' if pools else ''}</title>\n<style>\n{_svg_style_sheet()}</style>\n"
+        f"<title>{counts}{f'; {pools}' if pools else ''}</title>\n<style>\n"
+        f"{_FORM}{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n</style>\n"
         f'<rect class="bg" width="{width}" height="{height}"/>\n{_move_box(page, 2 * _PAD, 2 * _PAD)}</svg>\n'
     )
-
-
-def _svg_style_sheet() -> str:
-    light = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, colour, _) in _PAINT.items())
-    dark = " ".join(f"{name} {{ {what}: {colour}; }}" for name, (what, _, colour) in _PAINT.items())
-    return f"{_FORM}{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
 
 
 def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
@@ -111,13 +111,6 @@ def _pool_by_core(machine: Topology, plan: PoolPlan) -> Mapping[int, str]:
         for cpu in cpu_set_formats.parse_cpu_numbers(text)
     }
     return {core.core: pool_of_cpu.get(core.cpus[0], _UNUSED) for core in machine.cores}
-
-
-def _describe_machine_counts(machine: Topology) -> str:
-    numbers = {"socket": len(machine.sockets), "core": len(machine.cores), "CPU": len(machine.online)}
-    return ", ".join(
-        f"{count} {name}" if count == 1 else f"{count} {name}s" for name, count in numbers.items()
-    )
 
 
 def _draw_legend(machine: Topology, pool_of: Mapping[int, str]) -> _Box:
@@ -253,17 +246,15 @@ def run_topology(options: TopologyOptions) -> None:
         click.echo(draw_machine_svg(machine), nl=False)
     else:
         head = ["CPU", "CORE", "SOCKET", "NUMA", "L3", "KIND", "ONLINE", "ISOLATED", "PARTITION", "SIBLINGS"]
-        rows = [_cpu_table_row(cpu) for cpu in machine.cpus]
+        rows = [
+            [
+                *map(_format_table_cell, (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.l3, cpu.kind)),
+                *map(_format_table_cell, (cpu.online, cpu.isolated, cpu.partition or None)),
+                ",".join(map(str, cpu.siblings)) or "-",
+            ]
+            for cpu in machine.cpus
+        ]
         tables.print_table(*tables.drop_empty_columns(("L3", "KIND", "PARTITION"), head, rows))
-
-
-def _cpu_table_row(cpu: Cpu) -> list[str]:
-    siblings = ",".join(map(str, cpu.siblings)) or "-"
-    places = [
-        _format_table_cell(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.l3, cpu.kind)
-    ]
-    states = [_format_table_cell(value) for value in (cpu.online, cpu.isolated, cpu.partition or None)]
-    return [*places, *states, siblings]
 
 
 def _format_table_cell(value: int | str | bool | None) -> str:
@@ -328,20 +319,12 @@ def run_plan(options: PlanOptions) -> None:
     elif options.output == "svg":
         click.echo(draw_machine_svg(machine, pool_plan), nl=False)
     else:
-        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _pool_plan_rows(pool_plan))
-
-
-def _pool_plan_rows(pool_plan: PoolPlan) -> Sequence[Sequence[str]]:
-    return [
-        (
-            pool,
-            str(socket),
-            str(len(cpu_set_formats.parse_cpu_numbers(",".join(lists)))),
-            " ".join(lists) or "-",
-        )
-        for pool, sockets in pool_plan.pools.items()
-        for socket, lists in sockets.items()
-    ]
+        rows = []
+        for pool, sockets in pool_plan.pools.items():
+            for socket, lists in sockets.items():
+                count = len(cpu_set_formats.parse_cpu_numbers(",".join(lists)))
+                rows.append((pool, str(socket), str(count), " ".join(lists) or "-"))
+        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], rows)
 
 
 def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:

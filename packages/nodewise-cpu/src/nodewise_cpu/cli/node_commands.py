@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -20,7 +20,7 @@ from nodewise.cli import tables, terminal_output
 from nodewise.observe import logs
 from nodewise_cpu import agent_messages, cmk_names, cpu_set_formats, pool_allocations
 from nodewise_cpu.agent_messages import ReconfigureRequest
-from nodewise_cpu.allocation_store import AllocationStore, Intent, StoredAllocations
+from nodewise_cpu.allocation_store import StoredAllocations
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cluster import api_server, exclusive_core_advertisement, report_custom_resources
@@ -137,10 +137,19 @@ def run_describe(options: DescribeOptions) -> None:
     common_options.start_cmk_logging()
     stored = common_options.open_allocation_store(options).read()
     if options.conf_dir:
-        _print_partition_conflicts(stored, options)
+        with contextlib.suppress(
+            BadInput
+        ):  # of lists with CPUs that no task can use, if the machine can be read
+            topology = common_options.read_machine(options)
+            for problem in node_report.find_partition_conflicts(stored.allocations, topology):
+                terminal_output.print_message(str(problem))
     if options.output == "json" or (options.output is None and not sys.stdout.isatty()):
-        path = {"path": options.conf_dir} if options.conf_dir else {}
-        common_options.print_json({**path, **_node_pools_document(stored)})
+        document = pool_allocations.as_describe_output(stored.allocations)
+        if options.conf_dir:
+            document["path"] = options.conf_dir
+        if stored.intent:
+            document["reconfiguring"] = stored.intent.as_dict()
+        common_options.print_json(document)
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
     tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_pool_table_rows(stored))))
@@ -148,19 +157,6 @@ def run_describe(options: DescribeOptions) -> None:
         click.echo(
             f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}", err=True
         )
-
-
-def _print_partition_conflicts(stored: StoredAllocations, options: DescribeOptions) -> None:
-    """Warn of lists with CPUs that no task can use; nothing if the machine cannot be read."""
-    with contextlib.suppress(BadInput):
-        topology = common_options.read_machine(options)
-        for problem in node_report.find_partition_conflicts(stored.allocations, topology):
-            terminal_output.print_message(str(problem))
-
-
-def _node_pools_document(stored: StoredAllocations) -> dict[str, Any]:
-    description = pool_allocations.as_describe_output(stored.allocations)
-    return {**description, "reconfiguring": stored.intent.as_dict()} if stored.intent else description
 
 
 def _pool_table_rows(stored: StoredAllocations) -> Iterator[Sequence[str]]:
@@ -213,8 +209,13 @@ def run_reconcile(options: ReconcileOptions) -> None:
             store, proc, known, common_options.sleep_before_store_retry
         )
         known = collection.known
-        if collection.stored.intent:
-            _roll_back_ended_reconfiguration(store, proc, collection.stored.intent, known)
+        if intent := collection.stored.intent:
+            about = {"pid": intent.by.pid, "since": intent.since}
+            try:
+                if execution.recover(store, proc, known=known):
+                    logs.emit("cpu_intent_recovered", **about)
+            except NodewiseError as error:  # without permission
+                logs.emit("cpu_intent_left", **about, why=str(error))
         log.log(collection)
         common_options.print_json(collection.as_report())
         if options.publish:
@@ -223,16 +224,6 @@ def run_reconcile(options: ReconcileOptions) -> None:
             )
 
     common_options.run_at_interval(once, options.interval)
-
-
-def _roll_back_ended_reconfiguration(
-    store: AllocationStore, proc: Path, intent: Intent, known: KnownProcesses
-) -> None:
-    try:
-        if execution.recover(store, proc, known=known):
-            logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
-    except NodewiseError as error:
-        logs.emit("cpu_intent_left", pid=intent.by.pid, since=intent.since, why=str(error))
 
 
 reconcile_command = common_options.create_click_command("reconcile", run_reconcile, ReconcileOptions)
@@ -342,14 +333,8 @@ def run_reconfigure(options: ReconfigureOptions) -> None:
     moves = _reconfigure_by_agent(agent, request) if uses_agent else None
     if moves is None:
         moves = _reconfigure_without_agent(request, options)
-    values = [
-        {
-            "pid": move.task.pid,
-            "from": cpu_set_formats.format_cpu_ranges(move.before),
-            "to": cpu_set_formats.format_cpu_ranges(move.after),
-        }
-        for move in moves
-    ]
+    ranges = cpu_set_formats.format_cpu_ranges
+    values = [{"pid": move.task.pid, "from": ranges(move.before), "to": ranges(move.after)} for move in moves]
     common_options.print_json({"moves": values, "done": not options.check})
 
 

@@ -88,8 +88,15 @@ def _read_unit_files(root: Path) -> Mapping[str, Cpus]:
         elif _UNIT.fullmatch(path.name):
             # the empty name is that of the unit file, which comes before its drop-ins
             files.setdefault(path.name, {}).setdefault("", path)
-    allowed = {unit: parse_allowed_cpus(*_read_parts(parts)) for unit, parts in sorted(files.items())}
-    return {unit: cpus for unit, cpus in allowed.items() if cpus}
+    allowed = {}
+    for unit, parts in sorted(files.items()):
+        # in systemd's order: the unit file, then its drop-ins by name
+        texts = [
+            _read_file(file) for name, file in sorted(parts.items()) if not name or name.endswith(".conf")
+        ]
+        if cpus := parse_allowed_cpus(*texts):
+            allowed[unit] = cpus
+    return allowed
 
 
 def _read_parts(parts: Mapping[str, Path]) -> Iterator[str]:
@@ -221,7 +228,7 @@ def _read_json(file: Path) -> Mapping[str, Any] | None:
     return value
 
 
-def _read_dra_claims(root: Path) -> CpuManagers:
+def _read_dra_claims(root: Path) -> CpuManagers:  # complexity: parts that another program may leave out
     """The CPUs of claims. A driver that is registered and has no claims is a problem of its own."""
     for file in CDI_FILES:
         try:
@@ -229,20 +236,21 @@ def _read_dra_claims(root: Path) -> CpuManagers:
         except BadInput as error:
             return CpuManagers(problems=tuple(error.problems))
         if specification is not None:
-            return CpuManagers(tuple(_parse_claims(specification)))
+            claims = [
+                (match[1], _parse_list(match[2]))
+                for device in _dicts(specification.get("devices"))
+                for edits in _dicts([device.get("containerEdits")])
+                for variable in edits.get("env") or ()
+                if (match := _CLAIM.fullmatch(str(variable)))
+            ]
+            owner = f"DRA driver {DRA_DRIVER}, claim"
+            return CpuManagers(
+                tuple(CpuAssignment(f"{owner} {name}", cpus, _RESERVE) for name, cpus in claims if cpus)
+            )
     if any((root / place).exists() for place in _DRA_REGISTRATIONS):
         problem = Problem(f"DRA driver {DRA_DRIVER}", "registered at the kubelet", _RESERVE)
         return CpuManagers(problems=(problem,))
     return CpuManagers()
-
-
-def _parse_claims(specification: Mapping[str, Any]) -> Iterator[CpuAssignment]:
-    for device in _dicts(specification.get("devices")):
-        edits = device.get("containerEdits")
-        for variable in (edits.get("env") or ()) if isinstance(edits, dict) else ():
-            match = _CLAIM.fullmatch(str(variable))
-            if match and (cpus := _parse_list(match[2])):
-                yield CpuAssignment(f"DRA driver {DRA_DRIVER}, claim {match[1]}", cpus, _RESERVE)
 
 
 def _read_nri_policy(root: Path) -> Sequence[Problem]:
@@ -417,6 +425,9 @@ def read_kubelet_state(folder: Path = DEFAULT_FOLDER) -> KubeletState | None:
     return None if cpu is None else parse_checkpoints(cpu, memory)
 
 
+_CHECKPOINT: Final = "cannot read the kubelet's checkpoint"
+
+
 def _read_checkpoint(file: Path) -> str | None:
     try:
         with file.open("rb") as opened:
@@ -425,7 +436,7 @@ def _read_checkpoint(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unavailable.of("cannot read the kubelet's checkpoint", str(file), str(error)) from error
+        raise Unavailable.of(_CHECKPOINT, str(file), str(error)) from error
 
 
 def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
@@ -443,9 +454,7 @@ def parse_checkpoints(cpu: str, memory: str | None = None) -> KubeletState:
     if not isinstance(cpu_state.get("policyName"), str):
         # every version has it, and without it a static policy would count as none
         text = shown(cpu_state.get("policyName"))
-        raise BadInput.of(
-            "cannot read the kubelet's checkpoint", f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS
-        )
+        raise BadInput.of(_CHECKPOINT, f"{CPU_STATE}: policyName", text, KNOWN_VERSIONS)
     memory_state = _parse_json_object(memory, MEMORY_STATE) if memory is not None else {}
     return KubeletState(
         cpu_state["policyName"],
@@ -462,7 +471,7 @@ def _parse_json_object(text: object, field: str) -> Mapping[str, Any]:
     except (RecursionError, ValueError):
         value = None
     if not isinstance(value, dict):
-        raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(text), "a JSON object")
+        raise BadInput.of(_CHECKPOINT, field, shown(text), "a JSON object")
     return value
 
 
@@ -482,12 +491,12 @@ def _parse_kubelet_allocations(cpu_state: Mapping[str, Any]) -> Iterator[Kubelet
 def _check_mapping(value: object, field: str) -> Mapping[str, Any]:
     if value is None or isinstance(value, dict):
         return value or {}
-    raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(value), "an object")
+    raise BadInput.of(_CHECKPOINT, field, shown(value), "an object")
 
 
 def _parse_cpus(text: object, field: str) -> frozenset[int]:
     if not isinstance(text, str):
-        raise BadInput.of("cannot read the kubelet's checkpoint", field, shown(text), "a CPU list")
+        raise BadInput.of(_CHECKPOINT, field, shown(text), "a CPU list")
     return frozenset(cpu_set_formats.parse_cpu_numbers(text, field))
 
 
