@@ -239,41 +239,38 @@ async def test_pods_that_heal_and_sicken_all_the_time_do_not_delay_others(cluste
     assert 0 < events <= 10.0 / PAUSE_S
 
 
-def run_passes(cluster: RequeueingCluster, count: int) -> None:
-    async def main() -> None:
-        async with cluster.watching():
-            await cluster.passes(count)
-
-    virtual_time.run(main())
+async def run_passes(cluster: RequeueingCluster, count: int) -> None:
+    async with cluster.watching():
+        await cluster.passes(count)
 
 
-def test_pods_with_equal_demands_are_filtered_once(cluster: RequeueingCluster) -> None:
+async def test_pods_with_equal_demands_are_filtered_once(cluster: RequeueingCluster) -> None:
     cluster.put(*(pod(f"p{number}", namespace, "same") for number in range(50) for namespace in ("a", "b")))
-    run_passes(cluster, 1)
+    await run_passes(cluster, 1)
     assert cluster.agent.filtered == {"same": 1}
     assert "nodewise_pods_waiting 100" in cluster.registry.exposition().decode()
 
 
-def test_namespaces_have_equal_shares_of_a_pass(cluster: RequeueingCluster) -> None:
+async def test_namespaces_have_equal_shares_of_a_pass(cluster: RequeueingCluster) -> None:
     """Shares are of time: a namespace with cheap demands has more of them filtered."""
     cluster.put(*different_demands(100, "cheap"), *different_demands(100, "costly"))
     cluster.agent.seconds = {f"cheap-{number}": PASS_S / 64 for number in range(100)}
     cluster.agent.default_s = PASS_S / 8
-    run_passes(cluster, 1)
+    await run_passes(cluster, 1)
     filtered = Counter(demand.partition("-")[0] for demand in cluster.agent.filtered)
     assert filtered == {"cheap": 32, "costly": 4}
 
 
-def test_the_share_of_a_namespace_that_needs_less_is_left_to_others(cluster: RequeueingCluster) -> None:
+async def test_the_share_of_a_namespace_that_needs_less_is_left_to_others(cluster: RequeueingCluster) -> None:
     cluster.put(*different_demands(1, "small"), *different_demands(100, "large"))
     cluster.agent.default_s = PASS_S / 8
-    run_passes(cluster, 1)
+    await run_passes(cluster, 1)
     filtered = Counter(demand.partition("-")[0] for demand in cluster.agent.filtered)
     assert filtered == {"small": 1, "large": 7}
 
 
 @pytest.mark.parametrize(("namespaces", "demands"), [(2, 40), (7, 13), (40, 3)])
-def test_every_pod_is_filtered_within_a_bounded_number_of_passes(
+async def test_every_pod_is_filtered_within_a_bounded_number_of_passes(
     cluster: RequeueingCluster, namespaces: int, demands: int
 ) -> None:
     filter_s = PASS_S / 5
@@ -283,17 +280,17 @@ def test_every_pod_is_filtered_within_a_bounded_number_of_passes(
     ]
     cluster.put(*others, *small)
     cluster.agent.default_s = filter_s
-    run_passes(cluster, math.ceil(namespaces * (demands * filter_s + filter_s) / PASS_S))
+    await run_passes(cluster, math.ceil(namespaces * (demands * filter_s + filter_s) / PASS_S))
     assert all(cluster.agent.filtered[f"small-{number}"] for number in range(demands))
 
 
 @pytest.mark.parametrize("demands", [8, 9])
-def test_a_pass_has_a_limit_which_is_logged_with_the_largest_namespace(
+async def test_a_pass_has_a_limit_which_is_logged_with_the_largest_namespace(
     cluster: RequeueingCluster, lines: list[dict[str, Any]], demands: int
 ) -> None:
     cluster.put(*different_demands(demands - 2, "large"), *different_demands(2, "small"))
     cluster.agent.default_s = PASS_S / 8
-    run_passes(cluster, 3)
+    await run_passes(cluster, 3)
     limited = {"limit_s": PASS_S, "demands": 9, "left": 1, "namespace": "large", "demands_of_namespace": 7}
     assert lines == ([] if demands == 8 else [limited])
 
@@ -305,18 +302,15 @@ async def test_a_pod_that_was_not_reached_for_some_passes_is_requeued_when_it_is
     cluster.put(*(item for item in different_demands(40, "shop")), pod("web", "shop", VICTIM, NO_CPU))
     cluster.agent.default_s = PASS_S / 4
 
-    async def main() -> list[int]:
-        events = []
-        async with cluster.watching():
-            await cluster.passes(11)
-            assert cluster.agent.filtered[VICTIM] == 1
-            cluster.agent.fitting.add(VICTIM)
-            for _ in range(4):
-                await cluster.passes(24)
-                events.append(cluster.events())
-        return events
-
-    assert (await main()) == [1, 2, 3, 3]
+    events = []
+    async with cluster.watching():
+        await cluster.passes(11)
+        assert cluster.agent.filtered[VICTIM] == 1
+        cluster.agent.fitting.add(VICTIM)
+        for _ in range(4):
+            await cluster.passes(24)
+            events.append(cluster.events())
+    assert events == [1, 2, 3, 3]
 
 
 async def test_a_pod_that_still_waits_is_requeued_three_times(cluster: RequeueingCluster) -> None:
@@ -341,17 +335,14 @@ async def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewis
     cluster.put(pod("first", "shop", VICTIM, NO_CPU))
     cluster.agent.fitting.add(VICTIM)
 
-    async def main() -> list[int]:
-        events = []
-        async with cluster.watching():
-            for name, message in (("second", NO_CPU), ("third", REJECTED)):
-                cluster.put(pod(name, "shop", VICTIM, message))
-                await asyncio.sleep(0.1)
-                await cluster.passes(1)
-                events.append(cluster.events())
-        return events
-
-    assert (await main()) == [0, 1]
+    events = []
+    async with cluster.watching():
+        for name, message in (("second", NO_CPU), ("third", REJECTED)):
+            cluster.put(pod(name, "shop", VICTIM, message))
+            await asyncio.sleep(0.1)
+            await cluster.passes(1)
+            events.append(cluster.events())
+    assert events == [0, 1]
 
 
 NOT_WAITING: dict[str, Any] = {
@@ -368,10 +359,10 @@ NOT_WAITING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("other", NOT_WAITING.values(), ids=list(NOT_WAITING))
-def test_other_pods_are_neither_stored_nor_filtered(cluster: RequeueingCluster, other: Any) -> None:
+async def test_other_pods_are_neither_stored_nor_filtered(cluster: RequeueingCluster, other: Any) -> None:
     cluster.put(other)
     cluster.agent.fitting.add(VICTIM)
-    run_passes(cluster, 1)
+    await run_passes(cluster, 1)
     assert len(cluster.pods.store) == 0
     assert not cluster.agent.filtered
     assert cluster.events() == 0
@@ -382,18 +373,13 @@ async def test_a_pod_that_concerns_the_agent_only_in_some_snapshots(cluster: Req
     cluster.put(pod("stored", "shop", None), pod("web", "shop", VICTIM))
     cluster.agent.fitting.add(VICTIM)
 
-    async def main() -> list[int]:
-        counts = []
-        async with cluster.watching():
-            for ignored in ({VICTIM}, {VICTIM}, set()):
-                cluster.snapshot = msgspec.structs.replace(
-                    cluster.snapshot, agent_states={"demands": ignored}
-                )
-                await cluster.passes(1)
-                counts.append(cluster.agent.filtered[VICTIM])
-        return counts
-
-    assert (await main()) == [0, 0, 1]
+    counts = []
+    async with cluster.watching():
+        for ignored in ({VICTIM}, {VICTIM}, set()):
+            cluster.snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": ignored})
+            await cluster.passes(1)
+            counts.append(cluster.agent.filtered[VICTIM])
+    assert counts == [0, 0, 1]
     assert len(cluster.pods.store) == 2
     assert "nodewise_pods_waiting 2" in cluster.registry.exposition().decode()
 
@@ -433,18 +419,15 @@ async def test_an_update_computes_the_key_of_a_pod_once(cluster: RequeueingClust
     cluster.put(*(pod(name, "shop", VICTIM) for name in "abc"))
     chain = CountingChain([cluster.agent])
 
-    async def main() -> list[int]:
-        counts, unchanged = [], set[str]()
-        async with cluster.watching():
-            waiting = WaitingPods(cluster.pods.store, chain)
-            for state in (unchanged, unchanged, {VICTIM}):
-                chain.keys = 0
-                snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": state})
-                cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
-                counts.append(chain.keys)
-        return counts
-
-    assert (await main()) == [3, 0, 3]
+    counts, unchanged = [], set[str]()
+    async with cluster.watching():
+        waiting = WaitingPods(cluster.pods.store, chain)
+        for state in (unchanged, unchanged, {VICTIM}):
+            chain.keys = 0
+            snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": state})
+            cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
+            counts.append(chain.keys)
+    assert counts == [3, 0, 3]
 
 
 async def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_changed(
@@ -456,19 +439,16 @@ async def test_keys_of_pods_are_computed_again_only_in_namespaces_whose_version_
         cluster.agent, "namespace_equivalence_version", lambda _, namespace: versions[namespace]
     )
 
-    async def main() -> list[int]:
-        counts = []
-        async with cluster.watching():
-            waiting = WaitingPods(cluster.pods.store, chain)
-            for _ in range(3):
-                chain.keys = 0
-                snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": set[str]()})
-                cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
-                counts.append(chain.keys)
-                versions["hostile"] = object()
-        return counts
-
-    assert (await main()) == [6, 3, 3]
+    counts = []
+    async with cluster.watching():
+        waiting = WaitingPods(cluster.pods.store, chain)
+        for _ in range(3):
+            chain.keys = 0
+            snapshot = msgspec.structs.replace(cluster.snapshot, agent_states={"demands": set[str]()})
+            cooperative_scheduling.run_without_pauses(waiting.update(snapshot))
+            counts.append(chain.keys)
+            versions["hostile"] = object()
+    assert counts == [6, 3, 3]
 
 
 async def test_pods_that_are_bound_or_deleted_or_have_another_demand_are_forgotten(
@@ -547,13 +527,10 @@ async def test_a_new_leader_begins_from_nothing(cluster: RequeueingCluster) -> N
     cluster.put(pod("web", "shop", VICTIM), pod("batch", "shop", "batch", NO_CPU))
     cluster.agent.fitting |= {VICTIM, "batch"}
 
-    async def main() -> list[int]:
-        events = []
-        async with cluster.watching():
-            for _ in range(2):
-                cluster.requeuer.begin()
-                await cluster.passes(2)
-                events.append(cluster.events())
-        return events
-
-    assert (await main()) == [1, 2]
+    events = []
+    async with cluster.watching():
+        for _ in range(2):
+            cluster.requeuer.begin()
+            await cluster.passes(2)
+            events.append(cluster.events())
+    assert events == [1, 2]

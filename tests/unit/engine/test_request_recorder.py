@@ -189,17 +189,14 @@ class TestRecording:
         assert "".join(capsys.readouterr()).count("No space left") == 1
 
     async def test_a_task_writes_and_ends(self) -> None:
-        async def play() -> bytes:
-            recorded = RecordedExtender()
-            task = asyncio.create_task(recorded.recording.run())
-            recorded.ask("/scheduler/filter", body(None, "n1"))
-            while len(records(recorded.disk.getvalue())) < 2:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            await recorded.recording.close()
-            return recorded.disk.contents
-
-        assert kinds(await play()) == ["Header", "RequestEntry", "EndEntry"]
+        recorded = RecordedExtender()
+        task = asyncio.create_task(recorded.recording.run())
+        recorded.ask("/scheduler/filter", body(None, "n1"))
+        while len(records(recorded.disk.getvalue())) < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await recorded.recording.close()
+        assert kinds(recorded.disk.contents) == ["Header", "RequestEntry", "EndEntry"]
 
 
 class FullDisk(Disk):

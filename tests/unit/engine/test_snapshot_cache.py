@@ -139,14 +139,11 @@ class TestPublishing:
         assert third.known == ("a", "b", "c")
 
     async def test_a_snapshot_does_not_change(self, parts: Parts) -> None:
-        async def play() -> Snapshot:
-            await parts.full()
-            before: Snapshot = parts.snapshot_cache.snapshot
-            parts.nodes.replace(named("a", "b", "c"))
-            await parts.snapshot_cache.publish()
-            return before
-
-        assert (await play()).agent_states["t"] == 2
+        await parts.full()
+        before: Snapshot = parts.snapshot_cache.snapshot
+        parts.nodes.replace(named("a", "b", "c"))
+        await parts.snapshot_cache.publish()
+        assert before.agent_states["t"] == 2
         assert parts.snapshot_cache.snapshot.agent_states["t"] == 3
 
     async def test_a_cluster_state_is_reported_before_states_are_built(self, parts: Parts) -> None:
