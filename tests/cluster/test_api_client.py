@@ -18,7 +18,7 @@ import pytest
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import NodewiseError, Refused, Unavailable
-from nodewise.kube import list_watch
+from nodewise.kube import reflector as reflector_module
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.api_server_interface import Api, Expired
 from nodewise.kube.http_client import HttpApi
@@ -143,10 +143,10 @@ async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, san
     things = Resource(f"{sandbox.namespace}.example.com", "v1", "things", "Thing")
     sandbox.create(definition_of(things))
     await until_served(api, things)
-    before = list_watch.WatchState("1")
+    before = reflector_module.WatchState("1")
     async with aclosing(api.watch(things.path(), {"resourceVersion": before.version})) as lines:
         with pytest.raises(Expired, match="too old resource version: 1"):
-            list_watch.parse_watch_line(before, await anext(lines))
+            reflector_module.parse_watch_line(before, await anext(lines))
 
 
 async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, sandbox: Sandbox) -> None:
@@ -157,7 +157,7 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, san
     reflector = Reflector(
         api, ReflectorTarget(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random
     )
-    reflector._state = list_watch.WatchState("1")
+    reflector._state = reflector_module.WatchState("1")
     async with run_in_background(reflector.run()):
         await reflector.wait_until_synced()
     assert list(reflector.store.snapshot()) == [("default", "a")]
@@ -478,8 +478,8 @@ async def test_many_nodes_are_listed_in_pages_with_little_memory_and_without_blo
     listed = ListMeasurement(**json.loads(output))
     pages = listed.pages_bytes
     assert listed.nodes >= many_nodes
-    assert len(pages) >= many_nodes / list_watch.MOST_LIMIT
-    assert max(pages) < 2 * list_watch.PAGE_BYTES
+    assert len(pages) >= many_nodes / reflector_module.MOST_LIMIT
+    assert max(pages) < 2 * reflector_module.PAGE_BYTES
     assert listed.held_bytes < sum(pages)
     assert listed.most_in_a_step == 1  # with this clock each node is one slice
     assert listed.turns > listed.nodes

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.kube import list_watch, struct_type_merge
+from nodewise.kube import reflector as reflector_module
+from nodewise.kube import struct_type_merge
 from nodewise.kube.http_client import LineSplitter
-from nodewise.kube.list_watch import WatchState
-from nodewise.kube.reflector import ObjectDecoder, Reflector, ReflectorTarget
+from nodewise.kube.reflector import ObjectDecoder, Reflector, ReflectorTarget, WatchState
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
@@ -81,11 +81,11 @@ def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
     data, expected = watch_of(events)
     decoder = ObjectDecoder("ConfigMap", CONFIGMAP, METERS)
     cutter = LineSplitter()
-    state: list_watch.ListWatchState = WatchState("0")
+    state: reflector_module.ListWatchState = WatchState("0")
     for piece in pieces(data, cuts):
         for line in cutter.feed(piece):
             assert isinstance(state, WatchState)
-            state, frame = list_watch.parse_watch_line(state, line)
+            state, frame = reflector_module.parse_watch_line(state, line)
             decoder.apply(frame)
     assert {name: o.data["k"] for (_, name), o in decoder.store.snapshot().items()} == expected
     assert state == WatchState(str(max(len(events) - 1, 0)))

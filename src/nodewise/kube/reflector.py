@@ -1,28 +1,216 @@
-"""Keeps a store in sync with the objects of one kind in the API server, with the pure functions of `list_watch`; lists
-objects once, for commands that do not watch.
+"""Keeps a store in sync with the objects of one kind in the API server; lists them once for commands that do not watch.
 
-Objects are decoded as types with the declared fields and keys only. One that cannot be decoded counts as absent; it is
-logged and counted. So the contents of the store depend only on the server's objects, not on the order of its events.
+    ListState ──last page──▶ WatchState ──410 Gone──▶ ListState
+       └─next page─▶ ListState    ├─event, bookmark─▶ WatchState
+                                  └─failure─▶ VersionCheckState ──▶ WatchState, or ListState if the server has an
+                                                                    older version
+
+Functions without I/O compute the next state from a state and a response. A list requests the newest state (no
+resourceVersion), page by page: `resourceVersion=0` ignores the page limit and may return an older state. Source:
+kubernetes.io/docs/reference/using-api/api-concepts, client-go v0.36 reflector.go.
+
+An object that cannot be decoded counts as absent; it is logged and counted. So the contents of the store depend only on
+the server's objects, not on the order of its events.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.base.errors import UNREADABLE, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube import api_server_interface, list_watch
-from nodewise.kube.api_server_interface import Api, Backoff, Expired, NotFound
-from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchState
+from nodewise.kube import api_server_interface
+from nodewise.kube.api_server_interface import Api, ApiCall, Backoff, Expired, NotFound
 from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import Key, KubernetesObject, Store, StoreWriter
 from nodewise.kube.struct_type_merge import ReadKeys, split_read_keys
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+FIRST_LIMIT: Final = 100
+MOST_LIMIT: Final = 500
+"""client-go's page size."""
+PAGE_BYTES: Final = 1 << 20
+"""Splitting a page into objects blocks the event loop: 1 MiB takes about half a millisecond."""
+
+WATCH_S: Final = (25, 30)
+"""Shortest and longest duration of a watch; random, so that replicas do not reconnect at the same time.
+
+The API server ends a watch after this time, two seconds before which it sends a bookmark (apiserver v0.36
+cacher/cache_watcher.go). So a watch that does not end is on a connection that has gone silent, for example because a
+NAT gateway lost its entry; keepalive probes may still be answered by a proxy. Bookmarks alone, one a minute, would show
+it later. The next watch continues from the last version, on the same connection, and the server sends nothing twice.
+client-go watches for 5 to 10 minutes and detects a silent connection by HTTP/2 pings within 45 s."""
+
+
+class ListState(NamedTuple):
+    """The next request is for a page of the list; an empty `token` means the first page."""
+
+    token: str = ""
+    reason: Literal["start", "expired", "older", "doubt"] = "start"
+
+
+class WatchState(NamedTuple):
+    """The next request is a watch from `version`."""
+
+    version: str
+
+
+class VersionCheckState(NamedTuple):
+    """After a failure, the next request is for the server's current version, before the watch continues from `version`.
+
+    A server whose etcd was restored from a backup has an older version, and sends no watch events until it has made as
+    many changes again.
+    """
+
+    version: str
+
+
+ListWatchState = ListState | WatchState | VersionCheckState
+
+
+class ListPage(NamedTuple):
+    """A page of the list: its objects as JSON."""
+
+    items: list[msgspec.Raw]
+    is_first: bool
+    is_last: bool
+
+
+class WatchEvent(NamedTuple):
+    """An event of a watch: an object that was added or modified, one that was deleted, or a bookmark."""
+
+    kind: Literal["put", "gone", "bookmark"]
+    key: Key
+    object: msgspec.Raw
+    version: str = ""
+    """The resource version of the change: all changes up to it have been sent. Empty if unknown."""
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename={"token": "continue"}):
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
+    token: str = ""
+
+
+class _ListResponse(msgspec.Struct, frozen=True):
+    metadata: _ListMeta = _ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class ObjectMetadata(msgspec.Struct, frozen=True):
+    """Name and version of any object; empty if it has none."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
+
+
+class _ObjectHeader(msgspec.Struct, frozen=True):
+    metadata: ObjectMetadata = ObjectMetadata()
+
+
+class _WatchLine(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_LIST: Final = msgspec.json.Decoder(_ListResponse)
+_HEAD: Final = msgspec.json.Decoder(_ObjectHeader)
+_LINE: Final = msgspec.json.Decoder(_WatchLine)
+_STATUS: Final = msgspec.json.Decoder(api_server_interface.ErrorStatus)
+_KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
+    "ADDED": "put",
+    "MODIFIED": "put",
+    "DELETED": "gone",
+    "BOOKMARK": "bookmark",
+}
+
+
+def list_or_watch_parameters(
+    state: ListWatchState, limit: int, random: Callable[[], float]
+) -> dict[str, str]:
+    """The parameters of the next request."""
+    if isinstance(state, ListState):
+        return {"limit": str(limit)} | ({"continue": state.token} if state.token else {})
+    if isinstance(state, VersionCheckState):
+        return {"limit": "1"}
+    shortest_s, longest_s = WATCH_S
+    seconds = shortest_s + int((longest_s - shortest_s) * random())
+    return {"resourceVersion": state.version, "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+
+
+def _decode_list(body: bytes) -> _ListResponse:
+    try:
+        return _LIST.decode(body)
+    except UNREADABLE as error:
+        raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
+
+
+def parse_page(state: ListState, body: bytes) -> tuple[ListWatchState, ListPage]:
+    """The next state and the page of a response. `Unavailable` if the response is not a list."""
+    response = _decode_list(body)
+    token = response.metadata.token
+    after = state._replace(token=token) if token else WatchState(response.metadata.resource_version)
+    return after, ListPage(response.items or [], is_first=not state.token, is_last=not token)
+
+
+def parse_version_check(state: VersionCheckState, body: bytes) -> ListWatchState:
+    """The next state, given a page of a list. `Unavailable` if the response is not a list.
+
+    Resource versions of a kind are integers that increase (KEP-5504). The check passes for other versions.
+    """
+    resource_version = _decode_list(body).metadata.resource_version
+    are_numbers = resource_version.isdecimal() and state.version.isdecimal()
+    if are_numbers and int(resource_version) < int(state.version):
+        return ListState(reason="older")
+    return WatchState(state.version)
+
+
+def parse_watch_line(state: WatchState, data: bytes) -> tuple[ListWatchState, WatchEvent]:
+    """The next state and the event of a line. Raises the error that the line reports; `Unavailable` if it is not an
+    event.
+    """
+    try:
+        event = _LINE.decode(data)
+        kind = _KINDS.get(event.type)
+        if kind is None:
+            status = _STATUS.decode(event.object)
+            raise api_server_interface.error_from_status(
+                ApiCall("watch", f"event {event.type}"), status.code, status
+            )
+        meta = _HEAD.decode(event.object).metadata
+    except UNREADABLE as error:
+        raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error
+    watch_event = WatchEvent(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
+    return WatchState(meta.resource_version or state.version), watch_event
+
+
+def state_after_error(state: ListWatchState, error: Exception) -> ListWatchState:
+    """The state after a failure: the list starts again if the version has expired, a watch checks its version."""
+    if isinstance(error, Expired):
+        return ListState(reason="expired")
+    return VersionCheckState(state.version) if isinstance(state, WatchState) else state
+
+
+def object_metadata(data: msgspec.Raw) -> ObjectMetadata:
+    """The metadata of an object that may be invalid otherwise; empty if they cannot be read."""
+    try:
+        return _HEAD.decode(data).metadata
+    except UNREADABLE:
+        return ObjectMetadata()
+
+
+def next_limit(limit: int, count: int, size_bytes: int) -> int:
+    """The limit of the next page, from the size of a page of `count` objects. It at most doubles."""
+    if not count:
+        return limit
+    fitting = PAGE_BYTES * count // max(size_bytes, 1)
+    return max(1, min(fitting, 2 * limit, MOST_LIMIT))
+
 
 T = TypeVar("T", bound=KubernetesObject)
 
@@ -66,7 +254,7 @@ class ObjectDecoder(Generic[T]):
         if item is not None:
             self._writer.add(item)
 
-    async def add_page(self, page: list_watch.ListPage) -> None:
+    async def add_page(self, page: ListPage) -> None:
         """Add the objects of a page, with pauses."""
         if page.is_first:
             self.restart()
@@ -84,9 +272,9 @@ class ObjectDecoder(Generic[T]):
         item = self._decode_and_filter(raw)
         if item is None:
             return None
-        return self._writer.apply_response(item, list_watch.object_metadata(raw).resource_version)
+        return self._writer.apply_response(item, object_metadata(raw).resource_version)
 
-    def apply(self, watch_event: list_watch.WatchEvent) -> None:
+    def apply(self, watch_event: WatchEvent) -> None:
         """Apply an event of the watch."""
         if watch_event.kind == "bookmark":
             self._writer.advance_resource_version(watch_event.version)
@@ -107,7 +295,7 @@ class ObjectDecoder(Generic[T]):
             return item if self._keep is None else self._keep(item)
         except UNREADABLE as error:
             self._metrics_registry.count("kube_unreadable_total", kind=self._kind)
-            metadata = list_watch.object_metadata(data)
+            metadata = object_metadata(data)
             namespace, name = key = metadata.namespace, metadata.name
             if key not in self._named and len(self._named) < _MOST_NAMED:
                 self._named.add(key)
@@ -230,7 +418,7 @@ class Reflector(Generic[T]):
         self._path = target.resource.path(target.namespace)
         self._decoder = ObjectDecoder(self._kind, target.type, metrics_registry, target.keep)
         self._state: ListWatchState = ListState()
-        self._limit = list_watch.FIRST_LIMIT
+        self._limit = FIRST_LIMIT
         self._failures = 0
         self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
@@ -279,7 +467,7 @@ class Reflector(Generic[T]):
                 elif isinstance(error, NotFound):
                     await self._handle_missing_collection(error)
                 else:
-                    self._state = list_watch.state_after_error(self._state, error)
+                    self._state = state_after_error(self._state, error)
                     await self._wait_before_retry(error)
 
     async def _send_next_request(self, state: ListWatchState) -> None:
@@ -287,13 +475,13 @@ class Reflector(Generic[T]):
         if self._relist_requested:
             self._relist_requested = False
             state = self._state = ListState(reason="doubt")
-        parameters = list_watch.list_or_watch_parameters(state, self._limit, self._random)
+        parameters = list_or_watch_parameters(state, self._limit, self._random)
         if isinstance(state, ListState):
             await self._list_page(state, {**self._target.selectors, **parameters})
         elif isinstance(state, VersionCheckState):
             body = await self._api.get(self._path, parameters)
             self._record_server_response()
-            self._state = list_watch.parse_version_check(state, body)
+            self._state = parse_version_check(state, body)
         else:
             await self._watch_until_end({**self._target.selectors, **parameters})
 
@@ -302,8 +490,8 @@ class Reflector(Generic[T]):
         self._record_server_response()
         # splitting a page into objects and decoding them take half a millisecond each: yield in between
         await asyncio.sleep(0)
-        after, page = list_watch.parse_page(state, body)
-        self._limit = list_watch.next_limit(self._limit, len(page.items), len(body))
+        after, page = parse_page(state, body)
+        self._limit = next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
             self._metrics_registry.count("kube_lists_total", kind=self._kind, reason=state.reason)
         await asyncio.sleep(0)
@@ -326,7 +514,7 @@ class Reflector(Generic[T]):
                 await self._pace.pause()
                 self._record_server_response()
                 if isinstance(self._state, WatchState):
-                    self._state, watch_event = list_watch.parse_watch_line(self._state, line)
+                    self._state, watch_event = parse_watch_line(self._state, line)
                     self._decoder.apply(watch_event)
                 if self._relist_requested:
                     break
@@ -366,7 +554,7 @@ class Reflector(Generic[T]):
         if is_served:
             self._is_served = True
             self._missing_since_s = None
-            self._state = list_watch.state_after_error(self._state, error)
+            self._state = state_after_error(self._state, error)
             await self._wait_before_retry(error)
             return
         now_s = self._clock.monotonic()
@@ -432,19 +620,19 @@ async def list_objects(
     decoder = ObjectDecoder(target.resource.kind, target.type, metrics_registry, target.keep)
     path = target.resource.path(target.namespace)
     state: ListWatchState = ListState()
-    limit, count, expired = list_watch.FIRST_LIMIT, 0, 0
+    limit, count, expired = FIRST_LIMIT, 0, 0
     while isinstance(state, ListState):
-        params = {**target.selectors, **list_watch.list_or_watch_parameters(state, limit, float)}
+        params = {**target.selectors, **list_or_watch_parameters(state, limit, float)}
         try:
             body = await api.get(path, params, timeout_s=PAGE_S)
         except Expired as error:
             expired += 1
             if expired == _MAX_ATTEMPTS:
                 raise
-            state = list_watch.state_after_error(state, error)
+            state = state_after_error(state, error)
             continue
-        state, page = list_watch.parse_page(state, body)
-        limit = list_watch.next_limit(limit, len(page.items), len(body))
+        state, page = parse_page(state, body)
+        limit = next_limit(limit, len(page.items), len(body))
         await decoder.add_page(page)
         count = len(page.items) + (0 if page.is_first else count)
         report_count(count)

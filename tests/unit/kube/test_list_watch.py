@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from nodewise.base.errors import Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube import list_watch
+from nodewise.kube import reflector
 from nodewise.kube.api_server_interface import Expired
-from nodewise.kube.list_watch import ListState, ListWatchState, VersionCheckState, WatchEvent, WatchState
+from nodewise.kube.reflector import ListState, ListWatchState, VersionCheckState, WatchEvent, WatchState
 
 
 def event(type_: str, **item: Any) -> bytes:
@@ -30,17 +30,17 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
     ],
 )
 def test_parameters_of_requests(state: ListWatchState, wanted: dict[str, str]) -> None:
-    assert list_watch.list_or_watch_parameters(state, 50, lambda: 0.5) == wanted
+    assert reflector.list_or_watch_parameters(state, 50, lambda: 0.5) == wanted
 
 
 def test_a_page_that_is_not_the_last_leads_to_the_next() -> None:
-    state, page = list_watch.parse_page(ListState(), b'{"metadata": {"continue": "t"}, "items": [{"x": 1}]}')
+    state, page = reflector.parse_page(ListState(), b'{"metadata": {"continue": "t"}, "items": [{"x": 1}]}')
     assert state == ListState("t")
     assert (page.is_first, page.is_last, [bytes(item) for item in page.items]) == (True, False, [b'{"x": 1}'])
 
 
 def test_the_last_page_leads_to_the_watch() -> None:
-    state, page = list_watch.parse_page(
+    state, page = reflector.parse_page(
         ListState("t"), b'{"metadata": {"resourceVersion": "9"}, "items": null}'
     )
     assert state == WatchState("9")
@@ -50,7 +50,7 @@ def test_the_last_page_leads_to_the_watch() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 3}', b'{"items": [{]}', b"\xff"])
 def test_invalid_page_is_unavailable(body: bytes) -> None:
     with pytest.raises(Unavailable):
-        list_watch.parse_page(ListState(), body)
+        reflector.parse_page(ListState(), body)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_invalid_page_is_unavailable(body: bytes) -> None:
     ],
 )
 def test_watch_line_has_an_event_and_the_next_version(line: bytes, kind: str, key: tuple[str, str]) -> None:
-    state, frame = list_watch.parse_watch_line(WatchState("6"), line)
+    state, frame = reflector.parse_watch_line(WatchState("6"), line)
     assert state == WatchState("7")
     assert (frame.kind, frame.key) == (kind, key)
 
 
 def test_an_object_without_a_version_does_not_lose_ours() -> None:
-    state, frame = list_watch.parse_watch_line(WatchState("6"), event("ADDED", metadata={"name": "a"}))
+    state, frame = reflector.parse_watch_line(WatchState("6"), event("ADDED", metadata={"name": "a"}))
     assert state == WatchState("6")
     assert isinstance(frame, WatchEvent)
 
@@ -92,7 +92,7 @@ def test_an_object_without_a_version_does_not_lose_ours() -> None:
 )
 def test_invalid_watch_line_is_an_error(line: bytes, kind: type[NodewiseError]) -> None:
     with pytest.raises(kind):
-        list_watch.parse_watch_line(WatchState("6"), line)
+        reflector.parse_watch_line(WatchState("6"), line)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_invalid_watch_line_is_an_error(line: bytes, kind: type[NodewiseError]) 
 )
 def test_after_a_failure_we_go_on_where_we_were(state: ListWatchState, after: ListWatchState) -> None:
     for error in (Unavailable("down"), Refused("no"), Conflict("other")):
-        assert list_watch.state_after_error(state, error) == after
-    assert list_watch.state_after_error(state, Expired("gone")) == ListState(reason="expired")
+        assert reflector.state_after_error(state, error) == after
+    assert reflector.state_after_error(state, Expired("gone")) == ListState(reason="expired")
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_a_server_that_was_put_back_is_listed_anew(resource_version: str, after:
     body = msgspec.json.encode(
         {"metadata": {"resourceVersion": resource_version, "continue": "t"}, "items": []}
     )
-    assert list_watch.parse_version_check(VersionCheckState("700"), body) == after
+    assert reflector.parse_version_check(VersionCheckState("700"), body) == after
 
 
 def test_a_look_at_the_version_that_is_no_list_is_an_error() -> None:
     with pytest.raises(Unavailable):
-        list_watch.parse_version_check(VersionCheckState("7"), b"[]")
+        reflector.parse_version_check(VersionCheckState("7"), b"[]")
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_a_look_at_the_version_that_is_no_list_is_an_error() -> None:
     ],
 )
 def test_pages_grow_and_shrink_with_the_objects(limit: int, count: int, size_bytes: int, wanted: int) -> None:
-    assert list_watch.next_limit(limit, count, size_bytes) == wanted
+    assert reflector.next_limit(limit, count, size_bytes) == wanted

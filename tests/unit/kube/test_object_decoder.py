@@ -8,8 +8,7 @@ import pytest
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import reflector, struct_type_merge
 from nodewise.kube.api_server_interface import NONE, Expired, Params
-from nodewise.kube.list_watch import WatchEvent
-from nodewise.kube.reflector import ObjectDecoder, ReflectorTarget
+from nodewise.kube.reflector import ObjectDecoder, ReflectorTarget, WatchEvent
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.kube.struct_type_merge import ReadKeys, merge
 from nodewise.observe import logs
