@@ -11,7 +11,6 @@ from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise_scorers.annotator import AnnotatorConfig, node_usage
 from nodewise_scorers.annotator.node_patches import (
     NodeMeasurements,
-    PatchRules,
     allocation_by_node,
     plan_patches,
 )
@@ -165,7 +164,7 @@ def _allocation(arguments: Mapping[str, Any]) -> Mapping[str, str | None] | None
         *(pod(number, pod_arguments) for number, pod_arguments in enumerate(arguments["pods"]))
     )
     measurements = NodeMeasurements(None, run_without_pauses(allocation_by_node(pods)), now=0.0)
-    config, rules = AnnotatorConfig("allocation"), PatchRules(max_age_s=3600)
+    config, rules = AnnotatorConfig("allocation"), 3600
     plans = run_without_pauses(
         plan_patches(
             [annotator_node_and_pod_builders.read_node(node(arguments))], measurements, config, rules

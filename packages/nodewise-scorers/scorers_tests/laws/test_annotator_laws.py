@@ -9,14 +9,13 @@ from hypothesis.extra import numpy as arrays
 
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise_scorers.annotator import node_patches, node_usage
-from nodewise_scorers.annotator.node_patches import PatchRules
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import pod, read_pods
 
 NOW = 1_800_000_000.0
-RULES = PatchRules(3600)
+MAX_AGE_S = 3600
 WHOLE = st.builds(Capacity, st.integers(0, 2**53), st.integers(0, 2**53))
 NUMBERS = st.floats() | st.floats(0, 1e18) | st.just(nan)
 USED = st.builds(ResourceUsage, NUMBERS, NUMBERS, NUMBERS)
@@ -61,9 +60,9 @@ def test_written_annotations_are_not_written_again(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
-    written = node_patches.compute_patch(stands, wanted, {}, NOW, RULES)
+    written = node_patches.compute_patch(stands, wanted, {}, NOW, MAX_AGE_S)
     left = {key: text for key, text in {**stands, **written}.items() if text is not None}
-    assert node_patches.compute_patch(left, wanted, {}, NOW, RULES) == {}
+    assert node_patches.compute_patch(left, wanted, {}, NOW, MAX_AGE_S) == {}
 
 
 @given(STANDING, USAGE, WHOLE)
@@ -71,10 +70,9 @@ def test_fresh_annotations_are_right_within_two_percent(
     stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
     wanted = node_usage.usage_annotations(measured, whole)
-    left = {**stands, **node_patches.compute_patch(stands, wanted, {}, NOW, RULES)}
+    left = {**stands, **node_patches.compute_patch(stands, wanted, {}, NOW, MAX_AGE_S)}
     assert (
-        node_patches.statistics_age_s({key: text for key, text in left.items() if text}, NOW)
-        < RULES.refresh_s
+        node_patches.statistics_age_s({key: text for key, text in left.items() if text}, NOW) < MAX_AGE_S / 2
     )
     for key, text in wanted.items():
         stood = load_annotations.number(left.get(key))
@@ -86,7 +84,7 @@ def test_fresh_annotations_are_right_within_two_percent(
 
 @given(STANDING)
 def test_unmeasured_nodes_get_no_new_annotations(stands: dict[str, str]) -> None:
-    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert node_patches.patch_without_usage(stands, {}, NOW, MAX_AGE_S) == {}
 
 
 @given(PODS, WHOLE)

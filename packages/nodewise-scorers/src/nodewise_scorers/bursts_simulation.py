@@ -30,7 +30,6 @@ from nodewise.scheduling_model.simulated_cluster import Cluster
 from nodewise_scorers.annotator import AnnotatorConfig, node_patches
 from nodewise_scorers.annotator.node_patches import (
     NodeMeasurements,
-    PatchRules,
     allocation_by_node,
     plan_patches,
 )
@@ -263,7 +262,6 @@ class PlacedPod:
 
 CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
 _OPTIONS: Final = WindowOptions()
-_RULES: Final = PatchRules(_OPTIONS.max_age_s)
 _CONFIG: Final = AnnotatorConfig("all")
 
 _NODE: Final = merge("Node", node_patches.AnnotatedNode)
@@ -298,7 +296,7 @@ class AnnotatedNodes:
             measured[name] = NodeUsage(cpu, memory, is_brief=brief)
         measurements = NodeMeasurements(measured, allocations, now)
         plans = cooperative_scheduling.run_without_pauses(
-            plan_patches(self._read.values(), measurements, _CONFIG, _RULES)
+            plan_patches(self._read.values(), measurements, _CONFIG, _OPTIONS.max_age_s)
         )
         factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
         changed: dict[str, Object] = {}

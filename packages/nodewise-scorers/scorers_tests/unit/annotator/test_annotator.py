@@ -97,9 +97,7 @@ class AnnotatedCluster:
         window = WindowOptions(statistics_window_s=window_s)
         selector = SourceSelector([self.meter], FetchLimits(5, 8), self.clock, self.metrics_registry)
         measure = annotator.create_usage_source([self.meter], task, window, selector, self.clock)
-        self.annotator = Annotator(
-            task, node_patches.PatchRules(window.max_age_s), measure, self.clock, self.metrics_registry
-        )
+        self.annotator = Annotator(task, window.max_age_s, measure, self.clock, self.metrics_registry)
 
     def nodes(self) -> list[Any]:
         return [read_node(obj) for obj in self.api.objects(NODES).values()]
@@ -309,7 +307,7 @@ async def test_a_failing_source_is_reported_and_allocation_is_written() -> None:
     cluster.meter.error = Unavailable("metrics-server is away")
     assert (await cluster.minute()).done == 2
     plan = await cluster.annotator.plan(cluster.nodes(), [], keeps_complete=True)
-    assert plan.patches.unmeasured == ("a", "b")
+    assert plan.unmeasured == ("a", "b")
     assert [text.partition(":")[0] for text in plan.failures] == ["cpu_usage", "memory_usage"]
 
 

@@ -8,13 +8,13 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_rfc3339
 from nodewise_scorers.annotator import AnnotatorConfig, node_patches, node_usage
-from nodewise_scorers.annotator.node_patches import Allocation, NodeMeasurements, PatchRules
+from nodewise_scorers.annotator.node_patches import Allocation, NodeMeasurements
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT, Capacity
 from scorers_tests.unit.annotator import annotator_node_and_pod_builders
 
 NOW = 1_800_000_000.0
-RULES = PatchRules(max_age_s=3600)
+MAX_AGE_S = 3600
 WHOLE = Capacity(4000, 16 * 2**30)
 
 
@@ -52,13 +52,13 @@ def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
 def test_only_changed_values_are_written_with_the_time() -> None:
     stands = {"free-cpu": "100", "free-memory": "100", **at(60)}
     wanted = {"free-cpu": "101", "free-memory": "110"}
-    assert node_patches.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
+    assert node_patches.compute_patch(stands, wanted, {}, NOW, MAX_AGE_S) == {"free-memory": "110", **at(0)}
 
 
 def test_nothing_moved_nothing_is_written() -> None:
     assert (
         node_patches.compute_patch(
-            {"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, RULES
+            {"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, MAX_AGE_S
         )
         == {}
     )
@@ -66,32 +66,39 @@ def test_nothing_moved_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("time", [{}, {ANNOTATED_AT: "yesterday"}, at(1800), at(1e6), at(-600)])
 def test_the_time_is_written_before_it_is_too_old(time: dict[str, str]) -> None:
-    assert node_patches.compute_patch({"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES) == at(
-        0
-    )
+    assert node_patches.compute_patch(
+        {"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, MAX_AGE_S
+    ) == at(0)
 
 
 def test_informational_annotations_are_written_with_others() -> None:
     stands = {"free-cpu": "100", "same": "1", "other": "1", **at(60)}
-    patch = node_patches.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
+    patch = node_patches.compute_patch(
+        stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, MAX_AGE_S
+    )
     assert patch == {"free-cpu": "200", "other": "2", **at(0)}
 
 
 def test_an_unmeasured_node_keeps_its_statistics_with_their_time() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(600)}
-    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}
-    assert node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
+    assert node_patches.patch_without_usage(stands, {}, NOW, MAX_AGE_S) == {}
+    assert node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, MAX_AGE_S) == {"free-cpu": "2"}
 
 
 def test_expired_statistics_are_replaced_by_known_values() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(3600)}
-    patch = node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
+    patch = node_patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, MAX_AGE_S)
     assert patch == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
-    assert node_patches.patch_without_usage(stands, {}, NOW, RULES) == {}, "nothing new is known of the node"
+    assert node_patches.patch_without_usage(stands, {}, NOW, MAX_AGE_S) == {}, (
+        "nothing new is known of the node"
+    )
 
 
 def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
-    assert node_patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
+    assert node_patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, MAX_AGE_S) == {
+        "free-cpu": "2",
+        **at(0),
+    }
 
 
 @pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
@@ -104,7 +111,7 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     )
     known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
     (plan,) = cooperative_scheduling.run_without_pauses(
-        node_patches.plan_patches([node], known, AnnotatorConfig("allocation"), RULES)
+        node_patches.plan_patches([node], known, AnnotatorConfig("allocation"), MAX_AGE_S)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"
     assert (ANNOTATED_AT in plan.patch) is is_timed

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nodewise.agent import Snapshot, Watched
 from nodewise.agent.controller_interface import Controller, Handle
@@ -26,7 +26,6 @@ from nodewise_scorers.annotator.node_patches import (
     Allocation,
     NodeMeasurements,
     PatchPlan,
-    PatchRules,
     WriteResult,
     allocation_by_node,
 )
@@ -45,14 +44,6 @@ QUERY_TIMEOUT_S: Final = 15.0
 """Of one metric. Prometheus' own time-out is shorter and has a better message."""
 
 _MAX_EXAMPLES: Final = 5
-
-
-class AnnotationPlan(NamedTuple):
-    """The patches of all nodes, and what could not be measured."""
-
-    patches: PatchPlan
-    failures: tuple[str, ...] = ()
-    """Messages that name a metric and why it could not be measured."""
 
 
 def create_usage_source(
@@ -77,14 +68,14 @@ class Annotator:
     def __init__(
         self,
         config: AnnotatorConfig,
-        rules: PatchRules,
+        max_age_s: float,
         usage_source: UsageSource | None,
         clock: Clock,
         metrics_registry: MetricsRegistry,
     ) -> None:
         """`usage_source` is None where only allocation is written."""
         self.config = config
-        self._rules = rules
+        self._max_age_s = max_age_s
         self._usage_source = usage_source
         self._clock = clock
         self._metrics_registry = metrics_registry
@@ -110,7 +101,7 @@ class Annotator:
         self._burst_s = self._clock.monotonic()
         plan = await self.plan(nodes, pods, keeps_complete=True)
         self._report_missing(plan)
-        result = await node_patches.write_patches(api, plan.patches.nodes)
+        result = await node_patches.write_patches(api, plan.nodes)
         for outcome in ("done", "failed", "gone"):
             self._metrics_registry.count("node_annotations_total", getattr(result, outcome), outcome=outcome)
         if result.done:
@@ -119,9 +110,7 @@ class Annotator:
             logs.emit("annotations_failed", nodes=result.failed, error=result.error)
         return result
 
-    async def plan(
-        self, nodes: Iterable[Any], pods: Iterable[Any], *, keeps_complete: bool
-    ) -> AnnotationPlan:
+    async def plan(self, nodes: Iterable[Any], pods: Iterable[Any], *, keeps_complete: bool) -> PatchPlan:
         """Measure and plan without writing; `keeps_complete` as in `node_patches.NodeMeasurements`."""
         nodes = list(nodes)
         allocations = await cooperative_scheduling.run(
@@ -131,9 +120,9 @@ class Annotator:
         usage = measured.usage if measured else None
         measurements = NodeMeasurements(usage, allocations, self._clock.now(), keeps_complete)
         plan = await cooperative_scheduling.run(
-            node_patches.plan_patches(nodes, measurements, self.config, self._rules)
+            node_patches.plan_patches(nodes, measurements, self.config, self._max_age_s)
         )
-        return AnnotationPlan(plan, measured.failures if measured else ())
+        return plan._replace(failures=measured.failures if measured else ())
 
     async def _measure(
         self, source: UsageSource, nodes: Iterable[Any], allocations: Mapping[str, Allocation]
@@ -149,9 +138,9 @@ class Annotator:
                 requests[name] = MemoryRequests(allocatable_bytes, requested_bytes)
         return await source.measure(requests)
 
-    def _report_missing(self, plan: AnnotationPlan) -> None:
+    def _report_missing(self, plan: PatchPlan) -> None:
         """Export the numbers of nodes without statistics, and log the reasons when they change."""
-        not_ready, unmeasured = plan.patches.not_ready, plan.patches.unmeasured
+        not_ready, unmeasured = plan.not_ready, plan.unmeasured
         self._metrics_registry.set("node_annotations_lacking", len(not_ready), why="not_ready")
         self._metrics_registry.set("node_annotations_lacking", len(unmeasured), why="unmeasured")
         failures = plan.failures or (("no recent value",) if unmeasured else ())
@@ -201,8 +190,10 @@ class AnnotatorController(Controller):
             handle.metrics_registry,
         )
         usage_source = create_usage_source(sources, config, window, selector, handle.clock)
-        rules = node_patches.patch_rules(window.max_age_s, config.period_s)
-        self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.metrics_registry)
+        node_patches.check_max_age(window.max_age_s, config.period_s)
+        self._annotator = Annotator(
+            config, window.max_age_s, usage_source, handle.clock, handle.metrics_registry
+        )
         self._handle = handle
         self._task: asyncio.Task[None] | None = None
 

@@ -178,19 +178,6 @@ def allocation_annotations(allocation: Allocation, capacity: Capacity) -> Mappin
     return texts
 
 
-class PatchRules(NamedTuple):
-    """When an annotation is written."""
-
-    max_age_s: float
-    """Readers treat statistics of this age as missing."""
-    min_change_share: float = MIN_CHANGE_SHARE
-
-    @property
-    def refresh_s(self) -> float:
-        """The age at which the time is written again although no value changed."""
-        return self.max_age_s / 2
-
-
 class NodePlan(NamedTuple):
     """The annotations of one node and the patch to write."""
 
@@ -211,6 +198,8 @@ class PatchPlan(NamedTuple):
     """They keep their annotations with the old time."""
     unmeasured: tuple[str, ...] = ()
     """Ready nodes of unknown usage."""
+    failures: tuple[str, ...] = ()
+    """Messages that name a metric and why it could not be measured."""
 
 
 class NodeMeasurements(NamedTuple):
@@ -225,18 +214,17 @@ class NodeMeasurements(NamedTuple):
     otherwise one timed-out query would turn a node that varies into one that never does."""
 
 
-def patch_rules(max_age_s: float, period_s: float) -> PatchRules:
+def check_max_age(max_age_s: float, period_s: float) -> None:
     """`BadSettings` for statistics that would expire within two periods."""
     if max_age_s < 2 * period_s:
         expected = f"{format_duration(2 * period_s)} or more, two periods"
         raise BadSettings.of("settings", "--statistics-max-age", format_duration(max_age_s), expected)
-    return PatchRules(max_age_s)
 
 
 def plan_patches(
-    nodes: Iterable[Any], measurements: NodeMeasurements, config: AnnotatorConfig, rules: PatchRules
+    nodes: Iterable[Any], measurements: NodeMeasurements, config: AnnotatorConfig, max_age_s: float
 ) -> Generator[None, None, PatchPlan]:
-    """Plan the patches of all nodes; yields between nodes."""
+    """Plan the patches of all nodes; yields between nodes. `max_age_s`: readers treat older statistics as missing."""
     plans: list[NodePlan] = []
     not_ready: list[str] = []
     unmeasured: list[str] = []
@@ -248,7 +236,7 @@ def plan_patches(
             usage = None if measurements.usage is None else measurements.usage.get(name, NodeUsage())
             if usage is not None and not usage.is_known:
                 unmeasured.append(name)
-            plans.append(_plan_node(node, usage, measurements, config, rules))
+            plans.append(_plan_node(node, usage, measurements, config, max_age_s))
         yield
     return PatchPlan(plans, tuple(not_ready), tuple(unmeasured))
 
@@ -258,12 +246,12 @@ def _plan_node(
     usage: NodeUsage | None,
     measurements: NodeMeasurements,
     config: AnnotatorConfig,
-    rules: PatchRules,
+    max_age_s: float,
 ) -> NodePlan:  # complexity: one case per kind of annotation
     name, now = node.metadata.name, measurements.now
     current = current_annotations(node)
     if usage is not None and not usage.is_complete and measurements.keeps_complete:
-        usage = NodeUsage() if has_complete_usage(current, now, rules) else usage
+        usage = NodeUsage() if has_complete_usage(current, now, max_age_s) else usage
     allocatable = load_annotations.parse_capacity(
         node.status.allocatable, config.options.annotate_gpu_resource
     )
@@ -277,21 +265,21 @@ def _plan_node(
         informational[ALLOCATABLE_MEMORY] = str(allocatable.memory_bytes)
     if usage is None and any(key in current for key in USAGE_KEYS):
         # the time belongs to the usage statistics, whose writer may have stopped
-        patch = changed_annotations(current, desired, rules)
+        patch = changed_annotations(current, desired)
     elif usage is not None and not usage.is_known:
-        patch = patch_without_usage(current, desired, now, rules)
+        patch = patch_without_usage(current, desired, now, max_age_s)
     else:
         desired |= usage_annotations(usage, allocatable) if usage is not None else {}
-        patch = compute_patch(current, desired, informational, now, rules)
+        patch = compute_patch(current, desired, informational, now, max_age_s)
     return NodePlan(name, node.metadata.uid, current, desired, patch)
 
 
-def has_annotation_changed(current: str | None, desired: str | None, share: float = MIN_CHANGE_SHARE) -> bool:
-    """Whether to write an annotation: it is absent, not a number, or differs by more than the share of it."""
+def has_annotation_changed(current: str | None, desired: str | None) -> bool:
+    """Whether to write an annotation: it is absent, not a number, or differs by more than `MIN_CHANGE_SHARE`."""
     if current is None or desired is None:
         return current != desired
     old, new = load_annotations.number(current), load_annotations.number(desired)
-    return isnan(old) or not abs(new - old) <= share * abs(old)
+    return isnan(old) or not abs(new - old) <= MIN_CHANGE_SHARE * abs(old)
 
 
 def statistics_age_s(current: CurrentAnnotations, now: float) -> float:
@@ -300,9 +288,9 @@ def statistics_age_s(current: CurrentAnnotations, now: float) -> float:
     return float("nan") if age < -_MAX_CLOCK_SKEW_S else max(age, 0.0)
 
 
-def has_complete_usage(current: CurrentAnnotations, now: float, rules: PatchRules) -> bool:
+def has_complete_usage(current: CurrentAnnotations, now: float, max_age_s: float) -> bool:
     """Whether the node has usage statistics with deviations that have not expired."""
-    is_expired = statistics_age_s(current, now) >= rules.max_age_s
+    is_expired = statistics_age_s(current, now) >= max_age_s
     return not is_expired and all(key in current for key in REQUIRED_KEYS)
 
 
@@ -311,33 +299,27 @@ def compute_patch(
     desired: AnnotationPatch,
     informational: CurrentAnnotations,
     now: float,
-    rules: PatchRules,
+    max_age_s: float,
 ) -> AnnotationPatch:
     """The annotations of a node to write; empty for no change.
 
     The patch has the time, which is right for all of `desired`: what is not written again is current. It has
     `informational` annotations only if there are others.
     """
-    changed = changed_annotations(current, desired, rules)
-    if not changed and statistics_age_s(current, now) < rules.refresh_s:
+    changed = changed_annotations(current, desired)
+    if not changed and statistics_age_s(current, now) < max_age_s / 2:
         return {}
     changed_info = {key: text for key, text in informational.items() if current.get(key) != text}
     return {**changed, **changed_info, ANNOTATED_AT: format_rfc3339(now)}
 
 
-def changed_annotations(
-    current: CurrentAnnotations, desired: AnnotationPatch, rules: PatchRules
-) -> AnnotationPatch:
+def changed_annotations(current: CurrentAnnotations, desired: AnnotationPatch) -> AnnotationPatch:
     """The desired annotations that differ, without a time: the current time belongs to usage statistics."""
-    return {
-        key: text
-        for key, text in desired.items()
-        if has_annotation_changed(current.get(key), text, rules.min_change_share)
-    }
+    return {key: text for key, text in desired.items() if has_annotation_changed(current.get(key), text)}
 
 
 def patch_without_usage(
-    current: CurrentAnnotations, desired: AnnotationPatch, now: float, rules: PatchRules
+    current: CurrentAnnotations, desired: AnnotationPatch, now: float, max_age_s: float
 ) -> AnnotationPatch:
     """The patch of a node whose usage should be known and is not.
 
@@ -345,9 +327,9 @@ def patch_without_usage(
     they are deleted, and the other annotations are written with their own time.
     """
     deleted = {key: None for key in USAGE_KEYS if key in current}
-    if deleted and not statistics_age_s(current, now) >= rules.max_age_s:
-        return changed_annotations(current, desired, rules)
-    return compute_patch(current, {**deleted, **desired}, {}, now, rules) if desired else {}
+    if deleted and not statistics_age_s(current, now) >= max_age_s:
+        return changed_annotations(current, desired)
+    return compute_patch(current, {**deleted, **desired}, {}, now, max_age_s) if desired else {}
 
 
 class WriteResult(NamedTuple):

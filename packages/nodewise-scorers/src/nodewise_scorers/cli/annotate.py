@@ -49,8 +49,14 @@ from nodewise_scorers.annotator import (
     node_patches,
 )
 from nodewise_scorers.annotator import annotator as annotators
-from nodewise_scorers.annotator.annotator import AnnotationPlan, Annotator
-from nodewise_scorers.annotator.node_patches import POD, AnnotatedNode, WriteResult, make_pod_reducer
+from nodewise_scorers.annotator.annotator import Annotator
+from nodewise_scorers.annotator.node_patches import (
+    POD,
+    AnnotatedNode,
+    PatchPlan,
+    WriteResult,
+    make_pod_reducer,
+)
 from nodewise_scorers.statistics import load_annotations as keys
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
 
@@ -113,7 +119,7 @@ class RunOptions(CommandOptions, frozen=True, kw_only=True):
 class AnnotationResult(NamedTuple):
     """The result of one run."""
 
-    plan: AnnotationPlan
+    plan: PatchPlan
     written: WriteResult | None
     """None for a dry run."""
     is_sampled: bool
@@ -122,8 +128,8 @@ class AnnotationResult(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether everything was measured and written, for at least one node."""
-        patches = self.plan.patches
-        has_gaps = self.plan.failures or patches.unmeasured or not (patches.nodes or patches.not_ready)
+        plan = self.plan
+        has_gaps = plan.failures or plan.unmeasured or not (plan.nodes or plan.not_ready)
         return not has_gaps and not (self.written is not None and self.written.failed)
 
 
@@ -176,12 +182,11 @@ def command(command_line: CommandLine) -> None:
 def _print_result(result: AnnotationResult, output: str) -> int:  # complexity: messages in order
     """Print the result of one run. Returns the exit code."""
     plan, written, is_sampled = result
-    patches = plan.patches
     for failure in plan.failures:
         terminal_output.print_message(failure)
-    if not (patches.nodes or patches.not_ready or patches.unmeasured):
+    if not (plan.nodes or plan.not_ready or plan.unmeasured):
         terminal_output.print_message("no node: found none in the cluster, expected at least one")
-    if is_sampled and any(node.desired.get(keys.MEAN_FREE_CPU) for node in patches.nodes):
+    if is_sampled and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.nodes):
         terminal_output.print_message(
             "one sample has a mean and no deviation: let `nodewise annotate` run, without --once, or give"
             " --prometheus-url"
@@ -211,7 +216,7 @@ async def annotate_once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bo
         await annotator.take_sample()
         plan = await annotator.plan(*_nodes_and_pods(stores), keeps_complete=False)
         progress.say("writing")
-        written = None if dry else await node_patches.write_patches(access.patching_api, plan.patches.nodes)
+        written = None if dry else await node_patches.write_patches(access.patching_api, plan.nodes)
         return AnnotationResult(plan, written, annotator.is_sampled)
 
 
@@ -308,8 +313,8 @@ def _create_annotator(
     limits = FetchLimits(annotators.QUERY_TIMEOUT_S, _MAX_CONCURRENT)
     selector = SourceSelector(sources, limits, clock, registry)
     usage_source = annotators.create_usage_source(sources, config, window, selector, clock)
-    rules = node_patches.patch_rules(window.max_age_s, config.period_s)
-    return Annotator(config, rules, usage_source, clock, registry)
+    node_patches.check_max_age(window.max_age_s, config.period_s)
+    return Annotator(config, window.max_age_s, usage_source, clock, registry)
 
 
 def _usage_source_name(settings: SettingsByGroup) -> str:
@@ -332,16 +337,16 @@ async def _cancel_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def print_annotation_plan(plan: AnnotationPlan) -> None:
+def print_annotation_plan(plan: PatchPlan) -> None:
     """Print one line for each node: free and requested resources, and the number of annotations to write."""
     rows = []
-    for node in plan.patches.nodes:
+    for node in plan.nodes:
         count = sum(key != keys.ANNOTATED_AT for key in node.patch)
         to_write = "the time" if node.patch else "nothing"
         if count:
             to_write = f"{count} annotations" if count > 1 else "1 annotation"
         rows.append([node.name, *_annotation_table_cells(node.desired), to_write])
-    rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in plan.patches.not_ready]
+    rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in plan.not_ready]
     shown = tables.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
     for head, *_ in _COLUMNS:
         shown = tables.drop_empty_columns(head, *shown)
@@ -365,16 +370,15 @@ def _format_statistic(key: str, text: str | None) -> str:
     return f"{number / 2**20:.0f} Mi" if key.endswith("memory") else f"{number:.0f}"
 
 
-def encode_annotation_plan(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
+def encode_annotation_plan(plan: PatchPlan, written: WriteResult | None) -> bytes:
     """The plan as JSON, with the annotations themselves; `written` is None for a dry run."""
-    patches = plan.patches
     body: dict[str, Any] = {
         "nodes": [
             {"node": node.name, "stands": node.current, "wanted": node.desired, "patch": node.patch}
-            for node in patches.nodes
+            for node in plan.nodes
         ],
-        "not_ready": patches.not_ready,
-        "unmeasured": patches.unmeasured,
+        "not_ready": plan.not_ready,
+        "unmeasured": plan.unmeasured,
         "failures": plan.failures,
     }
     if written is not None:
@@ -382,16 +386,15 @@ def encode_annotation_plan(plan: AnnotationPlan, written: WriteResult | None) ->
     return msgspec.json.encode(body)
 
 
-def format_patch_summary(plan: AnnotationPlan, written: WriteResult) -> str:
-    """One line about a burst of patches."""
-    patches = plan.patches
+def format_patch_summary(plan: PatchPlan, written: WriteResult) -> str:
+    """One line about a burst of plan."""
     counts = (
         (written.done, "annotated"),
-        (len(patches.nodes) - written.done - written.failed - written.gone, "unchanged"),
+        (len(plan.nodes) - written.done - written.failed - written.gone, "unchanged"),
         (written.failed, "failed"),
         (written.gone, "gone"),
-        (len(patches.not_ready), "not ready"),
-        (len(patches.unmeasured), "not measured"),
+        (len(plan.not_ready), "not ready"),
+        (len(plan.unmeasured), "not measured"),
     )
     parts = [f"{count} {what}" for number, (count, what) in enumerate(counts) if count or not number]
     return f"nodes: {', '.join(parts)}"
