@@ -11,7 +11,7 @@ import pytest
 from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.cli import object_and_metric_sources
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.kube.reflector import ObjectDecoder, ReflectorTarget
 from nodewise.kube.resource_kinds import PODS
@@ -74,7 +74,7 @@ def _stores() -> dict[str, ReflectorTarget[Any]]:
 def _waiting_pods() -> ReflectorTarget[Any]:
     kinds = _kinds()
     chain = AgentChain([kind.agent(kind.options()) for kind in kinds])
-    return object_and_metric_sources.waiting_pods_target(kinds, chain)
+    return object_feed.waiting_pods_target(kinds, chain)
 
 
 STORES: Final = _stores()

@@ -7,11 +7,11 @@ from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.agent.bind_plugin_interface import BindPlugin
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.cli import object_and_metric_sources, options_from_settings
+from nodewise.cli import options_from_settings
 from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.options_from_settings import KnownSettings
 from nodewise.cli.setting_declarations import Group, list_settings
-from nodewise.engine import agent_chain
+from nodewise.engine import agent_chain, object_feed
 from nodewise.engine.pod_requeueing import WaitingPodFields
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.install.scheduler_configuration import AgentRole
@@ -63,7 +63,7 @@ def find_settings_conflict(kind: Any, groups: Iterable[Group]) -> str:
     from nodewise.cli.decide_inputs import PodPlacement
 
     try:
-        object_and_metric_sources.merge_node_types([cast("AgentKind", kind)])
+        object_feed.merge_node_types([cast("AgentKind", kind)])
         merge("Pod", WaitingPodFields, PodPlacement, kind.pod_fields)
     except TypeError as error:
         return str(error)

@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise import agents
 from nodewise.base.clock import SystemClock
-from nodewise.cli import object_and_metric_sources, server_components
+from nodewise.cli import server_components
 from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
@@ -17,6 +17,7 @@ from nodewise.cli.server_components import (
     ServerConfig,
     WiredServer,
 )
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.api_client_creation import connect
@@ -89,7 +90,7 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     """The controller of a configuration: the tasks of an extender's leader, and the admin server."""
     api = connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
     config = server_components.set_namespace_of_agents(config, api.namespace)
-    needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
+    needs = object_feed.data_requirements(config.agents, config.agent_options)
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
     snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
     context = LeaderContext(config, api, snapshots, CONTROLLER_LEASE, "nodewise.io/controller", tools)

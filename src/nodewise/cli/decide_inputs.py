@@ -29,13 +29,13 @@ from nodewise.base.errors import (
     shown,
 )
 from nodewise.base.option import Option
-from nodewise.cli import object_and_metric_sources, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.explain import pod_state
 from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.engine import metric_values_endpoint
+from nodewise.engine import metric_values_endpoint, object_feed
 from nodewise.engine.metric_values_endpoint import MetricValuesPage
 from nodewise.engine.recording_file import AgentHeader
 from nodewise.kube import object_files, replicas
@@ -212,9 +212,9 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
-    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
+    all_watched = object_feed.watched_objects(kinds, selection.options)
     _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
-    node_type = object_and_metric_sources.merge_node_types(kinds)
+    node_type = object_feed.merge_node_types(kinds)
     pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
     others = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
@@ -256,7 +256,7 @@ async def _read_bound_pods(
     sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
 ) -> dict[str, ObjectsByKey]:
     """The pods that agents watch, by the name in `Watched`."""
-    all_watched = object_and_metric_sources.watched_objects(kinds, selection.options)
+    all_watched = object_feed.watched_objects(kinds, selection.options)
     queries = [_ObjectQuery(watched, fields=_BOUND) for watched in all_watched if watched.resource == PODS]
     lists = await _run_queries(sources, queries)
     return {query.watched.name: listed for query, listed in zip(queries, lists, strict=True)}
@@ -287,7 +287,7 @@ async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics
     """The nodes, and the metrics of files, for a command that decides no pods."""
     plain, tables = metric_files.split_paths(paths)
     files = object_files.read(plain) if plain else FileObjects({})
-    query = _ObjectQuery(Watched("nodes", NODES, object_and_metric_sources.merge_node_types(())))
+    query = _ObjectQuery(Watched("nodes", NODES, object_feed.merge_node_types(())))
     [nodes] = await _run_queries(_ObjectSources(api, files, FileObjects({})), [query])
     snapshot = metric_files.read_snapshot(files, tables, node_facts(nodes))
     return ObjectsAndMetrics((), nodes, {}, {}, snapshot)
@@ -301,7 +301,7 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
         | {
             (item.metadata.namespace, item.metadata.name): item
             for files in (sources.files, sources.policies)
-            for item in object_and_metric_sources.select_watched_file_objects(files, query.watched)
+            for item in object_feed.select_watched_file_objects(files, query.watched)
         }
         for query, listed_objects in zip(queries, listed, strict=True)
     ]
@@ -319,7 +319,7 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
         watched, namespace, fields = query
         resource = watched.resource
         try:
-            return await object_and_metric_sources.list_once(
+            return await object_feed.list_once(
                 api, watched, namespace, fields, partial(show_count, watched.name)
             )
         except NotFound:
@@ -448,7 +448,7 @@ async def _open_sources(
         yield [*loaded, *live]
     finally:
         for source in live:
-            if isinstance(source, object_and_metric_sources.ClosableSource):
+            if isinstance(source, object_feed.ClosableSource):
                 await source.close()
 
 

@@ -13,15 +13,9 @@ from nodewise.agent.bind_plugin_interface import AllocationStateBuilder, BindPlu
 from nodewise.agent.controller_interface import Controller, Handle, LeaderTask
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
-from nodewise.cli import (
-    agent_selection,
-    object_and_metric_sources,
-    older_program_flags,
-    server_components,
-)
+from nodewise.cli import agent_selection, older_program_flags, server_components
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.extender_options import ExtenderOptions, leader_tasks, setting_groups
-from nodewise.cli.object_and_metric_sources import DataRequirements
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
     ClockAndMetrics,
@@ -34,10 +28,11 @@ from nodewise.cli.server_components import (
     WiredServer,
 )
 from nodewise.cli.setting_declarations import list_settings
-from nodewise.engine import request_recorder, third_party_agents
+from nodewise.engine import object_feed, request_recorder, third_party_agents
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
 from nodewise.engine.decision import DecisionRing
+from nodewise.engine.object_feed import DataRequirements
 from nodewise.engine.pod_events import PodEventRecorder
 from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
@@ -160,7 +155,7 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
 
 def _data_requirements(config: ServerConfig) -> DataRequirements:
     """The objects that agents read, and those that tasks of the leader read."""
-    needs = object_and_metric_sources.data_requirements(config.agents, config.agent_options)
+    needs = object_feed.data_requirements(config.agents, config.agent_options)
     for task in _enabled_leader_tasks(config):
         needs = needs.with_additional_requirements(task.node_fields(), task.watched(config.settings))
     return needs
@@ -230,7 +225,7 @@ def _create_bind_verb(
         cast("AllocationStateBuilder[Any]", snapshots.states[binder.name]),
         *tools,
     )
-    watched = object_and_metric_sources.watched_objects(config.agents, config.agent_options)
+    watched = object_feed.watched_objects(config.agents, config.agent_options)
     pod_type = next(
         watched_objects.type for watched_objects in watched if watched_objects.name == binder.pods
     )
@@ -251,7 +246,7 @@ def _create_leader_tasks(
 ) -> LeaderTasks:
     """The leader's tasks, and the watch of the pods that it requeues."""
     snapshots, chain = components.snapshots, components.request_handler.chain
-    waiting = object_and_metric_sources.waiting_pods_target(config.agents, chain)
+    waiting = object_feed.waiting_pods_target(config.agents, chain)
     pods = Reflector(api, waiting, *tools, random.random)
 
     def create_more_controllers(handle: Handle) -> list[Controller]:

@@ -12,12 +12,13 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
-from nodewise.cli import decide_inputs, object_and_metric_sources, tables, terminal_output
+from nodewise.cli import decide_inputs, tables, terminal_output
 from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide_inputs import MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
+from nodewise.engine import object_feed
 from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
@@ -193,7 +194,7 @@ async def _policies_by_metric(api: HttpApi) -> tuple[dict[str, list[str]], dict[
         """The objects of all namespaces, or of that of the context."""
         for namespace in ("", api.namespace):
             with contextlib.suppress(NotFound, Refused):
-                return await object_and_metric_sources.list_once(api, watched, namespace)
+                return await object_feed.list_once(api, watched, namespace)
         return {}
 
     watched = KIND.watched(options)

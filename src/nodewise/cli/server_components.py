@@ -24,15 +24,10 @@ from nodewise.agent.controller_interface import (
 )
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.option import SettingsByGroup
-from nodewise.cli import object_and_metric_sources
-from nodewise.cli.object_and_metric_sources import (
-    ClosableSource,
-    DataRequirements,
-    ObjectFeed,
-)
-from nodewise.engine import metric_values_endpoint
+from nodewise.engine import metric_values_endpoint, object_feed
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
+from nodewise.engine.object_feed import ClosableSource, DataRequirements, ObjectFeed
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
@@ -277,9 +272,9 @@ def create_snapshot_components(
 ) -> SnapshotComponents:
     """Snapshots of a cluster, or of files if there is no `api`."""
     feed = (
-        object_and_metric_sources.watch_files(paths.objects_from, needs, 0.2)
+        object_feed.watch_files(paths.objects_from, needs, 0.2)
         if api is None
-        else object_and_metric_sources.watch_cluster(api, needs, *tools, api.namespace)
+        else object_feed.watch_cluster(api, needs, *tools, api.namespace)
     )
     dependencies = _metric_source_dependencies(config, api, feed, tools)
     sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)

@@ -17,17 +17,10 @@ from nodewise.agents.gpu.options import Placement
 from nodewise.base import clock, distributions
 from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import (
-    agent_selection,
-    object_and_metric_sources,
-    options_from_settings,
-    plots,
-    tables,
-    terminal_output,
-)
+from nodewise.cli import agent_selection, options_from_settings, plots, tables, terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
-from nodewise.engine import recording_file
+from nodewise.engine import object_feed, recording_file
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.recording_file import Header
 from nodewise.kube import object_files
@@ -393,9 +386,7 @@ def _replay_recording(path: Path, policy: Sequence[str], chosen: Mapping[str, An
                 (agent.name for agent in header.agents), RecordedOptions
             )
             agent_options, own, changed = _replay_settings(header, kinds, chosen)
-            objects = _read_replacing_objects(
-                policy, object_and_metric_sources.watched_objects(kinds, agent_options)
-            )
+            objects = _read_replacing_objects(policy, object_feed.watched_objects(kinds, agent_options))
             chain = ChainOptions(weights=own.weights)
             player = Player(ReplayAgents(kinds, agent_options, own.sync_period_s, objects, chain))
             differences: list[Difference] = []

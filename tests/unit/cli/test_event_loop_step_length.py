@@ -22,7 +22,7 @@ from nodewise import agents
 from nodewise.base import clock as clocks
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import SystemClock
-from nodewise.cli import object_and_metric_sources
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.decision import DecisionRing
 from nodewise.engine.leader_controller_loop import LeaderLoop
@@ -149,9 +149,9 @@ class ExtenderWithoutSockets:
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.registry = SystemClock(), MetricsRegistry()
-        self.feed = object_and_metric_sources.watch_cluster(
+        self.feed = object_feed.watch_cluster(
             api,
-            object_and_metric_sources.data_requirements([KIND], OPTIONS),
+            object_feed.data_requirements([KIND], OPTIONS),
             clock,
             self.registry,
             "nodewise",
@@ -166,7 +166,7 @@ class ExtenderWithoutSockets:
         self.refresher.subscribe(self.snapshot_cache.touch)
         handle = build_handle(api, self.feed.objects, self.feed.nodes, clock, self.registry)
         chain = AgentChain([KIND.agent(OPTIONS["telemetry"])])
-        waiting = object_and_metric_sources.waiting_pods_target([KIND], chain)
+        waiting = object_feed.waiting_pods_target([KIND], chain)
         self.pods = Reflector(api, waiting, clock, self.registry, random.random)
         waker = Requeuer(chain, self.pods.store, handle, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], handle)

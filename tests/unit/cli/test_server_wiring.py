@@ -12,14 +12,15 @@ import pytest
 
 from nodewise import agents
 from nodewise.base.clock import SystemClock
-from nodewise.cli import controller, object_and_metric_sources, server_components
+from nodewise.cli import controller, server_components
 from nodewise.cli import extender as extender_wiring
 from nodewise.cli.controller import ControllerKubeOptions
 from nodewise.cli.extender_options import setting_groups
-from nodewise.cli.object_and_metric_sources import MOST_WAITING_POD_BYTES
 from nodewise.cli.options_from_settings import CommandLine
 from nodewise.cli.server_components import ClockAndMetrics, ServerConfig, WiredServer
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.object_feed import MOST_WAITING_POD_BYTES
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
@@ -168,7 +169,7 @@ def test_the_largest_waiting_pod() -> None:
     """A larger one is not stored, whichever of the fields that agents read are large."""
     kind = agents.load("gpu")
     chain = AgentChain([kind.agent(kind.options())])
-    target = object_and_metric_sources.waiting_pods_target([kind], chain)
+    target = object_feed.waiting_pods_target([kind], chain)
     assert target.keep is not None
 
     def waiting_pod(allowed: str) -> Any:

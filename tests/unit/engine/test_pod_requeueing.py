@@ -16,7 +16,7 @@ import pytest
 from nodewise.agent import AgentKind, FilterPlugin, Names, NodeIndex, Snapshot, Verdict
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Problem, Unavailable
-from nodewise.cli import object_and_metric_sources
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.pod_requeueing import ANNOTATION, PASS_S, PAUSE_S, TRIES, Requeuer, WaitingPods
@@ -112,7 +112,7 @@ class RequeueingCluster:
         self.api.put(NODES, {"metadata": {"name": "a", "annotations": {}}})
         chain, clock = AgentChain([self.agent]), VirtualClock()
         self.snapshot = Snapshot(NodeIndex(["a"]), {}, 0.0, 1)
-        waiting = object_and_metric_sources.waiting_pods_target([DemandsKind()], chain)
+        waiting = object_feed.waiting_pods_target([DemandsKind()], chain)
         self.pods = Reflector(self.api, waiting, clock, self.registry, random.random)
         self.handle = build_handle(self.api, {}, self.pods.store, clock, self.registry)
         self.requeuer = Requeuer(chain, self.pods.store, self.handle, PERIOD_S)

@@ -14,7 +14,7 @@ from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
-from nodewise.cli import object_and_metric_sources
+from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import NONE, NotFound, Params, Patch
 from nodewise.kube.resource_kinds import EVENTS, LEASES, NODES, PODS
 from nodewise.kube.store import StoreWriter
@@ -111,7 +111,7 @@ class NativeModeFixture:
 
     def watch(self) -> None:
         """Bring the stores up to date with the API server."""
-        kind = object_and_metric_sources.merge_node_types([agents.load("telemetry")])
+        kind = object_feed.merge_node_types([agents.load("telemetry")])
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.nodes.replace(msgspec.json.decode(item, type=kind) for item in items)
         policies = (msgspec.json.encode(item) for item in self.api.objects(POLICIES).values())

@@ -13,8 +13,8 @@ import msgspec
 from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
-from nodewise.cli import object_and_metric_sources
 from nodewise.cli.completion import ListedNames, list_names
+from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
@@ -382,7 +382,7 @@ async def _list_readable_objects(
     async def list_objects(kind: Watched) -> Mapping[ObjectKey, Any]:
         fields = f"metadata.name={namespace}" if kind.name == NAMESPACES else ""
         try:
-            return await object_and_metric_sources.list_once(api, kind, namespace, fields)
+            return await object_feed.list_once(api, kind, namespace, fields)
         except NotFound:
             return {}
 
@@ -496,7 +496,7 @@ def _labelled_node(node: _Node, wanted: tuple[VerdictRequirement, ...]) -> Label
 async def _read_nodes(api: Api) -> tuple[list[_Node], str]:
     """The nodes by name, and why they cannot be read."""
     try:
-        nodes = await object_and_metric_sources.list_once(api, Watched("nodes", NODES, _Node))
+        nodes = await object_feed.list_once(api, Watched("nodes", NODES, _Node))
     except NodewiseError as error:
         return [], str(error)
     return sorted(nodes.values(), key=lambda node: node.metadata.name), ""

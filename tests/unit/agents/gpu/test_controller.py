@@ -19,9 +19,9 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.cli import object_and_metric_sources
-from nodewise.cli.object_and_metric_sources import StoreRelister
+from nodewise.engine import object_feed
 from nodewise.engine.leader_controller_loop import LeaderLoop
+from nodewise.engine.object_feed import StoreRelister
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
@@ -158,10 +158,8 @@ class LeadingReplica:
     def __init__(self, api: FailingPatchApi, **options: Any) -> None:
         self.api, self.clock, self.metrics_registry = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
-        needs = object_and_metric_sources.data_requirements([KIND], {"gpu": gpu_options})
-        self.feed = object_and_metric_sources.watch_cluster(
-            api, needs, self.clock, self.metrics_registry, OURS
-        )
+        needs = object_feed.data_requirements([KIND], {"gpu": gpu_options})
+        self.feed = object_feed.watch_cluster(api, needs, self.clock, self.metrics_registry, OURS)
         refresher = MetricsRefresher([], RefreshOptions(), self.clock, self.metrics_registry)
         self.state = KIND.state(gpu_options, PERIOD_S)
         stores = self.feed.stores
