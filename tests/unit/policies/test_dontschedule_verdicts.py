@@ -21,12 +21,25 @@ POL = "telemetry policy d/pol: "
 REJECT = TelemetryOptions(when_missing="reject")
 
 
+def values(text: str) -> list[Series]:
+    """Metrics with values of nodes: `m n1=5 n2=-; k n1=1`. `-` is a value that cannot be read."""
+    metrics = [part.split() for part in text.split(";") if part]
+    return [
+        series(
+            name,
+            **{node: None if value == "-" else value for node, value in (each.split("=") for each in nodes)},
+        )
+        for name, *nodes in metrics
+    ]
+
+
 def verdict(
-    rules: Any, *values: Series, names: str = "n1 n2 n3", logical: str | None = None, **more: Any
+    rules: Any, metrics: str | Series, names: str = "n1 n2 n3", logical: str | None = None, **more: Any
 ) -> dict[str, str]:
     """The rejected nodes with their reasons, without the part that names the policy."""
     strategy = {"rules": rules} | ({} if logical is None else {"logicalOperator": logical})
-    cluster = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(*values))
+    listed = values(metrics) if isinstance(metrics, str) else [metrics]
+    cluster = cluster_state([policy(dontschedule=strategy)], metrics_snapshot(*listed))
     reasons = rejected(snapshot(cluster, **more), names)
     assert reasons is not None
     return {node: reason.removeprefix(POL) for node, reason in reasons.items()}
@@ -43,10 +56,8 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize(("rules", "any_of", "all_of"), VIOLATIONS.values(), ids=VIOLATIONS)
 def test_any_of_and_all_of(rules: list[Any], any_of: bool, all_of: bool) -> None:
-    two = (series("memory", n1=10), series("cpu", n1=200))
-    broken = [
-        bool(verdict(rules, *two, names="n1", logical=text)) for text in (None, "", "anyOf", "ALLOF", "allOf")
-    ]
+    operators = (None, "", "anyOf", "ALLOF", "allOf")
+    broken = [bool(verdict(rules, "memory n1=10; cpu n1=200", "n1", operator)) for operator in operators]
     assert broken == [any_of] * 4 + [all_of]
 
 
@@ -73,85 +84,42 @@ OPERATORS = {
 
 @pytest.mark.parametrize(("value", "operator", "target", "expected"), OPERATORS.values(), ids=OPERATORS)
 def test_operator(value: str, operator: str, target: Any, expected: bool) -> None:
-    assert bool(verdict([rule("m", operator, target)], series("m", n1=value), names="n1")) is expected
+    assert bool(verdict([rule("m", operator, target)], f"m n1={value}", "n1")) is expected
 
 
-ABOVE_1 = [rule("m", target=1)]
-TWO_RULES = [rule("a", target=3), rule("b", "Equals", 7)]
-OLD = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
-MISSING = "no fresh value of m"
-NEVER = "metric absent was never fetched: no source has responded yet"
 HIGH = "m GreaterThan 1"
-REASONS: dict[str, tuple[Any, tuple[Series, ...], dict[str, Any], dict[str, str]]] = {
-    "the threshold as written": (
-        [rule("m", target="0.8")],
-        (series("m", n1=1, n2=2, n3=0),),
-        {},
-        {"n1": "m GreaterThan 0.8", "n2": "m GreaterThan 0.8"},
-    ),
-    "the first of several broken rules": (
-        [rule("a", "Equals", 1), rule("b", "Equals", 1)],
-        (series("a", n1=1, n2=0), series("b", n1=1, n2=1)),
-        {},
-        {"n1": "a Equals 1", "n2": "b Equals 1"},
-    ),
-    "every rule of allOf": (
-        [rule("m", target=1), rule("m", "LessThan", 10)],
-        (series("m", n1=5, n2=50),),
-        {"logical": "allOf"},
-        {"n1": "m GreaterThan 1 and m LessThan 10"},
-    ),
-    "allOf needs every value": (
-        TWO_RULES,
-        (series("a", n2=4), series("b", n1=7)),
-        {"logical": "allOf"},
-        {},
-    ),
-    "a metric that was never fetched": (
-        [rule("absent", target=1)],
-        (),
-        {"names": "n1 nX"},
-        {"n1": NEVER, "nX": NEVER},
-    ),
-    "a missing value passes": (ABOVE_1, (series("m", n1=5),), {"names": "n1 n2 nX"}, {"n1": HIGH}),
-    "a missing value is rejected by the option": (
-        ABOVE_1,
-        (series("m", n1=0, n3=None),),
-        {"names": "n1 n2 n3 nX", "options": REJECT},
-        dict.fromkeys(("n2", "n3", "nX"), MISSING),
-    ),
-    "a missing value is rejected by the rule": (
-        [rule("m", target=1, when_missing="reject")],
-        (series("m", n1=0, n3=None),),
-        {"names": "n1 n2 n3 nX"},
-        dict.fromkeys(("n2", "n3", "nX"), MISSING),
-    ),
-    "the rule precedes the option": (
-        [rule("m", target=1, when_missing="pass")],
-        (series("m", n1=0),),
-        {"options": REJECT},
-        {},
-    ),
-    "a value that is too old is missing": (ABOVE_1, (OLD,), {"max_age_s": 99}, {}),
-    "a value that is old enough counts": (ABOVE_1, (OLD,), {"max_age_s": 100}, {"n1": HIGH}),
-    "the age of a rule": (
-        [rule("m", target=1, max_age="5m")],
-        (series("m", at=800.0, n1=5),),
-        {"max_age_s": 60},
-        {"n1": HIGH},
-    ),
-    "a value of unknown age is fresh": (
-        ABOVE_1,
-        (series("m", at=None, n1=5),),
-        {"max_age_s": 1},
-        {"n1": HIGH},
-    ),
+ABOVE_1 = [rule("m", target=1)]
+STRICT = [rule("m", target=1, when_missing="reject")]
+LAX = [rule("m", target=1, when_missing="pass")]
+PATIENT = [rule("m", target=1, max_age="5m")]
+SHARE = [rule("m", target="0.8")]
+RANGE = [rule("m", target=1), rule("m", "LessThan", 10)]
+TWO = [rule("a", "Equals", 1), rule("b", "Equals", 1)]
+OLD = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
+AT_800, TIMELESS = series("m", at=800.0, n1=5), series("m", at=None, n1=5)
+NEVER = "metric m was never fetched: no source has responded yet"
+MISSING = dict.fromkeys(("n2", "n3", "nX"), "no fresh value of m")
+FOUR = {"names": "n1 n2 n3 nX"}
+REASONS: dict[str, tuple[Any, str | Series, dict[str, Any], dict[str, str]]] = {
+    "threshold as written": (SHARE, "m n1=1 n2=2 n3=0", {}, dict.fromkeys(("n1", "n2"), "m GreaterThan 0.8")),
+    "first broken rule": (TWO, "a n1=1 n2=0; b n1=1 n2=1", {}, {"n1": "a Equals 1", "n2": "b Equals 1"}),
+    "all of": (RANGE, "m n1=5 n2=50", {"logical": "allOf"}, {"n1": f"{HIGH} and m LessThan 10"}),
+    "all of needs every value": (TWO, "a n2=1; b n1=1", {"logical": "allOf"}, {}),
+    "never fetched": (ABOVE_1, "", {"names": "n1 nX"}, {"n1": NEVER, "nX": NEVER}),
+    "missing passes": (ABOVE_1, "m n1=5", {"names": "n1 n2 nX"}, {"n1": HIGH}),
+    "missing, rejected by option": (ABOVE_1, "m n1=0 n3=-", {**FOUR, "options": REJECT}, MISSING),
+    "missing, rejected by rule": (STRICT, "m n1=0 n3=-", FOUR, MISSING),
+    "missing, passes by rule": (LAX, "m n1=0", {"options": REJECT}, {}),
+    "too old": (ABOVE_1, OLD, {"max_age_s": 99}, {}),
+    "not too old": (ABOVE_1, OLD, {"max_age_s": 100}, {"n1": HIGH}),
+    "age of the rule": (PATIENT, AT_800, {"max_age_s": 60}, {"n1": HIGH}),
+    "unknown age is fresh": (ABOVE_1, TIMELESS, {"max_age_s": 1}, {"n1": HIGH}),
 }
 
 
-@pytest.mark.parametrize(("rules", "values", "more", "expected"), REASONS.values(), ids=REASONS)
-def test_reasons(rules: Any, values: Any, more: dict[str, Any], expected: dict[str, str]) -> None:
-    assert verdict(rules, *values, **more) == expected
+@pytest.mark.parametrize(("rules", "metrics", "more", "expected"), REASONS.values(), ids=REASONS)
+def test_reasons(rules: Any, metrics: str | Series, more: dict[str, Any], expected: dict[str, str]) -> None:
+    assert verdict(rules, metrics, **more) == expected
 
 
 GIVEN = snapshot(cluster_state([policy(dontschedule=ABOVE_1)], metrics_snapshot(series("m", n1=5))))
@@ -226,4 +194,4 @@ def test_reasons_are_short() -> None:
     nothing = snapshot(cluster_state([], metrics_snapshot()))
     assert len((rejected(nothing, "n1", pod("x" * 100_000, "y" * 100_000)) or {})["n1"]) < 200
     many = [rule("m" * 200, target=9)] * 100
-    assert len(verdict(many, series("m" * 200, n1=10), logical="allOf")["n1"]) < 600
+    assert len(verdict(many, f"{'m' * 200} n1=10", logical="allOf")["n1"]) < 600
