@@ -29,9 +29,6 @@ METRIC: Final = "[a-zA-Z0-9_:-][a-zA-Z0-9_:.-]*"
 metrics API, so that `..` is none."""
 QUANTITY: Final = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 DURATION: Final = r"([0-9]{1,8}([.][0-9]+)?m?s|[0-9]{1,5}([.][0-9]+)?[mh])+"
-_SHARE: Final = "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
-"""A number between 0 and 1. Others could always, or never, be exceeded."""
-_GUARD_DURATION: Final = "[1-9][0-9]{0,3}[smh]"
 LABEL_NAME: Final = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _DOMAIN_PART: Final = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 LABEL_VALUE: Final = f"({LABEL_NAME})?"
@@ -123,16 +120,15 @@ def _integer(least: int, most: int) -> ValueType:
     return ValueType(parse, {"type": "integer", "minimum": least, "maximum": most})
 
 
-def _text(
-    expected: str, schema: Mapping[str, Any], pattern: str = "", convert: Callable[[str], Any] = str
-) -> ValueType:
+def _text(expected: str, most: int, pattern: str = "", convert: Callable[[str], Any] = str) -> ValueType:
     def parse(value: Any) -> Any:
-        is_text = isinstance(value, str) and 0 < len(value) <= schema["maxLength"]
+        is_text = isinstance(value, str) and 0 < len(value) <= most
         if not is_text or (pattern and not re.fullmatch(pattern, value)):
             raise ValueError(expected)
         return convert(value)
 
-    return ValueType(parse, {"type": "string", **schema})
+    limit = {"pattern": f"^{pattern}$"} if pattern else {"minLength": 1}
+    return ValueType(parse, {"type": "string", "maxLength": most, **limit})
 
 
 def _parse_quantity(value: Any) -> int:
@@ -177,14 +173,13 @@ def _parse_values(value: Any) -> frozenset[str]:
 
 METRIC_TYPE: Final = _text(
     f"letters, digits, _, :, . and -, not beginning with ., at most {MAX_METRIC_NAME}",
-    {"minLength": 1, "maxLength": MAX_METRIC_NAME},
+    MAX_METRIC_NAME,
     METRIC,
-)
+)._replace(schema={"type": "string", "minLength": 1, "maxLength": MAX_METRIC_NAME})
+"""The definitions check the pattern by a rule with a message of its own."""
 DURATION_TYPE: Final = ValueType(_parse_duration, {"type": "string", "maxLength": _MAX_DURATION})
 AGGREGATE_TYPE: Final = choice(*AGGREGATIONS)
-QUERY_TYPE: Final = _text(
-    f"an expression of at most {MAX_QUERY} characters", {"minLength": 1, "maxLength": MAX_QUERY}
-)
+QUERY_TYPE: Final = _text(f"an expression of at most {MAX_QUERY} characters", MAX_QUERY)
 _QUANTITY_SCHEMA: Final = {
     "x-kubernetes-int-or-string": True,
     "maxLength": MAX_QUANTITY,
@@ -200,18 +195,21 @@ RANGE_TYPE: Final = ValueType(
         "items": {"description": "The lower value, then the higher one.", **_QUANTITY_SCHEMA},
     },
 )
+_SHARE_TYPE: Final = _text(
+    'a text with a number between 0 and 1, such as "0.5"', 20, "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
+)
+"""Other numbers could always, or never, be exceeded."""
 _GUARD_DURATION_TYPE: Final = _text(
     "a duration such as 30s, 5m or 12h",
-    {"maxLength": 5, "pattern": f"^{_GUARD_DURATION}$"},
-    _GUARD_DURATION,
+    5,
+    "[1-9][0-9]{0,3}[smh]",
     lambda text: int(text[:-1]) * _UNIT_NS[text[-1]] / 10**9,
 )
 
+_LABEL_VALUE_SCHEMA: Final = {"type": "string", "maxLength": MAX_LABEL_VALUE}
 REQUIREMENT: Final = ObjectType(
     {
-        "key": Field(
-            "The key of the label.", _text("the key of a label", {"minLength": 1, "maxLength": 317})
-        ),
+        "key": Field("The key of the label.", _text("the key of a label", 317)),
         "operator": Field(
             "In or NotIn compare the label with values; Exists and DoesNotExist do not.",
             choice("In", "NotIn", "Exists", "DoesNotExist"),
@@ -219,12 +217,7 @@ REQUIREMENT: Final = ObjectType(
         "values": Field(
             "Values of the label, for In and NotIn.",
             ValueType(
-                _parse_values,
-                {
-                    "type": "array",
-                    "maxItems": _MAX_VALUES,
-                    "items": {"type": "string", "maxLength": MAX_LABEL_VALUE},
-                },
+                _parse_values, {"type": "array", "maxItems": _MAX_VALUES, "items": _LABEL_VALUE_SCHEMA}
             ),
         ),
     },
@@ -251,11 +244,7 @@ GUARD: Final = ObjectType(
     {
         "maxRejectedShare": Field(
             'The share of all nodes that the policy may reject, such as "0.5". Between 0 and 1.',
-            _text(
-                'a text with a number between 0 and 1, such as "0.5"',
-                {"maxLength": 20, "pattern": f"^{_SHARE}$"},
-                _SHARE,
-            ),
+            _SHARE_TYPE,
         ),
         "maxWaitingPods": Field(
             "The number of pods that may wait because of the policy. For a ClusterPlacementPolicy, without those of "
