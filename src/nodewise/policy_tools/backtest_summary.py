@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix
-from nodewise.metrics.series import Floats, Values, ValueState
+from nodewise.metrics.series import Floats, ValueState
 from nodewise.policies import hysteresis, rule_operators
 from nodewise.policies.hysteresis import PERIOD_S, NodeStates, RulePart
 from nodewise.policies.options import MaxAges
@@ -118,44 +118,32 @@ class RuleArrays:
         return rejected
 
     def _part_masks(self, part: Comparison, matrix: NodeMatrix, context: RuleContext) -> _PartMasks:
-        suspended = context.suspended.get(part.metric_request().key)
         is_incomplete = bool(matrix.incomplete)
         fresh = matrix.states == ValueState.FRESH
         is_empty_known = part.empty_means and not is_incomplete
         known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
         agreeing = _agreeing_nodes(part, matrix)
-        broken = fresh & _meets(part, matrix.values, part.target) | agreeing
-        held = broken
+        met = fresh & rule_operators.compare(part.operator, matrix.values, part.target)
+        broken = held = met | agreeing
         if part.release is not None:
-            held = fresh & _meets(part, matrix.values, part.release) | agreeing
+            held = fresh & rule_operators.compare(part.operator, matrix.values, part.release) | agreeing
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
+        suspended = context.suspended.get(part.metric_request().key)
         is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
+        # nodes in a gap between their values (`rule_evaluation.find_gaps`) keep their states
+        times = context.times[:, np.newaxis]
+        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
+        last_at = np.maximum.accumulate(np.where(known, times, before), axis=0)
+        self._last_at[part] = last_at[-1]
         is_absent = ~known & (matrix.states != ValueState.INVALID)
-        releases = (
-            ~self._gaps(part, matrix.sample_distance_s, (known, is_absent), context.times)
-            & ~is_suspended[:, np.newaxis]
-        )
+        in_gap = is_absent & (times - last_at <= self._max_ages.of_rule(part, matrix.sample_distance_s))
+        releases = ~in_gap & ~is_suspended[:, np.newaxis]
         releases &= part.when_missing != "reject"
         decided = known | agreeing
         level = RulePart(decided, broken, held, releases)
         with_last, is_held = self._hold_last_results(part, decided, broken, is_suspended)
         lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
         return _PartMasks(with_last, lacking, level)
-
-    def _gaps(
-        self, part: Comparison, distance_s: float | None, masks: tuple[Mask, Mask], times: Floats
-    ) -> Mask:
-        """Where nodes are in a gap between their values (`rule_evaluation.find_gaps`).
-
-        `masks` are where there is a result, and where there is neither a result nor an invalid value.
-        """
-        known, is_absent = masks
-        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
-        known_at = np.where(known, times[:, np.newaxis], before)
-        last_at = np.maximum.accumulate(known_at, axis=0)
-        self._last_at[part] = last_at[-1]
-        max_age_s = self._max_ages.of_rule(part, distance_s)
-        return is_absent & (times[:, np.newaxis] - last_at <= max_age_s)
 
     def _hold_last_results(
         self, part: Comparison, known: Mask, broken: Mask, suspended: Steps
@@ -187,10 +175,6 @@ def _agreeing_nodes(part: Comparison, matrix: NodeMatrix) -> Mask:
     agreeing = np.zeros(matrix.states.shape, bool)
     agreeing[entries.steps[met], entries.nodes[met]] = True
     return agreeing
-
-
-def _meets(part: Comparison, values: Values, target: int) -> Mask:
-    return np.asarray(rule_operators.OPERATORS[part.operator].compare(values, target), bool)
 
 
 _HOUR_S: Final = 3600.0
