@@ -6,6 +6,8 @@ rules are evaluated as arrays (`backtest_summary`).
 A variant is one rule alone, or a rule with another threshold or missing-value behaviour.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -279,7 +281,7 @@ class Backtest:
         self._timeline = timeline
         self._nodes = nodes
         self._names = NodeNames(tuple(nodes.known))
-        self._names_by_mask: dict[bytes, NodeNames] = {}
+        self._names_of = functools.lru_cache(_MAX_NAMES)(self._select_names)
         self.records: Final = {
             key: PolicyRecord(
                 policy,
@@ -368,7 +370,7 @@ class Backtest:
             return "no series in the history"
         names = self._names
         if not is_fresh.all():
-            names, values = self._names_of(is_fresh), values[is_fresh]
+            names, values = self._names_of(is_fresh.tobytes()), values[is_fresh]
         # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
         measured_at = at - request.max_age_s
         measured = np.broadcast_to(measured_at, len(values))
@@ -393,12 +395,6 @@ class Backtest:
             is_distance_measured=True,
         )
 
-    def _names_of(self, is_fresh: NDArray[np.bool_]) -> NodeNames:
-        key = is_fresh.tobytes()
-        names = self._names_by_mask.get(key)
-        if names is None:
-            if len(self._names_by_mask) >= _MAX_NAMES:
-                self._names_by_mask.clear()
-            names = NodeNames(tuple(np.array(self._names.names, object)[is_fresh].tolist()))
-            self._names_by_mask[key] = names
-        return names
+    def _select_names(self, is_fresh: bytes) -> NodeNames:
+        """The names of the nodes with values, by a mask."""
+        return NodeNames(tuple(itertools.compress(self._names.names, is_fresh)))
