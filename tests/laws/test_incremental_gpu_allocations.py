@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agent.state import NODES as KIND_OF_NODES
-from nodewise.agents.gpu import extended_resource_amounts, free_cpu
+from nodewise.agents.gpu import extended_resource_amounts
+from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.gpu_pod_fields import cpu_milli
 from nodewise.agents.gpu.state import ALLOCATION_RECORDS, PODS, GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import INTEL
@@ -220,17 +221,15 @@ def test_free_cpu_excludes_requests_of_pods_and_claims(
             if (pod.spec.nodeName == name and pod.status.phase not in ("Succeeded", "Failed"))
             or (not pod.spec.nodeName and pod.metadata.uid in coming)
         )
-        assert free == free_cpu.allocatable_cpu(scene.nodes["", name]) - requested
+        assert free == states.allocatable_cpu(scene.nodes["", name]) - requested
 
 
 @given(SOME_PODS)
 def test_a_stored_pod_requests_the_same_cpu(given_pod: Any) -> None:
-    kept = free_cpu.reduce_non_gpu_pod_to_cpu(given_pod)
-    assert free_cpu.cpu_milli_on_node(given_pod) == (
-        free_cpu.cpu_milli_on_node(kept) if kept is not None else 0
-    )
-    assert kept is None or free_cpu.reduce_non_gpu_pod_to_cpu(kept) == kept
-    if (held := free_cpu.keep_gpu_pod(given_pod)) is not None:
+    kept = states.reduce_non_gpu_pod_to_cpu(given_pod)
+    assert states.cpu_milli_on_node(given_pod) == (states.cpu_milli_on_node(kept) if kept is not None else 0)
+    assert kept is None or states.reduce_non_gpu_pod_to_cpu(kept) == kept
+    if (held := states.keep_gpu_pod(given_pod)) is not None:
         assert kept == held
 
 

@@ -46,27 +46,22 @@ class GpuKind(ControllerKind):
 
         Pods without GPUs only for their CPU, if the placement needs it.
         """
-        from nodewise.agents.gpu import free_cpu, missing_gpus, typical_pods
+        from nodewise.agents.gpu import missing_gpus, state, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-        from nodewise.agents.gpu.state import ALLOCATION_RECORDS, DEMAND_CONFIGMAP, PODS
 
         counts = vendor_resource_names.load_profile(options.gpu_profile).counts
-        keep = (
-            free_cpu.reduce_non_gpu_pod_to_cpu
-            if options.placement == "fragmentation"
-            else free_cpu.keep_gpu_pod
-        )
+        keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
-            Watched(PODS, _PODS, AllocatedPod, keep=keep),
+            Watched(state.PODS, _PODS, AllocatedPod, keep=keep),
             Watched(
-                ALLOCATION_RECORDS,
+                state.ALLOCATION_RECORDS,
                 _LEASES,
                 AllocationRecordLease,
                 own_namespace=True,
                 selectors={"labelSelector": f"{ALLOCATION_RECORD_LABEL}={self.name}"},
             ),
             Watched(
-                DEMAND_CONFIGMAP,
+                state.DEMAND_CONFIGMAP,
                 _CONFIGMAPS,
                 typical_pods.DemandConfigMap,
                 keep=lambda configmap: configmap if configmap.metadata.name == typical_pods.NAME else None,

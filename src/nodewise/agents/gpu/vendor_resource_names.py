@@ -116,7 +116,7 @@ _NATIVE: Final = "kubernetes.io/"
 
 
 def _is_resource_prefix(value: Any) -> bool:
-    """Kubernetes' own resources belong to no device plugin, and pods with no others are not kept (`free_cpu`)."""
+    """Kubernetes' own resources belong to no device plugin, and pods with no others are not kept (`state`)."""
     return isinstance(value, str) and _PREFIX.fullmatch(value) is not None and not value.endswith(_NATIVE)
 
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState
-from nodewise.agents.gpu import KIND, free_cpu, gpu_pod_fields
+from nodewise.agents.gpu import KIND, gpu_pod_fields
+from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.gpu_pod_fields import MOST_CPU_MILLI, AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_allocations import GPUS
 from nodewise.agents.gpu.node_gpus import GpuNode
@@ -37,15 +38,15 @@ class TestKept:
     def test_of_a_plain_pod_its_cpu_is_kept(self) -> None:
         allocated_pod = pod("a", "n1", requests=PLAIN, cpu="1500m")
         assert allocated_pod.metadata.annotations == {}
-        kept = free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod)
+        kept = states.reduce_non_gpu_pod_to_cpu(allocated_pod)
         assert kept is not None
         assert (kept.metadata.name, kept.metadata.uid, kept.spec.nodeName) == ("a", "uid-a", "n1")
         assert kept.metadata.annotations is None
-        assert free_cpu.cpu_milli_on_node(kept) == 1500
+        assert states.cpu_milli_on_node(kept) == 1500
 
     def test_pods_with_equal_requests_share_one_object(self) -> None:
         first, second = (
-            free_cpu.reduce_non_gpu_pod_to_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
+            states.reduce_non_gpu_pod_to_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
             for name, cpu in (("a", "2"), ("b", "2000m"))
         )
         assert first is not None
@@ -66,14 +67,14 @@ class TestKept:
         ids=["no cpu", "on no node", "succeeded", "failed", "negative", "garbage"],
     )
     def test_nothing_is_kept_of_one_that_takes_nothing(self, allocated_pod: AllocatedPod) -> None:
-        assert free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod) is None
-        assert free_cpu.keep_gpu_pod(allocated_pod) is None
+        assert states.reduce_non_gpu_pod_to_cpu(allocated_pod) is None
+        assert states.keep_gpu_pod(allocated_pod) is None
 
     @pytest.mark.parametrize(
         "allocated_pod", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"]
     )
     def test_all_is_kept_of_one_that_may_hold_cards(self, allocated_pod: AllocatedPod) -> None:
-        for kept in (free_cpu.reduce_non_gpu_pod_to_cpu(allocated_pod), free_cpu.keep_gpu_pod(allocated_pod)):
+        for kept in (states.reduce_non_gpu_pod_to_cpu(allocated_pod), states.keep_gpu_pod(allocated_pod)):
             assert kept is not None
             assert kept.metadata == allocated_pod.metadata
             assert gpu_pod_fields.container_amounts(kept, INTEL) == gpu_pod_fields.container_amounts(
@@ -143,11 +144,11 @@ class TestRequested:
         container = {"name": "c0", "resources": {"requests": {"cpu": "1"} | device}}
         on_node = {"nodeName": "n1", "containers": [container]}
         document = {"metadata": {"name": "a"}, "spec": on_node | spec, "status": status}
-        kept = free_cpu.reduce_non_gpu_pod_to_cpu(decode(AllocatedPod, document))
+        kept = states.reduce_non_gpu_pod_to_cpu(decode(AllocatedPod, document))
         assert kept is not None
-        assert free_cpu.cpu_milli_on_node(kept) == milli
+        assert states.cpu_milli_on_node(kept) == milli
         assert kept.status.containerStatuses is None
-        assert free_cpu.reduce_non_gpu_pod_to_cpu(kept) == kept
+        assert states.reduce_non_gpu_pod_to_cpu(kept) == kept
 
 
 class TestAllocatable:
@@ -158,19 +159,19 @@ class TestAllocatable:
             ({"cpu": 8}, 8000),
             ({"cpu": "0.0019"}, 1),
             ({"cpu": "-1"}, 0),
-            ({"cpu": "1e30"}, free_cpu.UNLIMITED),
-            ({"cpu": "many"}, free_cpu.UNLIMITED),
-            ({"cpu": ["8"]}, free_cpu.UNLIMITED),
-            ({"memory": "1Gi"}, free_cpu.UNLIMITED),
-            (None, free_cpu.UNLIMITED),
-            ("x", free_cpu.UNLIMITED),
+            ({"cpu": "1e30"}, states.UNLIMITED),
+            ({"cpu": "many"}, states.UNLIMITED),
+            ({"cpu": ["8"]}, states.UNLIMITED),
+            ({"memory": "1Gi"}, states.UNLIMITED),
+            (None, states.UNLIMITED),
+            ("x", states.UNLIMITED),
         ],
     )
     def test_a_node_that_does_not_say_has_no_limit(self, allocatable: Any, milli: int) -> None:
-        assert free_cpu.allocatable_cpu(decode(GpuNode, {"status": {"allocatable": allocatable}})) == milli
+        assert states.allocatable_cpu(decode(GpuNode, {"status": {"allocatable": allocatable}})) == milli
 
     def test_a_node_without_status(self) -> None:
-        assert free_cpu.allocatable_cpu(GpuNode()) == free_cpu.UNLIMITED
+        assert states.allocatable_cpu(GpuNode()) == states.UNLIMITED
 
 
 class TestFree:
@@ -220,7 +221,7 @@ class TestFree:
             (NODES, {"n1": 6000, "n2": 7500}),
             (
                 {"n2": NODES["n2"], "n1": NODES["n1"], "n3": node()},
-                {"n2": 7500, "n1": 6000, "n3": free_cpu.UNLIMITED},
+                {"n2": 7500, "n1": 6000, "n3": states.UNLIMITED},
             ),
         ):
             assert cpu_free(agent_state(cluster_state(nodes, pods), state)) == left

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import free_cpu, gpu_pod_fields, pod_gpu_requests
+from nodewise.agents.gpu import gpu_pod_fields, pod_gpu_requests, state
 from nodewise.agents.gpu.gpu_pod_fields import (
     ALLOW,
     DENY,
@@ -72,7 +72,7 @@ def demand(pod: AllocatedPod) -> pod_gpu_requests.Demand:
     ],
 )
 def test_a_stored_pod_requests_the_same(pod: AllocatedPod) -> None:
-    stored = free_cpu.keep_gpu_pod(pod)
+    stored = state.keep_gpu_pod(pod)
     assert stored is not None
     assert demand(stored) == demand(pod)
     assert cpu_milli(stored) == cpu_milli(pod)
@@ -80,7 +80,7 @@ def test_a_stored_pod_requests_the_same(pod: AllocatedPod) -> None:
 
 
 def test_fields_without_gpus_are_not_stored() -> None:
-    stored = free_cpu.keep_gpu_pod(gpu_pod())
+    stored = state.keep_gpu_pod(gpu_pod())
     assert stored is not None
     (container,) = stored.spec.containers or ()
     assert container.resources is not None
@@ -91,7 +91,7 @@ def test_fields_without_gpus_are_not_stored() -> None:
 
 
 def test_pods_that_request_the_same_share_it() -> None:
-    first, second = (free_cpu.keep_gpu_pod(gpu_pod(on)) for on in ("n1", "n2"))
+    first, second = (state.keep_gpu_pod(gpu_pod(on)) for on in ("n1", "n2"))
     assert first is not None
     assert second is not None
     assert (first.spec.containers or ())[0].resources is (second.spec.containers or ())[0].resources
@@ -102,7 +102,7 @@ def test_a_pod_of_the_largest_size_is_stored_whole() -> None:
     assert gpu_field_bytes(pod) == MOST_BYTES
     assert demand(pod).problem is None
     for whole in (pod, of_size(MOST_PENDING_BYTES)):
-        stored = free_cpu.keep_gpu_pod(whole)
+        stored = state.keep_gpu_pod(whole)
         assert stored is not None
         assert stored.metadata.oversized_bytes == 0
         assert demand(stored) == demand(whole)
@@ -111,7 +111,7 @@ def test_a_pod_of_the_largest_size_is_stored_whole() -> None:
 def test_large_pending_pod_is_stored_in_part_and_holds_its_reservation() -> None:
     pod = of_size(MOST_PENDING_BYTES + 1)
     assert demand(pod).problem is None
-    stored = free_cpu.keep_gpu_pod(pod)
+    stored = state.keep_gpu_pod(pod)
     assert stored is not None
     assert stored.metadata.oversized_bytes == MOST_PENDING_BYTES + 1
     assert stored.metadata.annotations is stored.spec.containers is None
@@ -126,8 +126,8 @@ def test_a_larger_pod_is_rejected_and_not_stored() -> None:
     assert problem is not None
     assert problem.kind == RejectionKind.BAD_ARGS
     assert f"take {MOST_BYTES + 1} bytes of memory; at most {MOST_BYTES}" in problem.text()
-    assert free_cpu.keep_gpu_pod(pod) is None
-    assert free_cpu.reduce_non_gpu_pod_to_cpu(pod) is None
+    assert state.keep_gpu_pod(pod) is None
+    assert state.reduce_non_gpu_pod_to_cpu(pod) is None
 
 
 def test_texts_beyond_ascii_count_as_the_memory_that_they_take() -> None:
@@ -137,7 +137,7 @@ def test_texts_beyond_ascii_count_as_the_memory_that_they_take() -> None:
 
 def test_larger_pod_on_a_node_holds_its_reservation() -> None:
     """The pod's annotations can be changed while it runs; that frees no GPU."""
-    bound = free_cpu.keep_gpu_pod(of_size(MOST_BYTES + 1, on="n1"))
+    bound = state.keep_gpu_pod(of_size(MOST_BYTES + 1, on="n1"))
     assert bound is not None
     assert bound.metadata.oversized_bytes == MOST_BYTES + 1
     assert bound.metadata.annotations is bound.spec.containers is None
@@ -148,7 +148,7 @@ def test_larger_pod_on_a_node_holds_its_reservation() -> None:
 
 
 def test_a_larger_pod_on_a_node_without_a_reservation_is_a_problem() -> None:
-    bound = free_cpu.keep_gpu_pod(of_size(MOST_BYTES + 1, on="n1"))
+    bound = state.keep_gpu_pod(of_size(MOST_BYTES + 1, on="n1"))
     assert bound is not None
     gpu_state = agent_state(cluster_state({"n1": node()}, [bound]))
     (problem,) = gpu_state.nodes["n1"].problems
@@ -178,7 +178,7 @@ def test_the_gpus_of_sidecars_are_stored_and_other_containers_have_no_annotation
     pod = gpu_pod("n1", annotations=annotations)
     init = (RequestingContainer("setup"), RequestingContainer("log", restartPolicy="Always"))
     pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, initContainers=init))
-    stored = free_cpu.keep_gpu_pod(pod)
+    stored = state.keep_gpu_pod(pod)
     assert stored is not None
     assert stored.metadata.annotations == {"cards.nodewise.io/log": "0"}
     assert annotation_bytes(stored.metadata) == annotation_bytes(pod.metadata) > 10_000
