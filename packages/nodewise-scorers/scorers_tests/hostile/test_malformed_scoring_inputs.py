@@ -416,12 +416,17 @@ def test_a_file_of_pigeon_and_the_environment_must_not_contradict_each_other(
 
 @pytest.mark.parametrize("annotations", [GOOD, None], ids=["with statistics", "without"])
 def test_5000_equal_nodes(line: RawConnection, annotations: dict[str, str] | None) -> None:
-    """This must be the last test, as the extender keeps the nodes and evaluates them in later requests by name."""
+    """Only by the paths of kube-scheduler, because those of single agents call the same functions.
+
+    This must be the last test, as the extender keeps the nodes and evaluates them in later requests by name.
+    """
     nodes = [node(f"n{number}", annotations) for number in range(5000)]
     new_pod = pod("equal", cpu="100m", memory="64Mi")
-    ask_everything(line, new_pod, nodes, paths=sorted(VERBS.keys() - set(SCORES)))
+    paths = [path for path in VERBS if path.startswith("/scheduler/")]
+    ask_everything(line, new_pod, nodes, paths=[path for path in paths if path not in SCORES])
     sent = encoded(body(new_pod, nodes))
     for path in SCORES:
-        answer = line.ask(path, sent)
-        response_checks.check_scored(answer, [node["metadata"]["name"] for node in nodes])
-        assert len({priority["Score"] for priority in json.loads(answer.body)}) == 1, path
+        if path in paths:
+            answer = line.ask(path, sent)
+            response_checks.check_scored(answer, [node["metadata"]["name"] for node in nodes])
+            assert len({priority["Score"] for priority in json.loads(answer.body)}) == 1, path
