@@ -93,16 +93,11 @@ def _aggregate_values(entries: Sequence[SampleOrReason], aggregation: str) -> Sa
     return Sample(_REDUCE[aggregation](values), oldest, max(sample.window_s for sample in samples))
 
 
-def _average(values: Sequence[int]) -> int:
-    """The mean to the nearest nano-unit; a half is rounded up."""
-    return (2 * sum(values) + len(values)) // (2 * len(values))
-
-
 _REDUCE: Final[Mapping[str, Callable[[Sequence[int]], int]]] = {
     "max": max,
     "min": min,
     "sum": sum,
-    "avg": _average,
+    "avg": lambda values: (2 * sum(values) + len(values)) // (2 * len(values)),  # a half is rounded up
 }
 
 

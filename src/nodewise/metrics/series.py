@@ -285,9 +285,15 @@ def pack_samples(samples: Mapping[str, Sample]) -> Generator[None, None, Samples
             times.append(np.nan if sample.at is None else sample.at)
             windows_s.append(sample.window_s)
         yield
-    return Samples(
-        _share_names(tuple(names)), _exact_array(values), np.array(times, float), np.array(windows_s, float)
-    )
+    try:
+        nano_values: Values = np.array(values, np.int64)
+    except OverflowError:
+        nano_values = np.array(values, object)
+    key = tuple(names)
+    shared = _shared_names.get(key)
+    if shared is None:
+        shared = _shared_names[key] = NodeNames(key)
+    return Samples(shared, nano_values, np.array(times, float), np.array(windows_s, float))
 
 
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
@@ -338,21 +344,6 @@ def _positions(names: NodeNames, among: NodeNames) -> Generator[None, None, Numb
         positions += map(by_name.get, names.names[start : start + _PART], repeat(-1))
         yield
     return np.array(positions, np.intp)
-
-
-def _share_names(names: tuple[str, ...]) -> NodeNames:
-    """The names as an object that all series of these nodes have."""
-    shared = _shared_names.get(names)
-    if shared is None:
-        shared = _shared_names[names] = NodeNames(names)
-    return shared
-
-
-def _exact_array(values: list[int]) -> Values:
-    try:
-        return np.array(values, np.int64)
-    except OverflowError:
-        return np.array(values, object)
 
 
 def _without_repetition(values: Floats) -> Floats:

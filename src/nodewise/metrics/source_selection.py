@@ -307,7 +307,7 @@ class SourceSelector:
         self._logged: set[tuple[str, str]] = set()
         self._suggestions = MetricNameSuggestions(clock, limits.timeout_s)
 
-    async def fetch(self, request: MetricRequest) -> Series | FetchFailure:
+    async def fetch(self, request: MetricRequest) -> Series | FetchFailure:  # complexity: each outcome
         """The metric from the first source that has it, or the reason why no source has it.
 
         An empty series is valid only if no source failed: the failed source might have values.
@@ -329,8 +329,11 @@ class SourceSelector:
             return empty
         if not failures:
             return _no_source_failure(request, self._sources)
-        summary = _failure_summary(failures, len(self._sources))
-        return FetchFailure(summary, _cause_with_servers(failures, self._sources))
+        # a source that is not installed is named only if there is no other error
+        named = [failure for failure in failures if failure.outcome != _NOT_THERE] or failures
+        several = len(self._sources) > 1
+        texts = [f"{failure.source}: {failure.why}" if several else failure.why for failure in named]
+        return FetchFailure("; ".join(texts), _cause_with_servers(failures, self._sources))
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
         """Log once which later sources have the metric, too: the operator should know that the order decides."""
@@ -489,12 +492,6 @@ def _no_slot_failure(source: MetricsSource, slot: Slot, limits: FetchLimits) -> 
     remedy = "use fewer metrics in the namespace, or cheaper queries"
     why = f"{why}: {requester} had {calls} requests before it (--metrics-concurrency {limits.calls})"
     return _SourceFailure(source.name, why, missing_values.cause("BudgetExceeded", source.name, text, remedy))
-
-
-def _failure_summary(failures: Sequence[_SourceFailure], sources: int) -> str:
-    """The errors of the sources. A source that is not installed is named only if there is no other error."""
-    named = [failure for failure in failures if failure.outcome != _NOT_THERE] or failures
-    return "; ".join(f"{failure.source}: {failure.why}" if sources > 1 else failure.why for failure in named)
 
 
 def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[MetricsSource]) -> Cause:

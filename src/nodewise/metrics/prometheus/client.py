@@ -156,8 +156,12 @@ def secret_headers(options: PrometheusOptions) -> SecretHeaders:
     if options.prometheus_token_file:
         headers.append(FileHeader(AUTHORIZATION, options.prometheus_token_file, "Bearer {}".format))
     if user := options.prometheus_user:
+
+        def basic(password: str) -> str:
+            return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
         path = options.prometheus_password_file
-        headers.append(FileHeader(AUTHORIZATION, path, lambda password: _basic_authorization(user, password)))
+        headers.append(FileHeader(AUTHORIZATION, path, basic))
     for header in _assignments(options):
         if header.name:
             made = FileHeader(header.name, header.value) if header.is_file else SecretHeader(*header[:2])
@@ -203,10 +207,6 @@ def _assignments(options: PrometheusOptions) -> Iterator[HeaderAssignment]:
 def _invalid_value(text: str) -> bool:
     """Whether a value has a character that no header may have. Others than ASCII have no defined encoding."""
     return not text.isascii() or not text.replace("\t", " ").isprintable()
-
-
-def _basic_authorization(user: str, password: str) -> str:
-    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
 _WHAT: Final = "Prometheus' settings"

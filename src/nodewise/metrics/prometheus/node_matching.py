@@ -161,12 +161,15 @@ def match_series(
         yield from _match_by(chosen, series, matches, labels, nodes)
         several = yield from _several_series(series, matches)
         rivals = yield from _rival_labels(several, labels, nodes, {*deciding, chosen})
-    conflicts = {
-        node: _rival_conflict(label, used)
-        for label, rival in rivals.items()
-        if rival.is_equal or rival.decides
-        for node, used in rival.owners.items()
-    }
+    conflicts: dict[str, str] = {}
+    for label, rival in rivals.items():
+        for node, decided in rival.owners.items() if rival.is_equal or rival.decides else ():
+            name, used = label[:_MAX_LABEL], decided[:_MAX_LABEL]
+            conflicts[node] = aggregation.query_conflict_text(
+                "series",
+                f' in label "{name}", which names nodes as "{used}" does',
+                f"such as max by ({used}) (…), or give --prometheus-node-label {name}",
+            )
     replicated: set[str] = set()
     for number, (node, own) in enumerate(several.items()):
         if cluster := next((label for label in CLUSTER_LABELS if label in own.differing), ""):
@@ -200,12 +203,6 @@ def _match_by(
 def series_identity(item: SeriesValue, replica: frozenset[str]) -> Identity:
     """What identifies a series; `replica` are the labels of replicas."""
     return frozenset(pair for pair in item.labels.items() if pair[0] not in replica)
-
-
-def _rival_conflict(label: str, used: str) -> str:
-    remedy = f"such as max by ({used[:_MAX_LABEL]}) (…), or give --prometheus-node-label {label[:_MAX_LABEL]}"
-    where = f' in label "{label[:_MAX_LABEL]}", which names nodes as "{used[:_MAX_LABEL]}" does'
-    return aggregation.query_conflict_text("series", where, remedy)
 
 
 def _nodes_by_text(

@@ -288,7 +288,7 @@ def error_from_response(
     retry_after: str = "",
     timeout_s: float = 0.0,
     hide: Callable[[str], str] = str,
-) -> NodewiseError:
+) -> NodewiseError:  # complexity: what servers and proxies differ in
     """The error of an unsuccessful response, with the server's message; `timeout_s` is that of the query.
 
     `hide` removes secrets from the message, before it is cut.
@@ -304,7 +304,10 @@ def error_from_response(
     reason = ": ".join(filter(None, (error_type, truncate(hide(message), limit))))
     problems = [Problem(f"HTTP status {status}", reason or "no message", "")]
     remedy = _TENANT_REMEDY if is_about_tenant else _REMEDIES.get(status, "")
-    if error_type != _TIMEOUT and _refuses_partial_response(status, message):
+    takes_place_of_partial = (status == _UNAVAILABLE and _UNAVAILABLE_STORAGE_WORDS.search(message)) or (
+        status in _OVERLOAD_STATUSES and _REFUSED_PARTIAL_WORDS.search(message)
+    )
+    if error_type != _TIMEOUT and takes_place_of_partial:
         cause = missing_values.cause("IncompleteAnswer", source_table.PROMETHEUS, _REFUSED_PARTIAL)
         return NoValues(what, problems, cause=cause, remedy=cause.remedy)
     kind = _BY_TYPE.get(error_type) or _BY_STATUS.get(status, Unavailable)
@@ -314,13 +317,6 @@ def error_from_response(
         error.retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
         error.timeout_s = timeout_s if error_type == _TIMEOUT else 0.0
     return error
-
-
-def _refuses_partial_response(status: int, message: str) -> bool:
-    """Whether an error takes the place of an incomplete response."""
-    if status == _UNAVAILABLE and _UNAVAILABLE_STORAGE_WORDS.search(message):
-        return True
-    return status in _OVERLOAD_STATUSES and _REFUSED_PARTIAL_WORDS.search(message) is not None
 
 
 def _classify_error(status: int, envelope: _ResponseEnvelope) -> tuple[str, str]:

@@ -242,7 +242,10 @@ def _reduce(floats: Floats, aggregate: str, *, is_unclear: bool) -> _ReducedSeri
     values = nano_values(np.where(valid, floats, 0.0))
     count, present_count = valid.sum(axis=1), present.sum(axis=1)
     is_usable = (count > 0) & ((aggregate in ("max", "min")) | (count == present_count))
-    largest, smallest = _extremes(values, valid)
+    # where no value is valid, any number
+    low, high = values.min(), values.max()
+    largest = np.where(valid, values, low).max(axis=1)
+    smallest = np.where(valid, values, high).min(axis=1)
     if aggregate in ("sum", "avg"):
         result = values.astype(object).sum(axis=1)  # sums of values that fit into int64 may not
         if aggregate == "avg":
@@ -262,12 +265,6 @@ def _reduce(floats: Floats, aggregate: str, *, is_unclear: bool) -> _ReducedSeri
     return _ReducedSeries(
         narrow(result) if result.dtype == object else result, states, differs, smallest, largest
     )
-
-
-def _extremes(values: Values, valid: NDArray[np.bool_]) -> tuple[Values, Values]:
-    """The largest and the smallest valid value of each row; where there is none, any number."""
-    low, high = values.min(), values.max()
-    return np.where(valid, values, low).max(axis=1), np.where(valid, values, high).min(axis=1)
 
 
 def nano_values(floats: Floats) -> Values:
@@ -358,12 +355,8 @@ def samples_by_node(
     merged: dict[str, Points] = {}
     for (_, points), node in zip(ranges, owners.nodes, strict=True):
         if node is not None and node not in owners.conflicts and points.size:
-            merged[node] = _concatenate_samples(merged[node], points) if node in merged else points
+            both = np.concatenate((points, merged.get(node, points[:0])))
+            _, places = np.unique(both[:, 0], return_index=True)
+            merged[node] = both[places]
         yield
     return merged
-
-
-def _concatenate_samples(first: Points, second: Points) -> Points:
-    both = np.concatenate((second, first))
-    _, places = np.unique(both[:, 0], return_index=True)
-    return both[places]
