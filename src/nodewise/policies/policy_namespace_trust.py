@@ -68,7 +68,12 @@ class NamespaceTrust:
         self._max_age_s = max(_MAX_UNTRUSTED_AGE_S, max_age_s)
         self._all = options.trust_all_namespaces
         self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
-        self._allowed = _compile_metric_pattern(options.allowed_metrics)
+        try:
+            self._allowed = re.compile(options.allowed_metrics or "(?s:.*)")
+        except re.error as error:
+            seen = f"{shown(options.allowed_metrics)}: {error}"
+            problem = Problem("--allowed-metrics", seen, "a regular expression")
+            raise BadSettings("settings", [problem]) from error
 
     def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
@@ -93,7 +98,11 @@ class NamespaceTrust:
             node_labels=(),
             sections=tuple(name for name in policy.sections if name not in omitted),
         ).with_comparisons(partial(self._restrict_comparison, policy=policy.key))
-        reasons = _trust_refusals(restricted)
+        refusals = (comparison.refusal for comparison in restricted.comparisons())
+        reasons = list(dict.fromkeys(filter(None, refusals)))
+        if len(reasons) > _MAX_REASONS:
+            # few enough that the remedy fits into a condition as well
+            reasons[_MAX_REASONS:] = [f"{len(reasons) - _MAX_REASONS} more rules cannot be used"]
         if omitted:
             verb = "has" if len(omitted) == 1 else "have"
             reasons.insert(0, f"{' and '.join(omitted)} {verb} no effect")
@@ -117,7 +126,7 @@ class NamespaceTrust:
         """Why a comparison needs trust, without the text of its query; empty if it does not."""
         if comparison.query:
             return "rules with a query cannot be used"
-        if self._allowed is not None and not self._allowed.fullmatch(comparison.metric):
+        if not self._allowed.fullmatch(comparison.metric):
             return f"metric {comparison.metric} is not one of --allowed-metrics"
         if comparison.max_age_s is not None and comparison.max_age_s > self._max_age_s:
             field = "max_age" if kind == "TASPolicy" else "maxAge"
@@ -128,21 +137,3 @@ class NamespaceTrust:
 def remedy(namespace: str) -> str:
     """How an administrator grants trust."""
     return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
-
-
-def _compile_metric_pattern(text: str) -> re.Pattern[str] | None:
-    if not text:
-        return None
-    try:
-        return re.compile(text)
-    except re.error as error:
-        seen = f"{shown(text)}: {error}"
-        raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
-
-
-def _trust_refusals(policy: Policy) -> list[str]:
-    """Why rules cannot be used, without duplicates, and few enough that the remedy fits into a condition as well."""
-    refusals = (comparison.refusal for comparison in policy.comparisons())
-    different = list(dict.fromkeys(filter(None, refusals)))
-    more = len(different) - _MAX_REASONS
-    return [*different[:_MAX_REASONS], *([f"{more} more rules cannot be used"] if more > 0 else [])]
