@@ -354,22 +354,17 @@ class Elector:
 
     async def _write_lease(self, spec: LeaseSpec) -> None:
         timeout_s = self._call_timeout_s()
+        # labels and other fields of the Lease stay as they are
+        before = self._object or {"apiVersion": LEASES.api_version, "kind": LEASES.kind}
+        meta = before.get("metadata") or {"name": self._lock.name, "namespace": self._lock.namespace}
         process = {PROCESS_ANNOTATION: self._lock.process} if self._lock.process else {}
-        annotations = {**self._annotations(), **process}
+        if annotations := {**(meta.get("annotations") or {}), **self._annotations(), **process}:
+            meta = {**meta, "annotations": annotations}
+        merged = {**(before.get("spec") or {}), **msgspec.to_builtins(spec)}
+        body = {**before, "metadata": meta, "spec": merged}
         if self._object is None:
-            meta: dict[str, Any] = {"name": self._lock.name, "namespace": self._lock.namespace}
-            if annotations:
-                meta["annotations"] = annotations
-            body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
             call = self._api.create(LEASES.path(self._lock.namespace), body, timeout_s=timeout_s)
         else:
-            # labels and other fields of the Lease stay as they are
-            spec_before = self._object.get("spec") or {}
-            body = {**self._object, "spec": {**spec_before, **msgspec.to_builtins(spec)}}
-            if annotations:
-                meta = self._object.get("metadata") or {}
-                merged = {**(meta.get("annotations") or {}), **annotations}
-                body["metadata"] = {**meta, "annotations": merged}
             call = self._api.replace(self._path, body, timeout_s=timeout_s)
         self._observe_lease(await self._measure(call))
 
