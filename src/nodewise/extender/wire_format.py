@@ -64,7 +64,7 @@ _outline: Final = msgspec.json.Decoder(_Outline).decode
 
 def check_candidate_count_and_pod_size(body: bytes) -> None:
     """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
-    if len(body) <= _SMALL_BYTES or _estimate_byte_count(body, _COMMA) <= MOST_VALUES:
+    if len(body) <= _SMALL_BYTES or _count_byte(body, _COMMA, _SAMPLED) <= MOST_VALUES:
         return
     try:
         outline = _decode_outline(body)
@@ -92,20 +92,6 @@ def find_end_of_value(error: Exception, body: bytes) -> int | None:
     match = _TRAILING(str(error))
     # msgspec counts the byte that it did not expect
     return int(match[1]) - 1 if match and 0 < int(match[1]) <= len(body) else None
-
-
-def check_lenient_decoding_size(body: bytes, most_bytes: int) -> None:
-    """`BadInput` for a body that is too large for lenient decoding, which costs a pass over it and a copy for each
-    level of keys, and an object for each key.
-    """
-    size = ""
-    if len(body) > most_bytes:
-        size = f"{len(body)} bytes"
-    elif len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
-        size = f"{values} values"
-    if size:
-        expected = "a smaller body, or all keys spelt as kube-scheduler spells them"
-        raise _bad_request("body", f"{size} and a key that is missing or in other case", expected)
 
 
 def _bad_field(field: str, error: Exception, expected: str) -> BadInput:
@@ -140,20 +126,16 @@ def _bad_request(field: str, seen: str, wanted: str) -> BadInput:
     return BadInput("request", [Problem(field, seen, wanted)])
 
 
-def _count_byte(data: bytes, byte: int) -> int:
-    """Number of occurrences of a byte, counted in pieces that fit into the CPU's cache: a third of the time."""
+def _count_byte(data: bytes, byte: int, sampled: int = 1) -> int:
+    """Number of occurrences of a byte, counted in pieces that fit into the CPU's cache: a third of the time.
+
+    With `sampled`, an estimate from one of so many parts of each piece, at random, which a client cannot predict.
+    """
     values: Any = np.frombuffer(data, np.uint8)
+    size = _PIECE_BYTES // sampled
     pieces = range(0, len(values), _PIECE_BYTES)
-    return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)
-
-
-def _estimate_byte_count(data: bytes, byte: int) -> int:
-    """Number of occurrences of a byte, estimated from a random eighth of the data, which a client cannot predict."""
-    values: Any = np.frombuffer(data, np.uint8)
-    size = _PIECE_BYTES // _SAMPLED
-    starts = range(0, len(values), _PIECE_BYTES)
-    sampled = (start + size * random.randrange(_SAMPLED) for start in starts)  # noqa: S311 - no secret
-    return _SAMPLED * sum(int(np.count_nonzero(values[at : at + size] == byte)) for at in sampled)
+    starts = (start + size * random.randrange(sampled) for start in pieces)  # noqa: S311 - no secret
+    return sampled * sum(int(np.count_nonzero(values[start : start + size] == byte)) for start in starts)
 
 
 MOST_BYTES: Final = 2**26
@@ -214,9 +196,17 @@ _node_keys: Final = msgspec.json.Decoder(_NodeKeys).decode
 def normalize_request_json(body: bytes) -> bytes | None:
     """The body with the keys of `REQUEST` in their right case and without trailing bytes; None if that changes nothing.
 
-    `BadInput` for a body with too many bytes or values.
+    `BadInput` for a body with too many bytes or values: it costs a pass over the body, and a copy for each level of
+    keys.
     """
-    check_lenient_decoding_size(body, MOST_BYTES)
+    size = ""
+    if len(body) > MOST_BYTES:
+        size = f"{len(body)} bytes"
+    elif len(body) > _SMALL_BYTES and (values := _count_byte(body, _COMMA)) > MOST_VALUES:
+        size = f"{values} values"
+    if size:
+        expected = "a smaller body, or all keys spelt as kube-scheduler spells them"
+        raise _bad_request("body", f"{size} and a key that is missing or in other case", expected)
     rewritten = rename_keys(body.strip(), REQUEST)
     return None if rewritten == body else rewritten
 

@@ -89,11 +89,8 @@ class Api(Protocol):
 
 KINDS: Final[Mapping[int, type[NodewiseError]]] = {
     400: BadInput,
-    401: Refused,
-    403: Refused,
     404: NotFound,
     405: NotAllowed,
-    406: Refused,
     409: Conflict,
     410: Expired,
     412: Conflict,
@@ -101,10 +98,6 @@ KINDS: Final[Mapping[int, type[NodewiseError]]] = {
     415: BadInput,
     422: BadInput,
     429: Unavailable,
-    500: Unavailable,
-    502: Unavailable,
-    503: Unavailable,
-    504: Unavailable,
 }
 """Kind of error by HTTP status. Of other statuses, 5xx is Unavailable and the rest Refused."""
 

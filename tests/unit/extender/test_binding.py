@@ -102,7 +102,7 @@ class TestWell:
         assert node_of(api, "plain") == "n1"
 
     async def test_a_pod_that_is_not_in_the_store_is_read(self, api: LossyApi, replica: Replica) -> None:
-        api._history.wake_watches = lambda: None  # type: ignore[method-assign]
+        api._wake_watches = lambda: None  # type: ignore[method-assign]
         assert (await replica.bind(put_pod(api, "new"))).result == "bound"
         assert ("get", PODS.path("d", "new")) in api.calls
 
