@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -48,10 +49,14 @@ HOT = "telemetry.aware.scheduling.hot/gas-deschedule-pods-card0"
 class FailingPatchApi(FakeApi):
     """Reports its version every minute, and fails patches of some paths."""
 
-    def __init__(self) -> None:
+    def __init__(self, **pods: str) -> None:
+        """The node n1 with these pods, by their GPUs."""
         super().__init__()
         self.refused: dict[str, NodewiseError] = {}
         """Errors by the end of a path."""
+        self.node("n1")
+        for name, gpus in pods.items():
+            self.pod(name, "n1", gpus)
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
@@ -183,14 +188,14 @@ class LeadingReplica:
         return Handle(self.api, *stores, recorder, self.clock, self.metrics_registry, WriteCounter(), *more)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[Self]:
         work = [*(task() for task in self.feed.tasks), self.keeper.run(), self.leading.run(PERIOD_S)]
         tasks = [
             asyncio.create_task(coroutine)
             for coroutine in (*work, self.controller.run(), self.api.report_progress())
         ]
         try:
-            yield
+            yield self
         finally:
             for task in tasks:
                 task.cancel()
@@ -202,25 +207,19 @@ class LeadingReplica:
         return [line.removeprefix("nodewise_") for line in lines if line.startswith(f"nodewise_{name}")]
 
 
-def run_test(
-    test: Callable[[FailingPatchApi, LeadingReplica], Awaitable[None]],
-    prepare: Callable[[FailingPatchApi], Any],
-    **options: Any,
-) -> LeadingReplica:
-    async def main() -> LeadingReplica:
-        api = FailingPatchApi()
-        prepare(api)
-        leader = LeadingReplica(api, **options)
-        async with leader.running():
-            await test(api, leader)
-        return leader
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        virtual_time.run(test(*arguments, **named))
 
-    return virtual_time.run(main())
+    return run
 
 
 class TestLabels:
-    def test_they_come_and_go_with_the_nodes_label_within_ten_seconds(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_they_come_and_go_with_the_nodes_label_within_ten_seconds(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api).running():
             await asyncio.sleep(20)
             assert api.deschedule_labels() == {}
             api.node("n1", **{HOT: "true"})
@@ -232,27 +231,21 @@ class TestLabels:
             assert api.deschedule_labels() == {}
             assert api.patches("a") == 2
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            api.pod("a", "n1", "card0")
-            api.pod("b", "n1", "card1")
-
-        run_test(test, prepare)
-
-    def test_one_that_an_earlier_process_left_is_taken_back(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_one_that_an_earlier_process_left_is_taken_back(self) -> None:
+        api = FailingPatchApi()
+        api.pod("a", "n1", "card0", **{DESCHEDULE_LABEL: "gpu"})
+        async with LeadingReplica(api).running():
             await asyncio.sleep(10)
             assert api.deschedule_labels() == {}
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            api.pod("a", "n1", "card0", **{DESCHEDULE_LABEL: "gpu"})
-
-        run_test(test, prepare)
-
     @pytest.mark.parametrize("error", [Refused("no"), Conflict("other"), BadInput("uid is immutable")])
-    def test_a_pod_that_cannot_be_written_hinders_no_other(self, error: NodewiseError) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_a_pod_that_cannot_be_written_hinders_no_other(self, error: NodewiseError) -> None:
+        api = FailingPatchApi(a="card0", b="card0")
+        api.refused["/a"] = error
+        api.node("n1", **{HOT: "true"})
+        async with LeadingReplica(api).running():
             await asyncio.sleep(60)
             assert api.deschedule_labels() == {"b": "gpu"}
             assert 2 <= api.patches("a") <= 13, "it is tried again, and not all the time"
@@ -260,45 +253,33 @@ class TestLabels:
             await asyncio.sleep(15)
             assert api.deschedule_labels() == {"a": "gpu", "b": "gpu"}
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.refused["/a"] = error
-            api.node("n1", **{HOT: "true"})
-            for name in ("a", "b"):
-                api.pod(name, "n1", "card0")
-
-        run_test(test, prepare)
-
-    def test_without_an_answer_it_is_tried_again(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_without_an_answer_it_is_tried_again(self) -> None:
+        api = FailingPatchApi()
+        api.refused["/a"] = Unavailable("no answer")
+        api.node("n1", **{HOT: "true"})
+        api.pod("a", "n1", "card0")
+        async with LeadingReplica(api).running():
             await asyncio.sleep(20)
             api.refused.clear()
             await asyncio.sleep(10)
             assert api.deschedule_labels() == {"a": "gpu"}
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.refused["/a"] = Unavailable("no answer")
-            api.node("n1", **{HOT: "true"})
-            api.pod("a", "n1", "card0")
-
-        run_test(test, prepare)
-
-    def test_other_replicas_than_the_leader_write_nothing(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_other_replicas_than_the_leader_write_nothing(self) -> None:
+        api = FailingPatchApi(a="card0")
+        async with LeadingReplica(api).running() as leader:
             leader.leads = False
             api.node("n1", **{HOT: "true"})
             await asyncio.sleep(60)
             assert api.deschedule_labels() == {}
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            api.pod("a", "n1", "card0")
-
-        run_test(test, prepare)
-
 
 class TestLedgers:
-    def test_an_entry_whose_bind_never_came_goes_within_thirty_seconds(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_an_entry_whose_bind_never_came_goes_within_thirty_seconds(self) -> None:
+        api = FailingPatchApi()
+        async with LeadingReplica(api).running() as leader:
             made = api.pod("p")["metadata"]
             uid, version = made["uid"], made["resourceVersion"]
             api.record("n1", **{uid: ("p", "card0", version)})
@@ -309,40 +290,36 @@ class TestLedgers:
             assert api.entries("n1") == []
             assert leader.metric("claims_dropped_total{") == ['claims_dropped_total{why="unbound"} 1.0']
 
-        run_test(test, lambda api: api.node("n1"))
-
-    def test_reservation_of_an_unknown_pod_is_dropped_after_a_check(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_reservation_of_an_unknown_pod_is_dropped_after_a_check(self) -> None:
+        api = FailingPatchApi()
+        api.record("n1", u=("p", "card0", "v1"))
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(30)
             assert leader.cleaner.calls == [("drop", "n1", ("d", "p"), "u", "v1")]
 
-        run_test(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
-
-    def test_those_that_do_not_count_go_together(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_those_that_do_not_count_go_together(self) -> None:
+        api = FailingPatchApi()
+        api.record("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(30)
             assert leader.cleaner.calls == [("prune", "n1", {"u": "1", "v": "2"})]
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            api.record("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
-
-        run_test(test, prepare)
-
-    def test_those_of_pods_on_the_node_stay(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_those_of_pods_on_the_node_stay(self) -> None:
+        api = FailingPatchApi()
+        made = api.pod("p", "n1")["metadata"]
+        api.record("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(60)
             assert leader.cleaner.calls == []
 
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            made = api.pod("p", "n1")["metadata"]
-            api.record("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
-
-        run_test(test, prepare)
-
-    def test_a_failure_is_tried_again_and_a_bound_pod_is_not_asked_about_at_every_step(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_a_failure_is_tried_again_and_a_bound_pod_is_not_asked_about_at_every_step(self) -> None:
+        api = FailingPatchApi()
+        api.record("n1", u=("p", "card0", "v1"))
+        async with LeadingReplica(api).running() as leader:
             leader.cleaner.error = Unavailable("no answer")
             await asyncio.sleep(30)
             assert len(leader.cleaner.calls) > 1
@@ -351,24 +328,19 @@ class TestLedgers:
             await asyncio.sleep(60)
             assert 3 <= len(leader.cleaner.calls) <= 11
 
-        run_test(test, lambda api: (api.node("n1"), api.record("n1", u=("p", "card0", "v1"))))
-
-    def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
+        api = FailingPatchApi()
+        api.record("n1")
+        api.record("gone", u=("q", "card0", "1"))
+        made = api.pod("p", "left")["metadata"]
+        api.record("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+        async with LeadingReplica(api).running():
             await asyncio.sleep(30)
             assert set(api.objects(LEASES)) == {(OURS, "gpu-n1"), (OURS, "gpu-left")}
             api.remove(PODS, "p", "d")
             await asyncio.sleep(30)
             assert set(api.objects(LEASES)) == {(OURS, "gpu-n1")}
-
-        def prepare(api: FailingPatchApi) -> None:
-            api.node("n1")
-            api.record("n1")
-            api.record("gone", u=("q", "card0", "1"))
-            made = api.pod("p", "left")["metadata"]
-            api.record("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
-
-        run_test(test, prepare)
 
 
 class TestCounting:
@@ -383,8 +355,10 @@ class TestCounting:
                 counts[share] = counts.get(share, 0) + row["pods"]
         return counts
 
-    def test_each_pod_counts_once_whoever_leads(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_each_pod_counts_once_whoever_leads(self) -> None:
+        api = FailingPatchApi(a="card0", b="card0")
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(20)
             assert self.counted(api) == {"100": 2}
             for number in range(3):
@@ -407,65 +381,52 @@ class TestCounting:
                 assert self.counted(api) == {"100": 6}
             assert leader.keeper.snapshot.agent_states["gpu"].workload, "every replica has the tables"
 
-        run_test(test, self._prepare)
-
-    def test_histogram_of_a_concurrent_writer_is_kept(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_histogram_of_a_concurrent_writer_is_kept(self) -> None:
+        api = FailingPatchApi(a="card0", b="card0")
+        async with LeadingReplica(api).running():
             async with LeadingReplica(api).running():
                 await asyncio.sleep(100)
                 api.pod("p", "n1", "card0")
                 await asyncio.sleep(200)
             assert self.counted(api)["100"] in {3, 4}, "two who lead at once may both count"
 
-        run_test(test, self._prepare)
-
-    def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
+    @in_virtual_time
+    async def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(controller, "_MOST_NEW", 3)
-
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+        api = FailingPatchApi(a="card0", b="card0")
+        async with LeadingReplica(api).running():
             await asyncio.sleep(20)
             for number in range(9):
                 api.pod(f"p{number}")
             await asyncio.sleep(60)
             assert self.counted(api) == {"100": 2 + 3}
 
-        run_test(test, self._prepare)
-
-    def test_a_file_makes_it_needless(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_a_file_makes_it_needless(self) -> None:
+        api = FailingPatchApi(a="card0", b="card0")
+        async with LeadingReplica(api, gpu_typical_pods="pods.yaml").running():
             await asyncio.sleep(100)
             assert api.objects(CONFIGMAPS) == {}
 
-        run_test(test, self._prepare, gpu_typical_pods="pods.yaml")
-
-    @staticmethod
-    def _prepare(api: FailingPatchApi) -> None:
-        api.node("n1")
-        for name in ("a", "b"):
-            api.pod(name, "n1", "card0")
-
 
 class TestChecks:
-    @staticmethod
-    def _prepare(api: FailingPatchApi) -> None:
-        api.node("n1")
-        api.pod("a", "n1", "card0")
-        api.pod("b", "n1", "card1")
-
-    def test_correct_allocations_are_left(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_correct_allocations_are_left(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api).running() as leader:
             for number in range(90):
                 await asyncio.sleep(10)
                 api.pod(f"p{number}", "n1", "card0")
             assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="same"} 2.0']
             assert leader.relister.count == 0
 
-        run_test(test, self._prepare)
-
-    def test_an_event_that_never_came_is_found_and_mended(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_an_event_that_never_came_is_found_and_mended(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(1)
             assert leader.feed.relister is not None
             for reflector in leader.feed.relister._reflectors:
@@ -481,10 +442,10 @@ class TestChecks:
                 'gpu_checks_total{outcome="same"} 1.0',
             ]
 
-        run_test(test, self._prepare)
-
-    def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(1)
             leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(allocations=node_allocations.EMPTY)
             await asyncio.sleep(10)
@@ -492,23 +453,21 @@ class TestChecks:
             await asyncio.sleep(300 + 60 + 70)
             assert self._held(leader) == {"d/a", "d/b"}
 
-        run_test(test, self._prepare)
-
-    def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(295)
             leader.feed.relister._api = Failing()  # type: ignore[union-attr, assignment]
             await asyncio.sleep(10)
             assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="undecided"} 1.0']
 
-        run_test(test, self._prepare)
-
-    def test_check_is_off_with_period_zero(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_check_is_off_with_period_zero(self) -> None:
+        api = FailingPatchApi(a="card0", b="card1")
+        async with LeadingReplica(api, gpu_check_period_s=0.0).running() as leader:
             await asyncio.sleep(3600)
             assert leader.metric("gpu_checks_total{") == []
-
-        run_test(test, self._prepare, gpu_check_period_s=0.0)
 
     def _held(self, leader: LeadingReplica) -> set[str]:
         allocations = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].allocations
@@ -543,8 +502,10 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
 
 
 class TestGauges:
-    def test_they_follow_the_books(self) -> None:
-        async def test(api: FailingPatchApi, leader: LeadingReplica) -> None:
+    @in_virtual_time
+    async def test_they_follow_the_books(self) -> None:
+        api = FailingPatchApi(a="card0")
+        async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(10)
             assert leader.metric("gpu_card_held_share{") == [
                 'gpu_card_held_share{card="card0",node="n1"} 0.5',
@@ -566,8 +527,6 @@ class TestGauges:
             api.remove(NODES, "n1")
             await asyncio.sleep(10)
             assert leader.metric("gpu_card_held_share{") == leader.metric("gpu_node_problems{") == []
-
-        run_test(test, lambda api: (api.node("n1"), api.pod("a", "n1", "card0")))
 
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
