@@ -1,7 +1,9 @@
 """Plans the changes of the files of a control-plane host: configuration, removal of earlier changes, and restore."""
 
+import contextlib
 import datetime as dt
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,8 +65,8 @@ class HostRequest(NamedTuple):
     backup_dir: str = ""
     """Folder for backups; empty: none."""
     writes: bool = True
-    pod_folders: Sequence[str] = ()
-    """Folders of static pods of the kubelet."""
+    pod_folder: str = ""
+    """The folder of static pods of the kubelet."""
 
 
 class ChangePlan(NamedTuple):
@@ -174,23 +176,20 @@ def scheduler_config_path(request: HostRequest) -> str:
 
 def list_managed_files(request: HostRequest) -> set[str]:
     """The real paths of all files that a run may write or remove, from the flags and the manifest."""
-    configs, folders = {scheduler_config_path(request)}, {request.cert_dir}
-    try:
+    configs: list[str | None] = [scheduler_config_path(request)]
+    folders: list[str | None] = [request.cert_dir]
+    # a backup may repair an invalid manifest; otherwise the problem is reported later, with all others
+    with contextlib.suppress(OSError, BadInput):
         manifest = scheduler_static_pod.parse_manifest(
             read_file(request.manifest) or b"", request.manifest, request.container
         )
-    except (OSError, BadInput):
-        manifest = None  # a backup may repair it; otherwise the problem is reported later, with all others
-    if manifest is not None:
-        before = manifest.recorded_state.config if manifest.recorded_state else None
-        configs |= {manifest.host_path(path) for path in (manifest.user_config, before) if path}
-        configs |= {manifest.own_config} if manifest.own_config else set()
-        folders |= {manifest.own_certs} if manifest.own_certs else set()
-    credentials = {os.path.join(folder, name) for folder in folders for name in CERTIFICATE_FILES}
-    return {
-        request.manifest,
-        *map(host_checks.resolve_path, {*configs, *credentials, *request.deployments}),
-    }
+        before = manifest.recorded_state or PriorState()
+        configs += [manifest.host_path(path) for path in (manifest.user_config, before.config) if path]
+        configs.append(manifest.own_config)
+        folders.append(manifest.own_certs)
+    paths = [os.path.join(folder, name) for folder in filter(None, folders) for name in CERTIFICATE_FILES]
+    paths += [*filter(None, configs), *request.deployments]
+    return {request.manifest, *map(host_checks.resolve_path, paths)}
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -221,7 +220,7 @@ def _read_required_host_files(
         problems += host_checks.certificate_folder_problems(request.cert_dir, writes=request.writes)
         credentials = client_certificate_checks.ClientCredentials(cert or b"", key or b"", ca)
     folders = [os.path.dirname(path), request.cert_dir, request.backup_dir]
-    problems += host_checks.static_pod_folder_problems(folders, request.pod_folders)
+    problems += host_checks.static_pod_folder_problems(folders, request.pod_folder)
     if request.backup_dir and request.writes:
         problems += host_checks.backup_folder_problems(request.backup_dir)
     if problems or pod is None:
@@ -252,13 +251,12 @@ def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[st
     folders = {
         os.path.dirname(request.key),
         os.path.dirname(request.cert),
-        *(os.path.join(os.path.dirname(folder), "pki") for folder in request.pod_folders),
+        os.path.join(os.path.dirname(request.pod_folder), "pki"),
         os.path.join(request.config_dir, "pki"),
     }
     others = {path: data for folder in sorted(folders) for path, data in _find_possible_ca_files(folder)}
-    now = dt.datetime.now(dt.UTC)
     result = client_certificate_checks.check_client_certificate_files(
-        files.credentials, others, now, allow_ca_key=request.allow_ca_key
+        files.credentials, others, dt.datetime.now(dt.UTC), allow_ca_key=request.allow_ca_key
     )
     if result.problems:
         raise BadInput("certificates", result.problems)
@@ -267,20 +265,16 @@ def _check_client_certificate(request: HostRequest, files: HostFiles) -> list[st
 
 def _find_possible_ca_files(folder: str) -> Iterable[tuple[str, bytes]]:
     """Files below a folder that may hold the certificate of a CA. Unreadable files are skipped."""
-    left = _MAX_FILES
-    for parent, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = os.path.join(parent, name)
-            left -= 1
-            if left < 0:
-                return
-            try:
-                small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _MAX_BYTES
-                data = (read_file(path, is_trusted=False) or b"") if small else b""
-            except (OSError, BadInput):
-                continue
-            if b"CERTIFICATE-----" in data:
-                yield path, data
+    paths = (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in sorted(names))
+    for path in itertools.islice(paths, _MAX_FILES):
+        try:
+            status = os.stat(path)
+            is_small = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+            data = (read_file(path, is_trusted=False) or b"") if is_small else b""
+        except (OSError, BadInput):
+            continue
+        if b"CERTIFICATE-----" in data:
+            yield path, data
 
 
 def _render_configuration(

@@ -96,12 +96,11 @@ def backup_folder_problems(path: str) -> Iterator[str]:
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
-def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
+def static_pod_folder_problems(folders: Iterable[str], pods: str) -> Iterator[str]:
     """Problems of folders that are, or are inside of, a folder for static pods."""
-    own = [os.path.realpath(folder) for folder in pods]
+    own = os.path.realpath(pods)
     for path in sorted({*folders} - {""}):
-        real_path = os.path.realpath(path)
-        if any(real_path == folder or real_path.startswith(folder + os.sep) for folder in own):
+        if posixpath.commonpath([own, os.path.realpath(path)]) == own:
             yield f"{path}: a folder for static pods"
 
 

@@ -356,7 +356,7 @@ def _build_configure_request(
         deployments=[os.path.abspath(path) for path in (options.tas_depl, options.gas_depl) if path],
         backup_dir=os.path.abspath(options.backup_folder) if options.backup_folder else "",
         writes=not options.is_read_only,
-        pod_folders=[folder],
+        pod_folder=folder,
     )
 
 
