@@ -61,12 +61,7 @@ def examine(
 
 
 def _finding_sort_key(item: Finding) -> tuple[int, int, str, str]:
-    return (
-        SEVERITIES.index(item.severity),
-        list(CATALOGUE).index(item.id),
-        item.object,
-        item.found,
-    )
+    return (SEVERITIES.index(item.severity), list(CATALOGUE).index(item.id), item.object, item.found)
 
 
 def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:

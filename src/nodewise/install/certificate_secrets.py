@@ -175,11 +175,7 @@ def _decode_base64(text: Any) -> bytes:
 
 
 _SIGNING_REQUESTS: Final = Resource(
-    "certificates.k8s.io",
-    "v1",
-    "certificatesigningrequests",
-    "CertificateSigningRequest",
-    namespaced=False,
+    "certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest", namespaced=False
 )
 API_CLIENT: Final = "kubernetes.io/kube-apiserver-client"
 _PAUSE_S: Final = 1.0

@@ -67,11 +67,7 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
         rules += shipped_rules("gpu.yaml", "Role")
     if any(role.keeps_memory for role in options.agents):
         rules += shipped_rules("memory.yaml", "Role")
-    election = {
-        "leaderElect": True,
-        "resourceName": options.name,
-        "resourceNamespace": options.namespace,
-    }
+    election = {"leaderElect": True, "resourceName": options.name, "resourceNamespace": options.namespace}
     configuration = {**options.configuration, "leaderElection": election}
 
     def header(version: str, kind: str) -> dict[str, Any]:
@@ -104,10 +100,7 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
     ]
 
 
-_EXTENDER_LABELS: Final = {
-    "app.kubernetes.io/name": "nodewise",
-    "app.kubernetes.io/component": "extender",
-}
+_EXTENDER_LABELS: Final = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
 """The labels by which commands find the replicas, as in the chart (`nodewise.kube.replicas`)."""
 _RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,

@@ -188,8 +188,7 @@ class Manifest(NamedTuple):
         except (ValueError, AttributeError) as error:
             expected = "as `nodewise configure` wrote it"
             raise BadInput(
-                self.document.name,
-                [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], expected)],
+                self.document.name, [Problem(f"annotation {PRIOR_STATE_ANNOTATION}", text[:80], expected)]
             ) from error
 
     @property

@@ -111,11 +111,7 @@ def test_the_adapters_rule_for_metrics_of_nodes() -> None:
     assert 'node!=""' in custom["seriesQuery"]
     replaced = custom["name"]["as"].replace("$1", r"\1")
     assert re.sub(custom["name"]["matches"], replaced, name) == "health_metric"
-    filled = {
-        "<<.Series>>": name,
-        "<<.LabelMatchers>>": 'node="n1"',
-        "<<.GroupBy>>": "node",
-    }
+    filled = {"<<.Series>>": name, "<<.LabelMatchers>>": 'node="n1"', "<<.GroupBy>>": "node"}
     query = custom["metricsQuery"]
     for hole, text in filled.items():
         query = query.replace(hole, text)
@@ -149,10 +145,7 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
         [(B, "GreaterThan", 70, ["card0=false", "card1=true"])],
         {"worker2": {"card0=false", "card1=true"}},
     ),
-    "labeling8": (
-        [(A, "LessThan", 8, ["foo=1"]), (B, "LessThan", 8, ["foo=2"])],
-        {"worker": {"foo=2"}},
-    ),
+    "labeling8": ([(A, "LessThan", 8, ["foo=1"]), (B, "LessThan", 8, ["foo=2"])], {"worker": {"foo=2"}}),
     "labeling9": (
         [(A, "GreaterThan", 8, ["foo=1"]), (B, "GreaterThan", 8, ["foo=2"])],
         {"worker": {"foo=1"}, "worker2": {"foo=2"}, "worker3": {"foo=2"}},

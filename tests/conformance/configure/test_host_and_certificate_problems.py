@@ -194,14 +194,7 @@ OTHER = issue("etcd-ca", is_ca=True)
         (b"CRT", b"KEY", "no certificate in PEM"),
         (CLIENT.cert, issue("y").key, "not the key of the certificate"),
         (*issue("x", by=AUTHORITY, days=-1), "over since"),
-        (
-            *issue(
-                "x",
-                by=AUTHORITY,
-                usage=ExtendedKeyUsageOID.SERVER_AUTH,
-            ),
-            "not for client use",
-        ),
+        (*issue("x", by=AUTHORITY, usage=ExtendedKeyUsageOID.SERVER_AUTH), "not for client use"),
     ],
 )
 def test_certificates_that_cannot_be_used(host, cert, key, says):

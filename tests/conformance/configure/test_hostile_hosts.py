@@ -116,11 +116,7 @@ def test_certificates_do_not_go_where_the_clusters_own_are(host):
 
 
 def test_a_volume_of_our_names_that_another_container_uses(host):
-    sidecar = {
-        "name": "sidecar",
-        "image": "a/b:v1",
-        "volumeMounts": [{"name": "certdir", "mountPath": "/x"}],
-    }
+    sidecar = {"name": "sidecar", "image": "a/b:v1", "volumeMounts": [{"name": "certdir", "mountPath": "/x"}]}
     volumes = [*POD["spec"]["volumes"], {"name": "certdir", "emptyDir": {}}]
     pod = with_field(POD, "spec.volumes", volumes)
     write(host, with_field(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))

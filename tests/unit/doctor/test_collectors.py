@@ -22,13 +22,7 @@ from nodewise.doctor.collectors import policies as policy_evaluation
 from nodewise.doctor.collectors import policies as policy_objects
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
-from nodewise.doctor.collectors.session import (
-    ClusterReader,
-    ExaminationTarget,
-    Session,
-    attempt,
-    parse_json,
-)
+from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, attempt, parse_json
 from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
 from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report

@@ -106,13 +106,7 @@ def test_configz_has_the_names_of_gos_fields() -> None:
         only_entry.enable_https,
         only_entry.ca_file,
         only_entry.weight,
-    ) == (
-        "1s",
-        True,
-        True,
-        "/ca",
-        10,
-    )
+    ) == ("1s", True, True, "/ca", 10)
     assert (configuration.profiles[0].scheduler_name, configuration.profiles[0].percentage) == ("mine", 30)
     assert only_entry.managed_resources[0].is_ignored
 

@@ -81,11 +81,7 @@ def test_connections_succeed_with_either_side_one_step_behind() -> None:
     assert third.server.next_cert == third.client.next_key == b""
     assert [
         len(x509.load_pem_x509_certificates(state.server.trusted)) for state in (first, third, fourth)
-    ] == [
-        1,
-        2,
-        2,
-    ]
+    ] == [1, 2, 2]
 
 
 def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_the_new_certificate() -> None:

@@ -174,10 +174,7 @@ def check_policies_without_agent(
 
 @check("policy-without-effect")
 def check_policies_without_filter(
-    policies: Policies,
-    registrations: Registrations,
-    extenders: Extenders = (),
-    controllers: Controllers = (),
+    policies: Policies, registrations: Registrations, extenders: Extenders = (), controllers: Controllers = ()
 ) -> Iterator[Finding]:
     if native_mode_workloads(extenders, controllers):
         return
