@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nodewise.cli import main
 from tests import forked_commands
-from tests.conformance.configure import scheduler_manifests
+from tests.conformance.configure.scheduler_manifests import TAS_TEMPLATE, kubeadm_pod, to_yaml
 
 TEMPLATE = "deploy/extender-configuration/scheduler-config.yaml"
 PROGRAM = [sys.executable, "-m", "nodewise", "configure"]
@@ -47,11 +47,11 @@ class ControlPlaneHost:
         self.manifest = self.k / "manifests" / "kube-scheduler.yaml"
         self.config = self.k / "scheduler-config.yaml"
         self.template = self.work / TEMPLATE
-        self.template.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
+        self.template.write_bytes(TAS_TEMPLATE.encode())
         (self.work / "deploy" / "tas-deployment.yaml").write_text(
             "a: node-role.kubernetes.io/control-plane\n"
         )
-        self.write(scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(minor)))
+        self.write(to_yaml(kubeadm_pod(minor)))
         for name, data in CERTIFICATE_FILES.items():
             self.write_certificate(name, data)
 

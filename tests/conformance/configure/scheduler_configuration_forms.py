@@ -5,9 +5,8 @@ from typing import Any
 
 import yaml
 
-from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import with_field
+from tests.conformance.configure.scheduler_manifests import kubeadm_pod, to_yaml, with_field
 
 DEFAULT_MINOR = 36
 CONFIGURATION_FORMS: list[dict[str, Any]] = yaml.safe_load(
@@ -21,9 +20,9 @@ def host_with_configuration(folder: Path, form: dict[str, Any]) -> ControlPlaneH
     host.template.unlink()
     own = host.k / "own.yaml"
     own.write_bytes(form["text"].encode())
-    pod = scheduler_manifests.kubeadm_pod(form.get("minor", DEFAULT_MINOR))
+    pod = kubeadm_pod(form.get("minor", DEFAULT_MINOR))
     command = [*pod["spec"]["containers"][0]["command"], f"--config={own}"]
-    host.write(scheduler_manifests.to_yaml(with_field(pod, "spec.containers.0.command", command)))
+    host.write(to_yaml(with_field(pod, "spec.containers.0.command", command)))
     return host
 
 

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.case_numbers import case
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, CLIENT, PROGRAM, ControlPlaneHost
+from tests.conformance.configure.scheduler_manifests import (
+    BOTH_TEMPLATE,
+    GAS_TEMPLATE,
+    TAS_TEMPLATE,
+    kubeadm_pod,
+)
 
 HASH, BEFORE = "nodewise.io/config-hash", "nodewise.io/before-configure"
 
@@ -52,7 +57,7 @@ def test_a_first_run(host):
         0o644,
     ]
     pod, added = split_additions(host.pod)
-    assert pod == scheduler_manifests.kubeadm_pod(30)
+    assert pod == kubeadm_pod(30)
     assert added["command"] == [f"--config={host.config}"]
     assert added["mounts"] == [
         {"mountPath": str(host.config), "name": "schedulerconfig", "readOnly": True},
@@ -125,7 +130,7 @@ def test_every_version_of_kubeadm(tmp_path, minor):
     host = ControlPlaneHost(tmp_path, minor)
     assert host.run().code == 0
     assert host.configuration["apiVersion"] == f"kubescheduler.config.k8s.io/{VERSIONS[minor]}"
-    assert split_additions(host.pod)[0] == scheduler_manifests.kubeadm_pod(minor)
+    assert split_additions(host.pod)[0] == kubeadm_pod(minor)
     assert "control-plane" in (host.work / "deploy" / "tas-deployment.yaml").read_text()
 
 
@@ -182,7 +187,7 @@ def test_the_key_of_a_former_run_is_closed(host):
 def test_a_template_of_another_name(host):
     host.run()
     other = host.work / "gas-config.yaml"
-    other.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
+    other.write_bytes(GAS_TEMPLATE.encode())
     ran = host.run(f=str(other))
     new = str(host.k / "gas-config.yaml")
     assert f"--config={new}" in host.container["command"]
@@ -196,7 +201,7 @@ def test_a_template_of_another_name(host):
 def test_another_template_of_the_same_name(host):
     host.run()
     before = host.pod
-    host.template.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
+    host.template.write_bytes(GAS_TEMPLATE.encode())
     assert host.run().code == 0
     assert "gas-service" in host.config.read_text()
     after = host.pod
@@ -207,14 +212,14 @@ def test_another_template_of_the_same_name(host):
 @case(18)
 def test_a_plus_in_the_name(host):
     both = host.work / "scheduler-config-tas+gas.yaml"
-    both.write_bytes(scheduler_manifests.BOTH_TEMPLATE.encode())
+    both.write_bytes(BOTH_TEMPLATE.encode())
     assert host.run(f=str(both)).code == 0
     assert f"--config={host.k}/scheduler-config-tas+gas.yaml" in host.container["command"]
 
 
 @case(20)
 def test_the_template_is_the_destination(host):
-    host.config.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
+    host.config.write_bytes(TAS_TEMPLATE.encode())
     assert host.run(f=str(host.config)).code == 0
     assert host.configuration["apiVersion"].endswith("/v1")
 
@@ -247,7 +252,7 @@ def test_a_relative_folder(host):
 
 @case(25, "line ends become LF")
 def test_a_template_with_carriage_returns(host):
-    host.template.write_bytes(scheduler_manifests.TAS_TEMPLATE.encode())
+    host.template.write_bytes(TAS_TEMPLATE.encode())
     assert b"\r\n" in host.template.read_bytes()
     assert host.run().code == 0
     assert b"\r" not in host.config.read_bytes()
@@ -256,7 +261,7 @@ def test_a_template_with_carriage_returns(host):
 
 @case(26, "the version that this kube-scheduler reads is written, and it is told")
 def test_a_template_with_a_version_of_its_own(host):
-    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("XVERSIONX", "v1beta1"))
+    host.template.write_text(TAS_TEMPLATE.replace("XVERSIONX", "v1beta1"))
     ran = host.run()
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
     assert "says kubescheduler.config.k8s.io/v1beta1" in ran.err
@@ -264,7 +269,7 @@ def test_a_template_with_a_version_of_its_own(host):
 
 @case(27, "only apiVersion is set, by its place")
 def test_a_placeholder_in_a_comment(host):
-    host.template.write_text("# XVERSIONX is set\r\n" + scheduler_manifests.TAS_TEMPLATE)
+    host.template.write_text("# XVERSIONX is set\r\n" + TAS_TEMPLATE)
     assert host.run().code == 0
     assert host.config.read_bytes().startswith(b"# XVERSIONX is set\n")
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
@@ -276,19 +281,13 @@ def test_a_placeholder_in_a_comment(host):
     [
         ("}{", "yaml"),
         ("just words", "no map"),
-        (scheduler_manifests.TAS_TEMPLATE.replace("KubeSchedulerConfiguration", "Pod"), "kind"),
-        (scheduler_manifests.TAS_TEMPLATE.replace("filterVerb", "filterverb"), "extenders[0].filterverb"),
-        (scheduler_manifests.TAS_TEMPLATE.replace("weight: 1", "weight: -1"), "extenders[0].weight"),
-        (scheduler_manifests.TAS_TEMPLATE.replace("https://tas", "tas"), "extenders[0].urlPrefix"),
-        (
-            scheduler_manifests.TAS_TEMPLATE.replace("ignorable: true", "ignorable: 1"),
-            "extenders[0].ignorable",
-        ),
-        (
-            scheduler_manifests.TAS_TEMPLATE.replace("ignorable: true", "httpTimeout: 5"),
-            "extenders[0].httpTimeout",
-        ),
-        (scheduler_manifests.TAS_TEMPLATE.replace("extenders:", "profiles:"), "extenders"),
+        (TAS_TEMPLATE.replace("KubeSchedulerConfiguration", "Pod"), "kind"),
+        (TAS_TEMPLATE.replace("filterVerb", "filterverb"), "extenders[0].filterverb"),
+        (TAS_TEMPLATE.replace("weight: 1", "weight: -1"), "extenders[0].weight"),
+        (TAS_TEMPLATE.replace("https://tas", "tas"), "extenders[0].urlPrefix"),
+        (TAS_TEMPLATE.replace("ignorable: true", "ignorable: 1"), "extenders[0].ignorable"),
+        (TAS_TEMPLATE.replace("ignorable: true", "httpTimeout: 5"), "extenders[0].httpTimeout"),
+        (TAS_TEMPLATE.replace("extenders:", "profiles:"), "extenders"),
     ],
 )
 def test_a_template_that_kube_scheduler_would_not_start_with(host, text, names):
@@ -302,7 +301,7 @@ def test_a_template_that_kube_scheduler_would_not_start_with(host, text, names):
 
 @case(125, "refused")
 def test_a_template_that_names_a_certificate_that_is_not_there(host):
-    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("client.crt", "other.crt"))
+    host.template.write_text(TAS_TEMPLATE.replace("client.crt", "other.crt"))
     before = host.snapshot()
     ran = host.run()
     assert ran.code == 1
@@ -349,7 +348,7 @@ def test_a_dry_run_without_a_folder_for_backups(host):
 @case(103, "a unified diff, coloured on a terminal only")
 def test_a_difference_is_shown_by_lines(host):
     host.run()
-    host.template.write_text(scheduler_manifests.TAS_TEMPLATE.replace("weight: 1", "weight: 7"))
+    host.template.write_text(TAS_TEMPLATE.replace("weight: 1", "weight: 7"))
     lines = host.run("-dry-run").out.splitlines()
     assert "-  weight: 1" in lines
     assert "+  weight: 7" in lines

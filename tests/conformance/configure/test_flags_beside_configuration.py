@@ -5,17 +5,16 @@ import json
 import pytest
 import yaml
 
-from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import with_field
+from tests.conformance.configure.scheduler_manifests import TAS_TEMPLATE, kubeadm_pod, to_yaml, with_field
 
 COMMAND = "spec.containers.0.command"
 
 
 def manifest_with_flags(*flags: str, minor: int = 35) -> str:
-    pod = scheduler_manifests.kubeadm_pod(minor)
+    pod = kubeadm_pod(minor)
     command = [*pod["spec"]["containers"][0]["command"], *flags]
-    return scheduler_manifests.to_yaml(with_field(pod, COMMAND, command))
+    return to_yaml(with_field(pod, COMMAND, command))
 
 
 def configured(host: ControlPlaneHost, text: str, *flags: str) -> str:
@@ -77,8 +76,8 @@ def test_empty_value_keeps_the_meaning_of_the_flag(host, flag, value):
 
 
 def test_flags_in_args_are_carried(host):
-    pod = with_field(scheduler_manifests.kubeadm_pod(34), "spec.containers.0.args", ["--profiling=false"])
-    configured(host, scheduler_manifests.to_yaml(pod))
+    pod = with_field(kubeadm_pod(34), "spec.containers.0.args", ["--profiling=false"])
+    configured(host, to_yaml(pod))
     assert host.configuration["enableProfiling"] is False
 
 
@@ -134,7 +133,7 @@ def test_value_that_no_field_can_have_is_refused(host, flag, expected):
 
 
 def test_template_keeps_its_own_fields_and_receives_the_others(host):
-    value = yaml.safe_load(scheduler_manifests.TAS_TEMPLATE) | {"enableProfiling": True}
+    value = yaml.safe_load(TAS_TEMPLATE) | {"enableProfiling": True}
     host.template.write_text(yaml.safe_dump(value))
     host.write(manifest_with_flags("--profiling=false", "--kube-api-qps=90"))
     ran = host.run()

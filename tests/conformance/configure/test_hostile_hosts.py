@@ -19,17 +19,17 @@ import yaml
 from nodewise.base.errors import BadInput, Conflict
 from nodewise.install import file_transaction
 from nodewise.install.file_transaction import Backup, FileChange
-from tests.conformance.configure import fault_injection, scheduler_manifests
+from tests.conformance.configure import fault_injection
 from tests.conformance.configure.control_plane_hosts import AUTHORITY, ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import with_field
+from tests.conformance.configure.scheduler_manifests import TAS_TEMPLATE, kubeadm_pod, to_yaml, with_field
 from tests.conformance.configure.test_host_and_certificate_problems import assert_refused
 
-POD = scheduler_manifests.kubeadm_pod(30)
+POD = kubeadm_pod(30)
 IMAGE = "spec.containers.0.image"
 
 
 def write(host: ControlPlaneHost, value: Any) -> None:
-    host.write(scheduler_manifests.to_yaml(value))
+    host.write(to_yaml(value))
 
 
 # other kinds of files
@@ -97,14 +97,14 @@ def test_owners_are_kept(host):
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key", "scheduler-client.crt"])
 def test_no_file_of_the_cluster_is_taken_for_the_place_of_the_configuration(host, name):
     template = host.work / name
-    template.write_text(scheduler_manifests.TAS_TEMPLATE)
+    template.write_text(TAS_TEMPLATE)
     assert f"{host.k}/pki/{name}: " in assert_refused(host, f=str(template), d=str(host.k / "pki"))
 
 
 def test_a_kubeconfig_is_not_overwritten_by_a_template_of_its_name(host):
     (host.k / "scheduler.conf").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
     template = host.work / "scheduler.conf"
-    template.write_text(scheduler_manifests.TAS_TEMPLATE)
+    template.write_text(TAS_TEMPLATE)
     assert "kind Config" in assert_refused(host, f=str(template))
 
 
@@ -418,8 +418,8 @@ def test_additions_of_the_user_survive_an_uninstall(host):
     ],
 )
 def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
-    text = scheduler_manifests.to_yaml(POD).replace(old, new)
-    assert text != scheduler_manifests.to_yaml(POD)
+    text = to_yaml(POD).replace(old, new)
+    assert text != to_yaml(POD)
     host.write(text)
     before = host.snapshot()
     ran = host.run()

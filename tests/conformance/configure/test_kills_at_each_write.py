@@ -19,8 +19,9 @@ from click.testing import CliRunner
 
 from nodewise.cli import configure
 from nodewise.install import yaml_editor
-from tests.conformance.configure import fault_injection, scheduler_manifests
+from tests.conformance.configure import fault_injection
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
+from tests.conformance.configure.scheduler_manifests import GAS_TEMPLATE
 
 
 def kill_at_each_write(host: ControlPlaneHost, *flags: str) -> int:
@@ -104,7 +105,7 @@ def test_a_first_run(host: ControlPlaneHost, flags: list[str]) -> None:
 
 def test_a_run_that_changes_everything_that_is_there(host: ControlPlaneHost) -> None:
     assert host.run("--no-backup").code == 0
-    host.template.write_bytes(scheduler_manifests.GAS_TEMPLATE.encode())
+    host.template.write_bytes(GAS_TEMPLATE.encode())
     (host.certs / "client.key").chmod(0o644)
     assert kill_at_each_write(host) >= 20
 

@@ -5,12 +5,11 @@ import json
 import pytest
 import yaml
 
-from tests.conformance.configure import scheduler_manifests
 from tests.conformance.configure.case_numbers import case
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
-from tests.conformance.configure.scheduler_manifests import REMOVED, with_field
+from tests.conformance.configure.scheduler_manifests import REMOVED, kubeadm_pod, to_yaml, with_field
 
-POD = scheduler_manifests.kubeadm_pod(30)
+POD = kubeadm_pod(30)
 C = "spec.containers.0"
 
 
@@ -50,7 +49,7 @@ def added_lines(host: ControlPlaneHost, text: bytes) -> list[bytes]:
 
 
 COMMENTED = (
-    scheduler_manifests.to_yaml(POD)
+    to_yaml(POD)
     .replace("spec:\n", "# who owns this\nspec:\n\n  # one only\n")
     .replace("    - --leader-elect=true\n", "    - '--leader-elect=true'   # we have three\n    # the end\n")
     .replace("  hostNetwork: true\n", '  "hostNetwork": true  # needed\n')
@@ -67,31 +66,28 @@ def test_comments_blank_lines_and_quotes_stay(host):
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_line_ends_and_byte_order_mark_stay(host, mark, end):
-    text = mark + scheduler_manifests.to_yaml(POD).encode().replace(b"\n", end)
+    text = mark + to_yaml(POD).encode().replace(b"\n", end)
     assert_accepted(host, text)
     assert all(line.endswith(end) for line in added_lines(host, text))
     assert host.manifest.read_bytes().startswith(mark + b"apiVersion")
 
 
 def test_no_line_end_at_the_end(host):
-    text = scheduler_manifests.to_yaml(with_field(POD, "status", REMOVED)).rstrip("\n")
+    text = to_yaml(with_field(POD, "status", REMOVED)).rstrip("\n")
     assert_accepted(host, text)
     assert host.pod["spec"]["volumes"][-1]["name"] == "certdir"
 
 
 @case(32, "refused")
 @case(34, "refused, and it says that there are two")
-@pytest.mark.parametrize(
-    "text",
-    [f"{scheduler_manifests.to_yaml(POD)}---\na: b\n", f"---\n---\n{scheduler_manifests.to_yaml(POD)}"],
-)
+@pytest.mark.parametrize("text", [f"{to_yaml(POD)}---\na: b\n", f"---\n---\n{to_yaml(POD)}"])
 def test_several_documents(host, text):
     assert "2 documents" in assert_refused(host, text)
 
 
 @case(33, "the marker stays")
 def test_a_document_marker_stays(host):
-    text = f"---\n{scheduler_manifests.to_yaml(POD)}"
+    text = f"---\n{to_yaml(POD)}"
     assert_accepted(host, text)
     assert host.manifest.read_text().startswith("---\napiVersion")
 
@@ -108,21 +104,21 @@ def test_a_document_marker_stays(host):
         ("", "spec not found"),
         ("\n", "spec not found"),
         ("spec:\n\tcontainers: []\n", 'unmarshaling of "'),
-        (scheduler_manifests.to_yaml(POD) + "kind: Pod\n", "'kind' twice"),
+        (to_yaml(POD) + "kind: Pod\n", "'kind' twice"),
         ("- a\n", 'unmarshaling of "'),
         ("a: b\n", "spec not found"),
         ("spec: 5\n", "spec not found"),
-        (scheduler_manifests.to_yaml(with_field(POD, "spec.containers", REMOVED)), "imageName not found"),
-        (scheduler_manifests.to_yaml(with_field(POD, "spec.containers", [])), "imageName not found"),
-        (scheduler_manifests.to_yaml(POD).replace("  hostNetwork", "  1: x\n  hostNetwork"), "spec"),
+        (to_yaml(with_field(POD, "spec.containers", REMOVED)), "imageName not found"),
+        (to_yaml(with_field(POD, "spec.containers", [])), "imageName not found"),
+        (to_yaml(POD).replace("  hostNetwork", "  1: x\n  hostNetwork"), "spec"),
         (b"\xff\xfe\x00", "UTF-8"),
         ("[" * 5000, 'unmarshaling of "'),
         (
             "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(f"c{i}: &c{i} [*b, *b, *b]\n" for i in range(3)),
             "spec not",
         ),
-        (scheduler_manifests.to_yaml(with_field(POD, "metadata", 5)), "metadata"),
-        (scheduler_manifests.to_yaml(with_field(POD, "metadata.annotations", [])), "metadata.annotations"),
+        (to_yaml(with_field(POD, "metadata", 5)), "metadata"),
+        (to_yaml(with_field(POD, "metadata.annotations", [])), "metadata.annotations"),
         (b"a" * (2**20 + 1), "bytes"),
     ],
 )
@@ -133,12 +129,12 @@ def test_a_text_that_is_no_pod_is_refused(host, text, says):
 def test_aliases_that_would_fill_the_memory(host):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    assert "values" in assert_refused(host, scheduler_manifests.to_yaml(POD) + "\n".join(lines) + "\n")
+    assert "values" in assert_refused(host, to_yaml(POD) + "\n".join(lines) + "\n")
 
 
 @case(41)
 def test_no_mounts(host):
-    assert_accepted(host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.volumeMounts", REMOVED)))
+    assert_accepted(host, to_yaml(with_field(POD, f"{C}.volumeMounts", REMOVED)))
     assert [mount["name"] for mount in host.container["volumeMounts"]] == ["schedulerconfig", "certdir"]
 
 
@@ -151,9 +147,9 @@ def test_no_volumes_and_little_else(host):
             "containers": [{"name": "kube-scheduler", "image": "a/b:v1.30.1", "command": ["kube-scheduler"]}]
         },
     }
-    assert_accepted(host, scheduler_manifests.to_yaml(small))
+    assert_accepted(host, to_yaml(small))
     assert len(host.pod["spec"]["volumes"]) == 2
-    old = scheduler_manifests.to_yaml(small)
+    old = to_yaml(small)
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == old
 
@@ -182,7 +178,7 @@ def test_no_volumes_and_little_else(host):
     ],
 )
 def test_mounts_and_volumes_of_wrong_shapes(host, where, value, says):
-    assert says in assert_refused(host, scheduler_manifests.to_yaml(with_field(POD, where, value)))
+    assert says in assert_refused(host, to_yaml(with_field(POD, where, value)))
 
 
 FORMER_MOUNTS = [
@@ -228,9 +224,7 @@ def test_entries_of_the_older_script_are_taken_over(host):
     program, *flags = POD["spec"]["containers"][0]["command"]
     assert_accepted(
         host,
-        scheduler_manifests.to_yaml(
-            with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
-        ),
+        to_yaml(with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])),
     )
     assert host.container["command"] == [program, f"--config={host.config}", *flags]
     assert host.container["volumeMounts"][1] == {
@@ -254,7 +248,7 @@ EXTRA = with_field(
 @case(50)
 @case(113, "valid, where the older script made broken YAML")
 def test_further_volumes_are_kept(host):
-    assert_accepted(host, scheduler_manifests.to_yaml(EXTRA))
+    assert_accepted(host, to_yaml(EXTRA))
     assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
         "kubeconfig",
         "x",
@@ -278,11 +272,11 @@ def test_further_volumes_are_kept(host):
 )
 def test_the_dns_policy_is_set_and_set_back(host, where, value):
     old = with_field(with_field(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
-    assert_accepted(host, scheduler_manifests.to_yaml(old))
+    assert_accepted(host, to_yaml(old))
     assert host.pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert host.pod["spec"]["dnsConfig"] == {"nameservers": ["1.2.3.4"]}
     assert host.run("--uninstall").code == 0
-    assert host.manifest.read_text() == scheduler_manifests.to_yaml(old)
+    assert host.manifest.read_text() == to_yaml(old)
 
 
 SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMounts": []}
@@ -290,30 +284,25 @@ SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMo
 
 @case(54, "the container is known by its name")
 def test_kube_scheduler_is_the_second_container(host):
-    assert_accepted(
-        host,
-        scheduler_manifests.to_yaml(
-            with_field(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]])
-        ),
-    )
+    assert_accepted(host, to_yaml(with_field(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]])))
     assert host.pod["spec"]["containers"][0] == SIDECAR
     assert f"--config={host.config}" in host.pod["spec"]["containers"][1]["command"]
 
 
 def test_a_container_of_another_name(host):
     other = with_field(POD, f"{C}.name", "scheduler")
-    assert_accepted(host, scheduler_manifests.to_yaml(other))
+    assert_accepted(host, to_yaml(other))
     both = with_field(
         other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]]
     )
-    assert_accepted(host, scheduler_manifests.to_yaml(both), "--container", "scheduler")
-    assert "--container" in assert_refused(host, scheduler_manifests.to_yaml(both), "--container", "nobody")
+    assert_accepted(host, to_yaml(both), "--container", "scheduler")
+    assert "--container" in assert_refused(host, to_yaml(both), "--container", "nobody")
 
 
 @case(55, "unchanged")
 @case(56, "unchanged")
 def test_spellings_are_kept(host):
-    text = scheduler_manifests.to_yaml(POD).replace("readOnly: true", "readOnly: yes")
+    text = to_yaml(POD).replace("readOnly: true", "readOnly: yes")
     text = text.replace(
         "metadata:\n", "metadata:\n  annotations:\n    a: 1.10\n    e: 0644\n    g: 2024-01-02\n"
     )
@@ -324,21 +313,17 @@ def test_spellings_are_kept(host):
 @case(58, "kept, or refused")
 def test_anchors_and_merge_keys(host):
     kept = (
-        scheduler_manifests.to_yaml(POD)
+        to_yaml(POD)
         .replace("  labels:\n", "  labels: &labels\n")
         .replace("status: {}\n", "status: *labels\n")
     )
     assert_accepted(host, kept)
     added_lines(host, kept.encode())
     mounts = "volumeMounts:\n    - mountPath: /etc/kubernetes/scheduler.conf"
-    shared = scheduler_manifests.to_yaml(POD).replace(
-        mounts, mounts.replace("volumeMounts:", "volumeMounts: &mounts")
-    )
+    shared = to_yaml(POD).replace(mounts, mounts.replace("volumeMounts:", "volumeMounts: &mounts"))
     shared = shared.replace("status: {}\n", "status: {a: *mounts}\n")
     assert "cannot be changed without changing" in assert_refused(host, shared)
-    merged = scheduler_manifests.to_yaml(POD).replace(
-        "spec:\n", "x-base: &base\n  dnsPolicy: Default\nspec:\n  <<: *base\n"
-    )
+    merged = to_yaml(POD).replace("spec:\n", "x-base: &base\n  dnsPolicy: Default\nspec:\n  <<: *base\n")
     assert "cannot be changed without changing" in assert_refused(host, merged)
 
 
@@ -359,7 +344,7 @@ def test_flow_style_stays(host):
 
 
 def manifest_with_flags(*words, **other):
-    return scheduler_manifests.to_yaml(with_field(POD, f"{C}.command", ["kube-scheduler", *words]))
+    return to_yaml(with_field(POD, f"{C}.command", ["kube-scheduler", *words]))
 
 
 @case(59, "refused without --merge or --replace; replaced where it stands")
@@ -418,16 +403,14 @@ def test_the_command_line(host, words, wanted):
     ],
 )
 def test_command_lines_that_cannot_be_edited(host, value, says):
-    assert says in assert_refused(
-        host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.command", value)), "--replace"
-    )
+    assert says in assert_refused(host, to_yaml(with_field(POD, f"{C}.command", value)), "--replace")
 
 
 @case(71, "edited where the flags are")
 @pytest.mark.parametrize(("flags", "wanted"), [(["--config=/old"], ["C"]), (["--v=2"], ["--v=2", "C"])])
 def test_flags_in_args(host, flags, wanted):
     pod = with_field(with_field(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
-    assert_accepted(host, scheduler_manifests.to_yaml(pod), "--replace")
+    assert_accepted(host, to_yaml(pod), "--replace")
     assert host.container["command"] == ["kube-scheduler"]
     assert host.container["args"] == [f"--config={host.config}" if word == "C" else word for word in wanted]
 
@@ -456,7 +439,7 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_versions(host, image, seen):
-    output = assert_accepted(host, scheduler_manifests.to_yaml(with_field(POD, f"{C}.image", image)))
+    output = assert_accepted(host, to_yaml(with_field(POD, f"{C}.image", image)))
     assert f"kube-scheduler {seen}, configuration" in output
     assert ("is newer than what was tried" in output) == (seen == "1.99")
 
@@ -483,13 +466,11 @@ def test_versions(host, image, seen):
     ],
 )
 def test_versions_that_cannot_be_used(host, image, says):
-    text = scheduler_manifests.to_yaml(with_field(POD, f"{C}.image", image))
+    text = to_yaml(with_field(POD, f"{C}.image", image))
     assert says in assert_refused(host, text)
     if "version not found" in says or "imageName" in says:
         assert "kube-scheduler 1.30," in assert_accepted(host, text, "--kubernetes-version", "v1.30.4")
 
 
 def test_a_pod_of_kubernetes_1_18(host):
-    assert "older than 1.19" in assert_refused(
-        host, scheduler_manifests.to_yaml(scheduler_manifests.kubeadm_pod(18, "20"))
-    )
+    assert "older than 1.19" in assert_refused(host, to_yaml(kubeadm_pod(18, "20")))
