@@ -61,7 +61,9 @@ class ControlPlaneHost:
         path.chmod(0o600 if name.endswith(".key") else 0o644)
         return path
 
-    def write(self, text: str | bytes) -> None:
+    def write(self, manifest: str | bytes | dict[str, Any]) -> None:
+        """Write the manifest: a text, or an object as YAML."""
+        text = to_yaml(manifest) if isinstance(manifest, dict) else manifest
         self.manifest.write_bytes(text if isinstance(text, bytes) else text.encode())
         self.manifest.chmod(0o600)
 

@@ -17,7 +17,7 @@ from tests.conformance.configure.control_plane_hosts import (
     RunResult,
     issue,
 )
-from tests.conformance.configure.scheduler_manifests import kubeadm_pod, to_yaml, with_field
+from tests.conformance.configure.scheduler_manifests import kubeadm_pod, with_field
 
 
 def assert_refused(host: ControlPlaneHost, *flags: str, **other: str) -> str:
@@ -305,7 +305,7 @@ extenders:
 
 def write_own_configuration(host: ControlPlaneHost, path: str) -> None:
     words = ["kube-scheduler", f"--config={path}"]
-    host.write(to_yaml(with_field(kubeadm_pod(30), "spec.containers.0.command", words)))
+    host.write(with_field(kubeadm_pod(30), "spec.containers.0.command", words))
 
 
 @pytest.mark.parametrize("name", ["scheduler-config.yaml", "own.yaml"])

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,10 +25,6 @@ from tests.conformance.configure.test_host_and_certificate_problems import asser
 
 POD = kubeadm_pod(30)
 IMAGE = "spec.containers.0.image"
-
-
-def write(host: ControlPlaneHost, value: Any) -> None:
-    host.write(to_yaml(value))
 
 
 # other kinds of files
@@ -119,7 +114,7 @@ def test_a_volume_of_our_names_that_another_container_uses(host):
     sidecar = {"name": "sidecar", "image": "a/b:v1", "volumeMounts": [{"name": "certdir", "mountPath": "/x"}]}
     volumes = [*POD["spec"]["volumes"], {"name": "certdir", "emptyDir": {}}]
     pod = with_field(POD, "spec.volumes", volumes)
-    write(host, with_field(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
+    host.write(with_field(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
     assert "'sidecar'" in assert_refused(host)
 
 
@@ -267,7 +262,7 @@ def test_a_backup_of_an_older_kube_scheduler_is_not_restored_after_an_upgrade(ho
     assert host.run().code == 0
     [backup] = host.backups
     upgraded = with_field(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
-    write(host, upgraded)
+    host.write(upgraded)
     output = assert_refused(host, "--restore")
     assert "v1.30.0" in output
     assert "v1.31.4" in output
@@ -365,7 +360,7 @@ def test_our_annotations_were_removed(host):
     assert host.run().code == 0
     pod = host.pod
     del pod["metadata"]["annotations"]
-    write(host, pod)
+    host.write(pod)
     ran = host.run("--uninstall")
     assert ran.code == 0
     assert host.pod == POD
@@ -376,7 +371,7 @@ def test_one_of_our_volumes_was_removed(host):
     assert host.run().code == 0
     pod = host.pod
     del pod["spec"]["volumes"][-1], pod["spec"]["containers"][0]["volumeMounts"][-1]
-    write(host, pod)
+    host.write(pod)
     assert host.run().code == 0, "a run puts it back"
     assert host.run("--check").code == 0
     assert host.run("--uninstall").code == 0
@@ -389,7 +384,7 @@ def test_additions_of_the_user_survive_an_uninstall(host):
     pod["metadata"]["annotations"]["a/b"] = "c"
     pod["spec"]["containers"][0]["command"].append("--v=5")
     pod["spec"]["volumes"].append({"name": "mine", "emptyDir": {}})
-    write(host, pod)
+    host.write(pod)
     assert host.run("--uninstall").code == 0
     wanted = (
         with_field(POD, "metadata.annotations", {"a/b": "c"}) if "annotations" in POD["metadata"] else POD

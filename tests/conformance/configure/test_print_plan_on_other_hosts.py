@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.configure.control_plane_hosts import ControlPlaneHost, RunResult
-from tests.conformance.configure.scheduler_manifests import TAS_TEMPLATE, kubeadm_pod, to_yaml, with_field
+from tests.conformance.configure.scheduler_manifests import TAS_TEMPLATE, kubeadm_pod, with_field
 from tests.conformance.configure.test_host_and_certificate_problems import (
     OWN_CONFIGURATION,
     write_own_configuration,
@@ -116,7 +116,7 @@ def test_the_plan_for_programs(host: ControlPlaneHost):
 
 def test_manifests_may_differ_from_host_to_host(host: ControlPlaneHost, tmp_path: Path):
     script = print_plan(host)
-    host.write(to_yaml(with_field(kubeadm_pod(30), "spec.priority", 7)))
+    host.write(with_field(kubeadm_pod(30), "spec.priority", 7))
     assert run_script(script, tmp_path).code == 0
     assert host.pod["spec"]["priority"] == 7
     shutil.rmtree(host.certs)

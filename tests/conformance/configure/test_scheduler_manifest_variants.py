@@ -13,9 +13,9 @@ POD = kubeadm_pod(30)
 C = "spec.containers.0"
 
 
-def assert_refused(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
+def assert_refused(host: ControlPlaneHost, manifest: str | bytes | dict, *flags: str) -> str:
     """Check that a run fails and changes nothing. Returns standard error."""
-    host.write(text)
+    host.write(manifest)
     before = host.snapshot()
     ran = host.run(*flags)
     assert ran.code == 1
@@ -24,9 +24,9 @@ def assert_refused(host: ControlPlaneHost, text: str | bytes, *flags: str) -> st
     return ran.err
 
 
-def assert_accepted(host: ControlPlaneHost, text: str | bytes, *flags: str) -> str:
+def assert_accepted(host: ControlPlaneHost, manifest: str | bytes | dict, *flags: str) -> str:
     """Check that a run succeeds and a second one changes nothing. Returns standard error of the first."""
-    host.write(text)
+    host.write(manifest)
     ran = host.run(*flags)
     assert ran.code == 0, ran.err
     once = host.manifest.read_bytes()
@@ -134,7 +134,7 @@ def test_aliases_that_would_fill_the_memory(host):
 
 @case(41)
 def test_no_mounts(host):
-    assert_accepted(host, to_yaml(with_field(POD, f"{C}.volumeMounts", REMOVED)))
+    assert_accepted(host, with_field(POD, f"{C}.volumeMounts", REMOVED))
     assert [mount["name"] for mount in host.container["volumeMounts"]] == ["schedulerconfig", "certdir"]
 
 
@@ -147,7 +147,7 @@ def test_no_volumes_and_little_else(host):
             "containers": [{"name": "kube-scheduler", "image": "a/b:v1.30.1", "command": ["kube-scheduler"]}]
         },
     }
-    assert_accepted(host, to_yaml(small))
+    assert_accepted(host, small)
     assert len(host.pod["spec"]["volumes"]) == 2
     old = to_yaml(small)
     assert host.run("--uninstall").code == 0
@@ -178,7 +178,7 @@ def test_no_volumes_and_little_else(host):
     ],
 )
 def test_mounts_and_volumes_of_wrong_shapes(host, where, value, says):
-    assert says in assert_refused(host, to_yaml(with_field(POD, where, value)))
+    assert says in assert_refused(host, with_field(POD, where, value))
 
 
 FORMER_MOUNTS = [
@@ -223,8 +223,7 @@ def test_entries_of_the_older_configurator_are_taken_over(host):
 def test_entries_of_the_older_script_are_taken_over(host):
     program, *flags = POD["spec"]["containers"][0]["command"]
     assert_accepted(
-        host,
-        to_yaml(with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])),
+        host, with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
     )
     assert host.container["command"] == [program, f"--config={host.config}", *flags]
     assert host.container["volumeMounts"][1] == {
@@ -248,7 +247,7 @@ EXTRA = with_field(
 @case(50)
 @case(113, "valid, where the older script made broken YAML")
 def test_further_volumes_are_kept(host):
-    assert_accepted(host, to_yaml(EXTRA))
+    assert_accepted(host, EXTRA)
     assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
         "kubeconfig",
         "x",
@@ -272,7 +271,7 @@ def test_further_volumes_are_kept(host):
 )
 def test_the_dns_policy_is_set_and_set_back(host, where, value):
     old = with_field(with_field(POD, "spec.dnsConfig", {"nameservers": ["1.2.3.4"]}), where, value)
-    assert_accepted(host, to_yaml(old))
+    assert_accepted(host, old)
     assert host.pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     assert host.pod["spec"]["dnsConfig"] == {"nameservers": ["1.2.3.4"]}
     assert host.run("--uninstall").code == 0
@@ -284,19 +283,19 @@ SIDECAR = {"name": "sidecar", "image": "a/b:v0.3.1", "command": ["x"], "volumeMo
 
 @case(54, "the container is known by its name")
 def test_kube_scheduler_is_the_second_container(host):
-    assert_accepted(host, to_yaml(with_field(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]])))
+    assert_accepted(host, with_field(POD, "spec.containers", [SIDECAR, *POD["spec"]["containers"]]))
     assert host.pod["spec"]["containers"][0] == SIDECAR
     assert f"--config={host.config}" in host.pod["spec"]["containers"][1]["command"]
 
 
 def test_a_container_of_another_name(host):
     other = with_field(POD, f"{C}.name", "scheduler")
-    assert_accepted(host, to_yaml(other))
+    assert_accepted(host, other)
     both = with_field(
         other, "spec.containers", [{**SIDECAR, "command": ["y"]}, other["spec"]["containers"][0]]
     )
-    assert_accepted(host, to_yaml(both), "--container", "scheduler")
-    assert "--container" in assert_refused(host, to_yaml(both), "--container", "nobody")
+    assert_accepted(host, both, "--container", "scheduler")
+    assert "--container" in assert_refused(host, both, "--container", "nobody")
 
 
 @case(55, "unchanged")
@@ -403,14 +402,14 @@ def test_the_command_line(host, words, wanted):
     ],
 )
 def test_command_lines_that_cannot_be_edited(host, value, says):
-    assert says in assert_refused(host, to_yaml(with_field(POD, f"{C}.command", value)), "--replace")
+    assert says in assert_refused(host, with_field(POD, f"{C}.command", value), "--replace")
 
 
 @case(71, "edited where the flags are")
 @pytest.mark.parametrize(("flags", "wanted"), [(["--config=/old"], ["C"]), (["--v=2"], ["--v=2", "C"])])
 def test_flags_in_args(host, flags, wanted):
     pod = with_field(with_field(POD, f"{C}.command", ["kube-scheduler"]), f"{C}.args", flags)
-    assert_accepted(host, to_yaml(pod), "--replace")
+    assert_accepted(host, pod, "--replace")
     assert host.container["command"] == ["kube-scheduler"]
     assert host.container["args"] == [f"--config={host.config}" if word == "C" else word for word in wanted]
 
@@ -439,7 +438,7 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_versions(host, image, seen):
-    output = assert_accepted(host, to_yaml(with_field(POD, f"{C}.image", image)))
+    output = assert_accepted(host, with_field(POD, f"{C}.image", image))
     assert f"kube-scheduler {seen}, configuration" in output
     assert ("is newer than what was tried" in output) == (seen == "1.99")
 
@@ -473,4 +472,4 @@ def test_versions_that_cannot_be_used(host, image, says):
 
 
 def test_a_pod_of_kubernetes_1_18(host):
-    assert "older than 1.19" in assert_refused(host, to_yaml(kubeadm_pod(18, "20")))
+    assert "older than 1.19" in assert_refused(host, kubeadm_pod(18, "20"))
