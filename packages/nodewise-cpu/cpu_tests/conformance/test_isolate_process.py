@@ -143,21 +143,13 @@ def no_affinity(two_cpu_node: DirectoryNode) -> None:
     assert document["cpus"] == sorted(os.sched_getaffinity(0))
     assert document["environment"]["CMK_CPUS_ASSIGNED"] == "0"
     assert "no affinity is set" in done.stderr
-    assert (
-        run(
-            two_cpu_node.words("--pool=exclusive", "--no-affinity", *show_command()),
-            {"CMK_LOG_LEVEL": "ERROR"},
-        ).stderr
-        == ""
-    )
+    words = two_cpu_node.words("--pool=exclusive", "--no-affinity", *show_command())
+    assert run(words, {"CMK_LOG_LEVEL": "ERROR"}).stderr == ""
 
 
 def exit_code(two_cpu_node: DirectoryNode) -> None:
-    assert run(two_cpu_node.words("--pool=exclusive", "sh", "--", "-c", "exit 7")).returncode == 7
-    assert (
-        run(two_cpu_node.words("--pool=exclusive", "sh", "--", "-c", "kill -9 $$")).returncode
-        == 128 + signal.SIGKILL
-    )
+    for script, code in (("exit 7", 7), ("kill -9 $$", 128 + signal.SIGKILL)):
+        assert run(two_cpu_node.words("--pool=exclusive", "sh", "--", "-c", script)).returncode == code
     assert two_cpu_node.holders() == {}
 
 
@@ -210,36 +202,18 @@ def no_proc_fs(two_cpu_node: DirectoryNode) -> None:
     # with the host's /proc it is the host that knows it
     shell = 'mkdir -p "$0" && mount --rbind /proc "$0" && exec "$@"'
     outside = str(two_cpu_node.root.parent / "proc")
-    words = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        shell,
-        outside,
-        *inside,
-        *two_cpu_node.words("--pool=exclusive", *show_command()),
-    ]
+    isolate = two_cpu_node.words("--pool=exclusive", *show_command())
+    words = ["unshare", "--mount", "sh", "-c", shell, outside, *inside, *isolate]
     with start(words, {"CMK_PROC_FS": outside}) as process:
         child = json.loads(read_line(process))
         assert child["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(child["parent"])
         assert process.wait(isolate_process.PATIENCE_S) == 0
 
 
-STORIES: dict[str, Callable[[DirectoryNode], None]] = {
-    story.__name__: story
-    for story in (
-        both_win,
-        holder_that_died,
-        lock_that_is_held,
-        no_affinity,
-        exit_code,
-        no_such_command,
-        signals,
-        killed_wrapper,
-        no_proc_fs,
-    )
-}
+STORIES: tuple[Callable[[DirectoryNode], None], ...] = (
+    both_win, holder_that_died, lock_that_is_held, no_affinity, exit_code, no_such_command, signals, killed_wrapper,
+    no_proc_fs,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -250,22 +224,17 @@ STORIES: dict[str, Callable[[DirectoryNode], None]] = {
     ],
 )
 def test_stories(row: StoryRow, two_cpu_node: DirectoryNode) -> None:
-    STORIES[row.story](two_cpu_node)
+    {story.__name__: story for story in STORIES}[row.story](two_cpu_node)
 
 
 def test_101_a_directory_is_described_with_its_path(two_cpu_node: DirectoryNode) -> None:
     words = [sys.executable, "-m", "nodewise_cpu.cmk", "describe", "--conf-dir", str(two_cpu_node.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
     document = yaml.safe_load(done.stdout)
-    assert (document["path"], list(document["pools"])) == (
-        str(two_cpu_node.root),
-        ["exclusive", "infra", "shared"],
-    )
-    assert document["pools"]["shared"] == {
-        "cpuLists": {"1": {"cpus": "1", "tasks": []}},
-        "exclusive": False,
-        "name": "shared",
-    }
+    assert document["path"] == str(two_cpu_node.root)
+    assert list(document["pools"]) == ["exclusive", "infra", "shared"]
+    lists = {"1": {"cpus": "1", "tasks": []}}
+    assert document["pools"]["shared"] == {"cpuLists": lists, "exclusive": False, "name": "shared"}
 
 
 def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two_cpu_node: DirectoryNode) -> None:

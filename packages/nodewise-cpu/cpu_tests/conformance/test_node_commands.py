@@ -78,17 +78,8 @@ def test_a_node_that_has_pools(row: InitRow, tmp_path: Path) -> None:
 
 
 def _planned(cores: Sequence[int], machine: Path) -> Allocations:
-    plan = json_output(
-        "plan",
-        "--sysfs",
-        machine,
-        "--num-exclusive-cores",
-        cores[0],
-        "--num-shared-cores",
-        cores[1],
-        "-o",
-        "json",
-    )
+    sizes = ("--num-exclusive-cores", cores[0], "--num-shared-cores", cores[1])
+    plan = json_output("plan", "--sysfs", machine, *sizes, "-o", "json")
     return pool_allocations.allocations_without_tasks(
         {name: {int(at): texts for at, texts in sockets.items()} for name, sockets in plan["pools"].items()}
     )
@@ -239,12 +230,8 @@ class TestFullDisk:
     FULL = (shutil.which("prlimit") or "prlimit", "--fsize=0")
 
     def test_a_full_disk_leaves_no_partial_pools(self, tmp_path: Path) -> None:
-        options = [
-            "--conf-dir",
-            tmp_path / "conf",
-            "--sysfs",
-            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
-        ]
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
+        options = ["--conf-dir", tmp_path / "conf", "--sysfs", machine]
         done = run("init", *options, before=self.FULL)
         assert done.returncode == 1
         assert "File too large" in done.stderr

@@ -85,13 +85,8 @@ def test_reports_in_the_form_of_the_version(version: str, path: str, definition:
 class TestNodeReport:
     def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
-        report = json_output(
-            "node-report",
-            "--conf-dir",
-            conf,
-            "--sysfs",
-            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
-        )
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
+        report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine)
         overlap = "exclusive:0 and shared:0 (in both: [0])"
         assert report["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
         assert report["description"]["pools"].keys() == {"exclusive", "shared"}
@@ -110,24 +105,14 @@ class TestNodeReport:
 
     def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
-        report = json_output(
-            "node-report",
-            "--conf-dir",
-            conf,
-            "--sysfs",
-            write(case_cpu_topologies.texts("T8"), tmp_path / "m"),
-        )
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
+        report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine)
         assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
     def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
-        state_file = {
-            "policyName": "static",
-            "defaultCpuSet": "0,2-15",
-            "entries": {"pod-1": {"app": "1"}},
-            "checksum": 1,
-        }
-        kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
+        state = {"policyName": "static", "defaultCpuSet": "0,2-15", "entries": {"pod-1": {"app": "1"}}}
+        kubelet = write({"cpu_manager_state": json.dumps({**state, "checksum": 1})}, tmp_path / "kubelet")
         machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
         report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
         check = report["checks"]["kubelet"]

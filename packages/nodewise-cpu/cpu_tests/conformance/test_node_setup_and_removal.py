@@ -19,7 +19,7 @@ from cpu_tests.conformance import case_table_rows, minimal_api_server
 from cpu_tests.conformance.case_table_rows import ClusterRow
 from cpu_tests.conformance.minimal_api_server import MinimalApiServer, Object, RequestRefusal
 from nodewise_cpu import cmk_names, procfs
-from nodewise_cpu.pool_allocations import IDENTITIES
+from nodewise_cpu.pool_allocations import IDENTITIES, Task
 
 PROC = Path("/proc")
 ROWS = case_table_rows.read("cluster", ClusterRow)
@@ -84,13 +84,7 @@ def config_map(row: ClusterRow) -> Object:
     """The node's allocations with tasks of this process, and tasks that ended on an earlier boot."""
     pools = {"exclusive": "0", "shared": "1", "infra": "2"}
     me = procfs.read_own_process(PROC)
-    running = {
-        "pid": me.pid,
-        "start": me.start,
-        "boot": procfs.read_boot_id(PROC),
-        "pod": "",
-        "container": "",
-    }
+    running = Task(me.pid, me.start, procfs.read_boot_id(PROC))._asdict()
     kinds = {"running": running, "over": running | {"boot": "another", "pid": me.pid + 1}}
     tasks = {pool: kinds[row.tasks[pool]] for pool in pools if pool in row.tasks}
     config = {

@@ -141,11 +141,9 @@ def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
 def content(row: WebhookHttpRow) -> bytes:
     if row.text is not None:
         return row.text.encode()
-    body = (
-        webhook_process.review(webhook_process.pod_with_request())
-        if row.body is None
-        else {"apiVersion": webhook_process.V1, **row.body}
-    )
+    body = webhook_process.review()
+    if row.body is not None:
+        body = {"apiVersion": webhook_process.V1, **row.body}
     text = json.dumps(body).encode()
     padding = max(0, row.pad - len(text) - len(b'"pad": "", '))
     return text.replace(b"{", b'{"pad": "%s", ' % (b"x" * padding), 1) if row.pad else text
@@ -167,7 +165,7 @@ def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
         assert response.get("status", {}).get("code") == (400 if row.error else None)
     else:
         assert answer.json()["error"]
-    assert own.operations(webhook_process.pod_with_request())
+    assert own.operations()
 
 
 @pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
@@ -180,7 +178,7 @@ def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> N
 def test_only_new_pods_are_mutated(own: Webhook) -> None:
     """A registration that sends other requests must not block the deletion of pods."""
     for operation in ("DELETE", "UPDATE", "CONNECT"):
-        body = webhook_process.review(webhook_process.pod_with_request())
+        body = webhook_process.review()
         body["request"] |= {"operation": operation, "object": None}
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
 
@@ -197,7 +195,7 @@ def test_silent_clients_delay_no_others(own: Webhook) -> None:
     port = int(own.url.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
     try:
-        assert own.operations(webhook_process.pod_with_request())
+        assert own.operations()
     finally:
         for connection in silent:
             connection.close()
@@ -208,12 +206,7 @@ def test_both_versions_of_tls_are_served(version: ssl.TLSVersion, own: Webhook) 
     context = own.certificates.context()
     context.minimum_version = context.maximum_version = version
     with own.client(context) as client:
-        assert (
-            client.post(
-                "/mutate", json=webhook_process.review(webhook_process.pod_with_request())
-            ).status_code
-            == 200
-        )
+        assert client.post("/mutate", json=webhook_process.review()).status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -244,15 +237,13 @@ def certificate(folder: Path) -> None:
     assert isinstance(public, ec.EllipticCurvePublicKey)
     assert trusted.public_key() != public
     assert leaf.not_valid_after_utc - leaf.not_valid_before_utc > timedelta(days=3650)
-    assert (
-        command_result.stdout.count("PRIVATE KEY") == 0
-    )  # what is base64 is the Secret's, and nothing else has one
+    assert "PRIVATE KEY" not in command_result.stdout  # the Secret has it in base64
     assert secret.keys() == {"cert.pem", "key.pem"}
 
 
 def bad_mutations(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        request = webhook_process.review(webhook_process.pod_with_request())
+        request = webhook_process.review()
         for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
             running.mutations.write_text(text)
             assert running.post(request).status_code == 500
@@ -281,13 +272,11 @@ def bad_mutations(folder: Path) -> None:
 
 def edited_mutations(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        assert running.operations(webhook_process.pod_with_request())
+        assert running.operations()
         edited = webhook_process.own_mutations()
         edited["perContainer"] = {"env": [{"name": "EDITED", "value": "yes"}]}
         running.mutations.write_text(yaml.safe_dump({"mutations": edited}))
-        pod = applied(
-            running.operations(webhook_process.pod_with_request()), webhook_process.pod_with_request()
-        )
+        pod = applied(running.operations(), webhook_process.pod_with_request())
         env = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
         assert env == ["EDITED", "CMK_NUM_CORES"]
 
@@ -300,7 +289,7 @@ def no_certificate(folder: Path) -> None:
                 context = running.certificates.context()
                 context.minimum_version = context.maximum_version = version
                 with running.client(context) as client, pytest.raises(httpx2.TransportError):
-                    client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
+                    client.post("/mutate", json=webhook_process.review())
             assert running.process.log_line_has("info", "cpu_webhook_mutual", "cafile=")
     ended = started(folder, "--insecure=perhaps")
     assert ended.returncode == 2
@@ -309,18 +298,18 @@ def no_certificate(folder: Path) -> None:
 
 def client_certificate(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=False") as running:
-        answer = running.post(webhook_process.review(webhook_process.pod_with_request()), shows=True)
+        answer = running.post(webhook_process.review(), shows=True)
         assert answer.status_code == 200
         assert answer.json()["response"]["allowed"]
         strangers = running.certificates.servers.issue("stranger")
         context = running.certificates.servers.client_context(strangers)
         with running.client(context) as client, pytest.raises(httpx2.TransportError):
-            client.post("/mutate", json=webhook_process.review(webhook_process.pod_with_request()))
+            client.post("/mutate", json=webhook_process.review())
 
 
 def any_client(folder: Path) -> None:
     with webhook_process.serving(folder, "--insecure=True") as running:
-        assert running.post(webhook_process.review(webhook_process.pod_with_request())).status_code == 200
+        assert running.post(webhook_process.review()).status_code == 200
         assert running.process.log_line_has("warning", "cpu_webhook_any_client")
         port = int(running.url.rpartition(":")[2])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

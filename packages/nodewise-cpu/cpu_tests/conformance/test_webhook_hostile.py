@@ -120,13 +120,13 @@ def test_each_thing_that_is_something_else(webhook: Webhook) -> None:
                 # a conflict with the mutations can be caused by the pod or by the mutations
                 assert answer.status_code == (500 if "mutations" in review["error"] else 400), body
                 assert review["problems"], body
-    assert webhook.operations(webhook_process.pod_with_request())
+    assert webhook.operations()
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_bodies_that_mean_harm(webhook: Webhook, body: bytes) -> None:
     expect_answer(webhook, body)
-    assert webhook.operations(webhook_process.pod_with_request())
+    assert webhook.operations()
 
 
 def test_valid_reviews_are_answered_during_invalid_ones(webhook: Webhook) -> None:
@@ -148,7 +148,7 @@ def test_valid_reviews_are_answered_during_invalid_ones(webhook: Webhook) -> Non
         thread.start()
     try:
         for _ in range(30):
-            assert webhook.operations(webhook_process.pod_with_request())
+            assert webhook.operations()
     finally:
         ended.set()
         for thread in threads:

@@ -58,8 +58,8 @@ class Webhook(NamedTuple):
     def client(self, context: ssl.SSLContext) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, verify=context, trust_env=False, timeout=PATIENCE_S)
 
-    def operations(self, pod: Object) -> list[Object]:
-        """The JSON patch of a pod."""
+    def operations(self, pod: Object | None = None) -> list[Object]:
+        """The JSON patch of a pod, by default one that requests a core."""
         answer = self.post(review(pod)).raise_for_status().json()
         assert answer["apiVersion"] == V1
         assert answer["kind"] == "AdmissionReview"
@@ -71,7 +71,9 @@ class Webhook(NamedTuple):
         return json.loads(base64.b64decode(patch)) if patch else []
 
 
-def review(pod: Object, version: str = V1, uid: str = "u1") -> Object:
+def review(pod: Object | None = None, version: str = V1, uid: str = "u1") -> Object:
+    """A review of a pod, by default one that requests a core."""
+    pod = pod_with_request() if pod is None else pod
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     request = {"uid": uid, "kind": kind, "operation": "CREATE", "namespace": "default", "object": pod}
     return {"apiVersion": version, "kind": "AdmissionReview", "request": request}

@@ -12,17 +12,10 @@ from nodewise_cpu.pool_planning import PoolOptions
 from nodewise_cpu.reconfiguration_plan import Move
 
 
-def test_other_pools_are_asked_for() -> None:
+def test_a_request_for_other_pools_is_read_as_written() -> None:
     request = ReconfigureRequest(PoolOptions(2, 3, "spread", "packed", "6"), only_check=True)
-    assert (
-        agent_messages.parse_reconfigure_request(
-            agent_messages.decode_line(agent_messages.encode_reconfigure_request(request))
-        )
-        == request
-    )
-
-
-def test_missing_fields_have_defaults() -> None:
+    line = agent_messages.encode_reconfigure_request(request)
+    assert agent_messages.parse_reconfigure_request(agent_messages.decode_line(line)) == request
     assert agent_messages.parse_reconfigure_request({}) == ReconfigureRequest(PoolOptions())
 
 

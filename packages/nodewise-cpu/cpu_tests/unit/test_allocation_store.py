@@ -4,20 +4,15 @@ import json
 
 import pytest
 
+from cpu_tests.unit.allocation_factory import create_allocations
 from nodewise.base.errors import BadInput
-from nodewise_cpu import allocation_store, pool_allocations
+from nodewise_cpu import allocation_store
 from nodewise_cpu.allocation_store import Intent
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.reconfiguration_plan import Move
 
 TASK = Task(17, 5, "one", "pod", "container")
-TARGET = Allocations(
-    {
-        "exclusive": pool_allocations.pool(
-            "exclusive", {0: [pool_allocations.parse_cpu_list("1,9", tasks=[TASK])]}
-        )
-    }
-)
+TARGET = create_allocations({"exclusive": {"1,9": [TASK]}})
 INTENT = Intent(
     TARGET,
     Task(3, 4, "one"),

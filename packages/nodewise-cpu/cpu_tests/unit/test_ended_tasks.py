@@ -4,79 +4,83 @@ from collections.abc import Mapping
 
 import pytest
 
-from nodewise_cpu import pool_allocations
+from cpu_tests.unit.allocation_factory import create_allocations
 from nodewise_cpu.ended_tasks import CollectionResult, KnownProcesses, NodeProcess, remove_ended_tasks
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.pool_allocations import Task
 
 TASK = Task(100, start=5, boot="now")
 INSIDE = TASK._replace(pod="pod", container="mine")
 WRAPPER = {100: NodeProcess(start=5, parent=1)}
 
 
-def node(*tasks: Task) -> Allocations:
-    return Allocations(
-        {
-            "exclusive": pool_allocations.pool(
-                "exclusive", {0: [pool_allocations.parse_cpu_list("0,4", tasks=tasks)]}
-            )
-        }
-    )
-
-
 def collect(
     task: Task, processes: Mapping[int, NodeProcess], known: KnownProcesses | None = None
 ) -> CollectionResult:
-    return remove_ended_tasks(node(task), {1: NodeProcess(0, 0), **processes}, "now", known)
+    held = create_allocations({"exclusive": {"0,4": [task]}})
+    return remove_ended_tasks(held, {1: NodeProcess(0, 0), **processes}, "now", known)
 
 
 def is_held(result: CollectionResult) -> bool:
     return any(cpu_list.tasks for _, cpu_list in result.allocations.cpu_lists)
 
 
-@pytest.mark.parametrize(
-    ("task", "processes", "held"),
-    [
-        (TASK, WRAPPER, True),
-        (TASK, {}, False),
-        (TASK, {100: NodeProcess(start=6, parent=1)}, False),
-        (TASK._replace(boot="before"), WRAPPER, False),
-        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-5")}, True),
-        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-6")}, False),
-        (TASK._replace(boot="before"), {200: NodeProcess(start=9, parent=1, mark="100-5")}, False),
-        (TASK, {200: NodeProcess(start=9, parent=1, wrapper=100)}, True),
-        (TASK, {200: NodeProcess(start=4, parent=1, wrapper=100)}, False),
-        (TASK, {200: NodeProcess(start=9, parent=1, wrapper=101)}, False),
-        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="mine")}, True),
-        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")}, False),
-        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5", container="")}, False),
-        (INSIDE, {200: NodeProcess(start=9, parent=1, mark="100-5")}, True),
-        (INSIDE, {200: NodeProcess(start=9, parent=1, wrapper=100, container="other")}, False),
-        (TASK, {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")}, True),
-        (Task(100), WRAPPER, True),
-        (Task(100), {}, False),
-    ],
-    ids=[
-        "the wrapper lives",
-        "the wrapper is gone",
-        "its process id came again",
-        "the machine booted",
-        "a descendant carries its mark",
-        "a descendant of another",
-        "a mark of another boot",
-        "its command is about to be executed",
-        "that of an older wrapper of this process id",
-        "that of another wrapper",
-        "a descendant in its container",
-        "somebody in another container who carries its mark",
-        "somebody on the host who carries its mark",
-        "a descendant of which the container is not known",
-        "somebody in another container with the name of its wrapper",
-        "a task of which no container is known",
-        "only a process id is known, and there is one",
-        "only a process id is known, and there is none",
-    ],
-)
-def test_detection_of_ended_tasks(task: Task, processes: Mapping[int, NodeProcess], held: bool) -> None:
+CASES = {
+    "the wrapper lives": (TASK, WRAPPER, True),
+    "the wrapper is gone": (TASK, {}, False),
+    "its process id came again": (TASK, {100: NodeProcess(start=6, parent=1)}, False),
+    "the machine booted": (TASK._replace(boot="before"), WRAPPER, False),
+    "a descendant carries its mark": (TASK, {200: NodeProcess(start=9, parent=1, mark="100-5")}, True),
+    "a descendant of another": (TASK, {200: NodeProcess(start=9, parent=1, mark="100-6")}, False),
+    "a mark of another boot": (
+        TASK._replace(boot="before"),
+        {200: NodeProcess(start=9, parent=1, mark="100-5")},
+        False,
+    ),
+    "its command is about to be executed": (TASK, {200: NodeProcess(start=9, parent=1, wrapper=100)}, True),
+    "that of an older wrapper of this process id": (
+        TASK,
+        {200: NodeProcess(start=4, parent=1, wrapper=100)},
+        False,
+    ),
+    "that of another wrapper": (TASK, {200: NodeProcess(start=9, parent=1, wrapper=101)}, False),
+    "a descendant in its container": (
+        INSIDE,
+        {200: NodeProcess(start=9, parent=1, mark="100-5", container="mine")},
+        True,
+    ),
+    "somebody in another container who carries its mark": (
+        INSIDE,
+        {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")},
+        False,
+    ),
+    "somebody on the host who carries its mark": (
+        INSIDE,
+        {200: NodeProcess(start=9, parent=1, mark="100-5", container="")},
+        False,
+    ),
+    "a descendant of which the container is not known": (
+        INSIDE,
+        {200: NodeProcess(start=9, parent=1, mark="100-5")},
+        True,
+    ),
+    "somebody in another container with the name of its wrapper": (
+        INSIDE,
+        {200: NodeProcess(start=9, parent=1, wrapper=100, container="other")},
+        False,
+    ),
+    "a task of which no container is known": (
+        TASK,
+        {200: NodeProcess(start=9, parent=1, mark="100-5", container="other")},
+        True,
+    ),
+    "only a process id is known, and there is one": (Task(100), WRAPPER, True),
+    "only a process id is known, and there is none": (Task(100), {}, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_detection_of_ended_tasks(case: str) -> None:
+    task, processes, held = CASES[case]
     assert is_held(collect(task, processes)) == held
 
 

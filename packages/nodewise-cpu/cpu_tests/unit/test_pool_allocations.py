@@ -5,8 +5,10 @@ import json
 import pytest
 
 from nodewise.base.errors import BadInput
-from nodewise_cpu import configmap_store, pool_allocations
+from nodewise_cpu import pool_allocations
 from nodewise_cpu.configmap_store import ConfigMapTexts
+from nodewise_cpu.configmap_store import format_config_map_data as format_data
+from nodewise_cpu.configmap_store import parse_config_map_data as parse_data
 from nodewise_cpu.pool_allocations import Task
 
 CONFIG = """\
@@ -28,30 +30,26 @@ IDENTITIES = '{"exclusive":{"5,13":[{"boot":"b","container":"c","pid":48624,"pod
 
 
 def test_a_state_of_cmk_is_written_unchanged() -> None:
-    assert configmap_store.format_config_map_data(
-        configmap_store.parse_config_map_data(ConfigMapTexts(CONFIG))
-    ) == ConfigMapTexts(CONFIG, "{}")
+    assert format_data(parse_data(ConfigMapTexts(CONFIG))) == ConfigMapTexts(CONFIG, "{}")
 
 
 def test_identities_of_tasks_are_stored_separately() -> None:
-    allocations = configmap_store.parse_config_map_data(ConfigMapTexts(CONFIG, IDENTITIES))
+    allocations = parse_data(ConfigMapTexts(CONFIG, IDENTITIES))
     assert allocations.pools["exclusive"].sockets[0][1].tasks == (TASK,)
-    assert configmap_store.format_config_map_data(allocations) == ConfigMapTexts(CONFIG, IDENTITIES)
+    assert format_data(allocations) == ConfigMapTexts(CONFIG, IDENTITIES)
 
 
 def test_a_task_that_an_older_program_took_away_is_gone() -> None:
     released = CONFIG.replace("\n    - '48624'", " []")
-    assert configmap_store.format_config_map_data(
-        configmap_store.parse_config_map_data(ConfigMapTexts(released, IDENTITIES))
-    ) == ConfigMapTexts(released, "{}")
+    assert format_data(parse_data(ConfigMapTexts(released, IDENTITIES))) == ConfigMapTexts(released, "{}")
 
 
 def test_two_tasks_of_one_process_id_stay_two() -> None:
     """A task whose wrapper has ended may still have descendants when another task gets its process id."""
     other = TASK._replace(start=99)
-    allocations = configmap_store.parse_config_map_data(ConfigMapTexts(CONFIG, IDENTITIES))
+    allocations = parse_data(ConfigMapTexts(CONFIG, IDENTITIES))
     both = allocations.with_tasks(lambda _, cpu_list: (*cpu_list.tasks, other) if cpu_list.tasks else ())
-    assert configmap_store.parse_config_map_data(configmap_store.format_config_map_data(both)) == both
+    assert parse_data(format_data(both)) == both
 
 
 @pytest.mark.parametrize(
@@ -63,26 +61,21 @@ def test_two_tasks_of_one_process_id_stay_two() -> None:
     ],
 )
 def test_forms_that_are_read_as_well(config: str) -> None:
-    allocations = configmap_store.parse_config_map_data(ConfigMapTexts(config))
+    allocations = parse_data(ConfigMapTexts(config))
     assert allocations.pools["exclusive"].sockets[0] == (
         pool_allocations.parse_cpu_list("4,12", tasks=[Task(1), Task(2)]),
     )
 
 
 def test_a_list_of_one_cpu_may_be_a_number_and_nothing_is_an_empty_list() -> None:
-    allocations = configmap_store.parse_config_map_data(ConfigMapTexts("shared: {0: {3: null}}"))
-    assert configmap_store.format_config_map_data(allocations).config == "shared:\n  0:\n    '3': []\n"
+    allocations = parse_data(ConfigMapTexts("shared: {0: {3: null}}"))
+    assert format_data(allocations).config == "shared:\n  0:\n    '3': []\n"
 
 
 def test_slots_are_ordered_by_number() -> None:
-    allocations = configmap_store.parse_config_map_data(
-        ConfigMapTexts("exclusive: {0: {'10,26': [], '9,25': [], '2,18': []}}")
-    )
-    assert [cpu_list.text for cpu_list in allocations.pools["exclusive"].cpu_lists] == [
-        "2,18",
-        "9,25",
-        "10,26",
-    ]
+    allocations = parse_data(ConfigMapTexts("exclusive: {0: {'10,26': [], '9,25': [], '2,18': []}}"))
+    texts = [cpu_list.text for cpu_list in allocations.pools["exclusive"].cpu_lists]
+    assert texts == ["2,18", "9,25", "10,26"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +98,7 @@ def test_slots_are_ordered_by_number() -> None:
 )
 def test_errors_of_a_corrupt_state_name_the_place(config: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        configmap_store.parse_config_map_data(ConfigMapTexts(config))
+        parse_data(ConfigMapTexts(config))
     assert message in str(caught.value)
 
 
@@ -119,10 +112,10 @@ def test_errors_of_a_corrupt_state_name_the_place(config: str, message: str) -> 
 )
 def test_corrupt_identities_are_an_error_and_never_a_free_slot(identities: str) -> None:
     with pytest.raises(BadInput, match=r"cpu\.nodewise\.io/tasks"):
-        configmap_store.parse_config_map_data(ConfigMapTexts(CONFIG, identities))
+        parse_data(ConfigMapTexts(CONFIG, identities))
 
 
 def test_all_faults_are_reported_together() -> None:
     with pytest.raises(BadInput) as caught:
-        configmap_store.parse_config_map_data(ConfigMapTexts("foo: {}\nexclusive: {0: {'1-': [], '2': [x]}}"))
+        parse_data(ConfigMapTexts("foo: {}\nexclusive: {0: {'1-': [], '2': [x]}}"))
     assert len(caught.value.problems) == 3

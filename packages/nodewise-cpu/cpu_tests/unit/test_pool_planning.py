@@ -243,9 +243,8 @@ def test_preferences_are_those_of_cpus_and_not_of_core_ids() -> None:
     """With adjacent siblings, core 1 has the CPUs 2 and 3."""
     cores = topology.parse(texts("D8a")).cores
     wishes = dict.fromkeys(range(16), "power") | {2: "performance", 3: "performance"}
-    assert [core.core for core in pool_planning.group_cores_by_power_class(cores, wishes)["performance"]] == [
-        1
-    ]
+    (core,) = pool_planning.group_cores_by_power_class(cores, wishes)["performance"]
+    assert core.core == 1
 
 
 def test_a_core_whose_cpus_differ_is_in_no_class() -> None:

@@ -1,27 +1,14 @@
 """Plans of reconfigurations, beyond the numbered cases of CMK."""
 
-from collections.abc import Mapping
-
 import pytest
 
+from cpu_tests.unit.allocation_factory import create_allocations as node
 from nodewise.base.errors import BadInput, Refused
 from nodewise_cpu import pool_allocations, reconfiguration_plan
 from nodewise_cpu.pool_allocations import Allocations, Task
 from nodewise_cpu.reconfiguration_plan import Move
 
 A, B, C = (Task(pid, start=pid, boot="b") for pid in (1, 2, 3))
-
-
-def node(pools: Mapping[str, Mapping[str, tuple[Task, ...]]]) -> Allocations:
-    return Allocations(
-        {
-            name: pool_allocations.pool(
-                name,
-                {0: [pool_allocations.parse_cpu_list(text, tasks=tasks) for text, tasks in lists.items()]},
-            )
-            for name, lists in pools.items()
-        }
-    )
 
 
 def test_a_blocking_task_is_moved_first() -> None:
@@ -115,7 +102,5 @@ def test_a_list_written_with_ranges_survives() -> None:
 def test_a_thread_on_some_of_its_tasks_cpus_goes_to_as_many(
     cpus: set[int], before: set[int], after: set[int], there: set[int]
 ) -> None:
-    assert (
-        reconfiguration_plan.thread_affinity_after_move(frozenset(cpus), frozenset(before), frozenset(after))
-        == there
-    )
+    sets = map(frozenset, (cpus, before, after))
+    assert reconfiguration_plan.thread_affinity_after_move(*sets) == there

@@ -193,11 +193,7 @@ def test_output() -> None:
     assert (document["sockets"], document["cores"]) == (1, 1)
     wanted = {"cpu": 0, "core": 0, "socket": 0, "numa": 3, "online": True, "isolated": False, "siblings": [0]}
     assert wanted.items() <= document["cpus"][0].items()
-    assert (document["cpus"][1]["online"], document["cpus"][1]["core"], document["cpus"][1]["siblings"]) == (
-        False,
-        None,
-        [],
-    )
+    assert {"online": False, "core": None, "siblings": []}.items() <= document["cpus"][1].items()
 
 
 def nodes(**lists: str) -> dict[str, str]:

@@ -16,17 +16,18 @@ from cpu_tests.conformance import case_cpu_topologies
 from cpu_tests.conformance.test_node_commands import write
 from cpu_tests.unit.agent import agent_process
 from cpu_tests.unit.agent.agent_process import PATIENCE_S, RunningNodeAgent
+from cpu_tests.unit.allocation_factory import create_allocations
 from cpu_tests.unit.reconfiguration import process_trees
 from nodewise.base.errors import Refused
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise_cpu import pool_allocations, procfs
+from nodewise_cpu import procfs
 from nodewise_cpu.agent import allocation_service
 from nodewise_cpu.agent.socket_server import PeerProcess
 from nodewise_cpu.allocation_store import Intent
 from nodewise_cpu.cluster.api_server import Object
 from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.reconfiguration_plan import Move
 
 PROC = Path("/proc")
@@ -136,11 +137,7 @@ def test_rollback_moves_processes_known_from_earlier_collections(tmp_path: Path)
     """The wrapper is gone and its children carry no mark."""
     store = DirectoryStore(tmp_path / "state")
     with process_trees.running({0}) as family:
-        cpu_lists = [
-            pool_allocations.parse_cpu_list("0", tasks=[family.task]),
-            pool_allocations.parse_cpu_list("1"),
-        ]
-        store.create(Allocations({"exclusive": pool_allocations.pool("exclusive", {0: cpu_lists})}))
+        store.create(create_allocations({"exclusive": {"0": [family.task], "1": ()}}))
         collector = TaskGarbageCollector(store, PROC, MetricsRegistry())
         collector.collect()
         family.process.kill()

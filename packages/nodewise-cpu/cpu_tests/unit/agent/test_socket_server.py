@@ -147,68 +147,57 @@ OTHER = "ffffffff-9d1b-4c55-8a3e-6f0d0c8e4b11"
 STATIC = "0123456789abcdef0123456789abcdef"
 ID = "c" * 64
 
+INSIDE = CgroupOwner(POD, ID)
 CASES = {
-    "v1, cgroupfs, burstable": (f"3:cpuset:/kubepods/burstable/pod{POD}/{ID}", CgroupOwner(POD, ID)),
-    "v1, cgroupfs, guaranteed": (f"3:cpuset:/kubepods/pod{POD}/{ID}", CgroupOwner(POD, ID)),
-    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "v1, cgroupfs, burstable": (f"3:cpuset:/kubepods/burstable/pod{POD}/{ID}", INSIDE),
+    "v1, cgroupfs, guaranteed": (f"3:cpuset:/kubepods/pod{POD}/{ID}", INSIDE),
+    "v2, cgroupfs": (f"0::/kubepods/besteffort/pod{POD}/{ID}", INSIDE),
     "v2, systemd, containerd": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
     "v1, systemd, guaranteed": (
         f"9:cpu,cpuacct:/kubepods.slice/kubepods-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "systemd, Docker": (
-        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/docker-{ID}.scope",
-        CgroupOwner(POD, ID),
-    ),
-    "systemd, CRI-O": (
-        f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-{ID}.scope",
-        CgroupOwner(POD, ID),
-    ),
+    "systemd, Docker": (f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/docker-{ID}.scope", INSIDE),
+    "systemd, CRI-O": (f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-{ID}.scope", INSIDE),
     "systemd, CRI-O with a folder for the processes": (
         f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-{ID}.scope/container",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "cgroupfs, CRI-O": (f"0::/kubepods/burstable/pod{POD}/crio-{ID}", CgroupOwner(POD, ID)),
+    "cgroupfs, CRI-O": (f"0::/kubepods/burstable/pod{POD}/crio-{ID}", INSIDE),
     "CRI-O's monitor is no container": (
         f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-conmon-{ID}.scope",
         CgroupOwner(POD),
     ),
     "containerd with cgroupfs under a kubelet with systemd": (
         f"0::/system.slice/containerd.service/kubepods-besteffort-pod{ESCAPED}.slice:cri-containerd:{ID}",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "a kubelet in a container": (
-        f"0::/docker/{'a' * 64}/kubelet/kubepods/pod{POD}/{ID}",
-        CgroupOwner(POD, ID),
-    ),
+    "a kubelet in a container": (f"0::/docker/{'a' * 64}/kubelet/kubepods/pod{POD}/{ID}", INSIDE),
     "a kubelet with a root of its own, systemd": (
         f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
     "read in a cgroup namespace": (
         f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{ESCAPED}.slice/cri-containerd-{ID}.scope",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "read in a cgroup namespace, cgroupfs": (f"0::/../../pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "read in a cgroup namespace, cgroupfs": (f"0::/../../pod{POD}/{ID}", INSIDE),
     "a static pod": (f"0::/kubepods/burstable/pod{STATIC}/{ID}", CgroupOwner(STATIC, ID)),
-    "systemd in the container": (
-        f"0::/kubepods/pod{POD}/{ID}/system.slice/web.service",
-        CgroupOwner(POD, ID),
-    ),
+    "systemd in the container": (f"0::/kubepods/pod{POD}/{ID}/system.slice/web.service", INSIDE),
     "a pod that was made up in the container": (
         f"0::/kubepods/pod{POD}/{ID}/kubepods/pod{OTHER}/{'d' * 64}",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
     "the pause container's parent": (f"0::/kubepods/pod{POD}", CgroupOwner(POD)),
-    "a cgroup that is gone": (f"0::/kubepods/pod{POD}/{ID} (deleted)", CgroupOwner(POD, ID)),
+    "a cgroup that is gone": (f"0::/kubepods/pod{POD}/{ID} (deleted)", INSIDE),
     "the line of CPUs comes first": (
         f"4:memory:/kubepods/pod{OTHER}/{ID}\n3:cpu,cpuset:/kubepods/pod{POD}/{ID}",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "only one controller is the pod's": (f"0::/\n3:pids:/kubepods/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "only one controller is the pod's": (f"0::/\n3:pids:/kubepods/pod{POD}/{ID}", INSIDE),
     "the host": ("0::/system.slice/ssh.service", CgroupOwner()),
     "a user's session": (f"0::/user.slice/user-0.slice/session-{ID}.scope", CgroupOwner()),
     "a user's own cgroup, named like a pod's": (
@@ -225,9 +214,9 @@ CASES = {
     ),
     "a pod's process with a user's cgroup in another hierarchy": (
         f"3:cpuset:/kubepods/pod{POD}/{ID}\n1:name=systemd:/user.slice/pod{OTHER}/{ID}",
-        CgroupOwner(POD, ID),
+        INSIDE,
     ),
-    "a slice that is not that of users": (f"0::/user.slicer/pod{POD}/{ID}", CgroupOwner(POD, ID)),
+    "a slice that is not that of users": (f"0::/user.slicer/pod{POD}/{ID}", INSIDE),
     "a name that only looks like a pod": (f"0::/mypod{POD}/{ID}", CgroupOwner()),
     "nothing": ("", CgroupOwner()),
     "garbage": ("\x00\xff::\n::::", CgroupOwner()),

@@ -7,15 +7,16 @@ import pytest
 import yaml
 
 from cpu_tests.conformance.minimal_api_server import MinimalApiServer, RequestRefusal
+from cpu_tests.unit.allocation_factory import create_allocations
 from cpu_tests.unit.cluster.failing_api_client import FailingApiClient, FakeSleepingClock
 from nodewise.base.errors import NodewiseError, Refused
-from nodewise_cpu import cmk_names, pool_allocations
+from nodewise_cpu import cmk_names
 from nodewise_cpu.cluster import api_server, cpu_manager_removal, node_setup, node_setup_objects
 from nodewise_cpu.cluster.node_setup import SetupPlan, SetupReport
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from nodewise_cpu.cluster.object_writer import Deadline
 from nodewise_cpu.configmap_store import ConfigMapStore
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.pool_allocations import Task
 
 DIALECT = api_server.features_of_kubernetes_version((1, 36))
 OPTIONS = SetupOptions(namespace="cmk")
@@ -138,9 +139,8 @@ def test_its_own_pods_hold_places_until_they_are_gone(api_client: FailingApiClie
     folder = "/api/v1/namespaces/cmk/pods/"
     own = [obj["metadata"]["uid"] for at, obj in api_client.server.objects.items() if "-ds-node1-" in at]
     store = ConfigMapStore(api_client, "cmk", "node1")
-    cpu_lists = [pool_allocations.parse_cpu_list("1", tasks=[Task(7, 1, "boot", uid) for uid in own])]
-    pools = {"exclusive": {0: [pool_allocations.parse_cpu_list("0")]}, "shared": {}, "infra": {0: cpu_lists}}
-    store.create(Allocations({name: pool_allocations.pool(name, sockets) for name, sockets in pools.items()}))
+    tasks = [Task(7, 1, "boot", uid) for uid in own]
+    store.create(create_allocations({"exclusive": {"0": ()}, "shared": {}, "infra": {"1": tasks}}))
 
     def sweep() -> None:
         there = {

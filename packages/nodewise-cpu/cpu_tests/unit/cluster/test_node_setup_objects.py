@@ -218,16 +218,19 @@ def test_the_shipped_daemon_set_with_another_image_is_not_customized() -> None:
     assert not node_setup_objects.is_changed_by_users(shipped(), other)
 
 
-def test_a_daemon_set_of_the_chart_is_customized() -> None:
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("metadata", {"labels": {"app.kubernetes.io/managed-by": "Helm"}}),
+        ("spec", {"selector": {"matchLabels": {"app": "another"}}}),
+    ],
+    ids=["chart", "selector"],
+)
+def test_daemon_set_of_the_chart_or_with_another_selector_is_customized(
+    part: str, value: dict[str, Any]
+) -> None:
     other = shipped()
-    other["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
-    assert node_setup_objects.is_changed_by_users(other, shipped())
-
-
-def test_another_selector_is_customized() -> None:
-    """The selector of a DaemonSet never changes."""
-    other = shipped()
-    other["spec"]["selector"] = {"matchLabels": {"app": "another"}}
+    other[part] |= value
     assert node_setup_objects.is_changed_by_users(other, shipped())
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from cpu_tests.unit.allocation_factory import create_allocations as node
 from cpu_tests.unit.reconfiguration import process_trees
 from cpu_tests.unit.reconfiguration.process_trees import PROC, RunningProcessTree
 from nodewise.base.errors import BadInput, Conflict, Refused, Unavailable
-from nodewise_cpu import pool_allocations, procfs
+from nodewise_cpu import procfs
 from nodewise_cpu.allocation_store import Intent, StoredAllocations
 from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import reconfiguration
@@ -28,24 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="moves processes between two CPUs"),
 ]
 ZERO, ONE, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
-Lists = dict[str, dict[str, tuple[Task, ...]]]
-
-
-def node(lists: Lists) -> Allocations:
-    return Allocations(
-        {
-            name: pool_allocations.pool(
-                name,
-                {
-                    0: [
-                        pool_allocations.parse_cpu_list(text, tasks=tasks)
-                        for text, tasks in cpu_lists.items()
-                    ]
-                },
-            )
-            for name, cpu_lists in lists.items()
-        }
-    )
 
 
 def only(**lists: str) -> Mapping[str, Mapping[int, tuple[str, ...]]]:

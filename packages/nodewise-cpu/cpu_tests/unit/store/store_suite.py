@@ -2,11 +2,12 @@
 
 import pytest
 
+from cpu_tests.unit.allocation_factory import create_allocations
 from nodewise.base.errors import Conflict, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise_cpu import allocation_store, pool_allocations
 from nodewise_cpu.allocation_store import AllocationStore, Intent
-from nodewise_cpu.pool_allocations import Allocations, Task
+from nodewise_cpu.pool_allocations import Task
 from nodewise_cpu.reconfiguration_plan import Move
 
 TASK = Task(17, 5, "one", "pod", "container")
@@ -52,13 +53,7 @@ class StoreSuite:
 
     def test_pools_come_and_go(self, store: AllocationStore) -> None:
         store.create(HELD)
-        fewer = Allocations(
-            {
-                "infra": pool_allocations.pool(
-                    "infra", {0: [pool_allocations.parse_cpu_list("0-3", tasks=[TASK])]}
-                )
-            }
-        )
+        fewer = create_allocations({"infra": {"0-3": [TASK]}})
         store.replace(store.read().version, fewer)
         assert store.read().allocations == fewer
         store.replace(store.read().version, HELD)

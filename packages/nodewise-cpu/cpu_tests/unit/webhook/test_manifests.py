@@ -106,23 +106,14 @@ def kinds(made: Sequence[Object]) -> list[str]:
     return [obj["kind"] for obj in made]
 
 
-def test_a_certificate_of_another_namespace_is_replaced() -> None:
-    made = manifests.create_certificate("one", NOW)
-    assert not manifests.is_certificate_valid_for_service(made.cert, made.authorities, "two", NOW)
-
-
-def test_a_certificate_of_another_authority_is_invalid() -> None:
+def test_validity_of_a_certificate_for_namespace_and_authority() -> None:
     made, other = manifests.create_certificate("one", NOW), manifests.create_certificate("one", NOW)
-    assert not manifests.is_certificate_valid_for_service(made.cert, other.authorities, "one", NOW)
-    assert manifests.is_certificate_valid_for_service(
-        made.cert, other.authorities + made.authorities, "one", NOW
-    )
-
-
-def test_a_namespace_whose_name_is_long_has_a_certificate_too() -> None:
-    space = "n" * 63
-    made = manifests.create_certificate(space, NOW)
-    assert manifests.is_certificate_valid_for_service(made.cert, made.authorities, space, NOW)
+    valid = manifests.is_certificate_valid_for_service
+    assert valid(made.cert, other.authorities + made.authorities, "one", NOW)
+    assert not valid(made.cert, made.authorities, "two", NOW)
+    assert not valid(made.cert, other.authorities, "one", NOW)
+    long = manifests.create_certificate("n" * 63, NOW)
+    assert valid(long.cert, long.authorities, "n" * 63, NOW)
 
 
 def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems() -> None:

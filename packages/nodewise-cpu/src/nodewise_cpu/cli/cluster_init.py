@@ -92,14 +92,17 @@ def run(options: ClusterInitOptions) -> None:
         selected_nodes(options, api),
         commands,
         pods_options,
-        build_agent_daemonset(options, pods_options, features),
+        # the DaemonSet is of no use if the API server is too old for the webhook
+        None
+        if options.no_agent or features.webhooks == "none"
+        else node_setup_objects.agent_daemon_set(pods_options, features),
         build_webhook_objects(options, pods_options, api, features),
     )
     with cluster_commands.progress_reporter() as report_progress:
         report = node_setup.execute_setup_plan(
             api, plan, features, Deadline(options.timeout_s), report_progress
         )
-    print_report(report, options.output)
+    _print_report(report, options.output)
     if plan.shared and plan.agent is None:
         terminal_output.print_message(_NO_AGENT)
     click.get_current_context().exit(terminal_output.DONE if report.is_whole else terminal_output.FAILED)
@@ -113,17 +116,6 @@ def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]
     if not nodes:
         raise BadSettings.of("settings", "--all-hosts", "no node is schedulable", "one at least")
     return nodes
-
-
-def build_agent_daemonset(
-    options: ClusterInitOptions, pods_options: SetupOptions, features: ApiFeatures
-) -> Object | None:
-    """The node agent's DaemonSet; none if the API server is too old for the webhook."""
-    return (
-        None
-        if options.no_agent or features.webhooks == "none"
-        else node_setup_objects.agent_daemon_set(pods_options, features)
-    )
 
 
 def build_webhook_objects(
@@ -154,23 +146,22 @@ def build_webhook_objects(
     return manifests.sort_in_creation_order(manifests.objects(installation, certificate), hook)
 
 
-def print_report(report: SetupReport, output: str) -> None:
-    """Print the report."""
+def _print_report(report: SetupReport, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_dict(), separators=(",", ":")))
-        return
-    parts = [(node.node, node) for node in report.nodes]
-    parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
-    rows = [
-        (
-            name,
-            "failed" if part.error else "ready",
-            part.error or ", ".join(f"{step.name} {step.outcome}" for step in part.steps),
-        )
-        for name, part in parts
-        if part.steps
-    ]
-    tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
+    else:
+        parts = [(node.node, node) for node in report.nodes]
+        parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
+        rows = [
+            (
+                name,
+                "failed" if part.error else "ready",
+                part.error or ", ".join(f"{step.name} {step.outcome}" for step in part.steps),
+            )
+            for name, part in parts
+            if part.steps
+        ]
+        tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
 
 
 command = common_options.create_click_command("cluster-init", run, ClusterInitOptions)

@@ -142,8 +142,13 @@ def preparation_pod(
     """The pod whose containers prepare a node, one after the other."""
     ordered = [command for command in ONCE if command in commands]
     containers = [_container(name, _command_line(name, options), options) for name in ordered]
-    first, last = containers[:-1], containers[-1:]
-    return _pod(pod_name(commands, node), node, options, _with_init_containers(features, last, first))
+    first, spec, annotations = containers[:-1], {"containers": containers[-1:]}, {}
+    if first and features.init_containers == "annotation":
+        annotations[_INIT_CONTAINERS] = json.dumps(first)
+    else:
+        spec |= {"initContainers": first} if first else {}
+        spec |= {"tolerations": [{"operator": "Exists"}]} if features.taints == "spec" else {}
+    return _pod(pod_name(commands, node), node, options, spec, annotations)
 
 
 def daemon_set(commands: Sequence[str], node: str, options: SetupOptions, features: ApiFeatures) -> Object:
@@ -182,7 +187,7 @@ def reconfiguration_pod(node: str, options: SetupOptions, *, checks: bool = Fals
         "tolerations": [{"operator": "Exists"}],
         "volumes": [_PROC, _SOCKET],
     }
-    return _pod(reconfiguration_pod_name(node, checks=checks), node, options, {"spec": parts})
+    return _pod(reconfiguration_pod_name(node, checks=checks), node, options, parts, {})
 
 
 def label(name: str) -> str:
@@ -244,44 +249,21 @@ def _container(name: str, line: str, options: SetupOptions) -> dict[str, Any]:
 def _security_context(name: str) -> Mapping[str, Any]:
     """The least rights that each command needs. Reading the environment of other users' processes takes SYS_PTRACE."""
     if name == INSTALL:
-        return {
-            "privileged": True,  # profiles of SELinux and AppArmor deny containers access to the host
-            "runAsUser": 0,  # the host's folder belongs to root, and the image's user is another one
-        }
+        # profiles of SELinux and AppArmor deny containers access to the host, and its folder belongs to root
+        return {"privileged": True, "runAsUser": 0}
     if name in {RECONCILE, "reconfigure"}:
         added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
         capabilities = {"drop": ["ALL"], "add": added}
         return {**_CLOSED, "runAsUser": 0, "capabilities": capabilities}
-    return {
-        **_CLOSED,
-        "runAsNonRoot": True,
-        "runAsUser": 1000,
-        "runAsGroup": 3000,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 3000}
+    return {**_CLOSED, **user, "capabilities": {"drop": ["ALL"]}}
 
 
-def _with_init_containers(
-    features: ApiFeatures, containers: Sequence[Object], first: Sequence[Object]
-) -> Mapping[str, Mapping[str, Any]]:
-    if first and features.init_containers == "annotation":
-        return {
-            "annotations": {_INIT_CONTAINERS: json.dumps(list(first))},
-            "spec": {"containers": containers},
-        }
-    spec: dict[str, Any] = {"containers": containers} | ({"initContainers": list(first)} if first else {})
-    if features.taints == "spec":
-        spec["tolerations"] = [{"operator": "Exists"}]
-    return {"spec": spec}
-
-
-def _pod(name: str, node: str, options: SetupOptions, parts: Mapping[str, Mapping[str, Any]]) -> Object:
-    metadata = {
-        "name": name,
-        "namespace": options.namespace,
-        "annotations": dict(parts.get("annotations", {})),
-    }
-    spec = _pod_spec(node, options, {"restartPolicy": "Never", **parts["spec"]})
+def _pod(
+    name: str, node: str, options: SetupOptions, parts: Mapping[str, Any], annotations: Mapping[str, str]
+) -> Object:
+    metadata = {"name": name, "namespace": options.namespace, "annotations": dict(annotations)}
+    spec = _pod_spec(node, options, {"restartPolicy": "Never", **parts})
     return with_template_digest({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
@@ -332,7 +314,6 @@ AGENT: Final = "cmk-agent"
 MANIFEST: Final = "deploy/cpu-agent.yaml"
 MANIFEST_NAMESPACE: Final = "cmk-namespace"
 
-_FOLDER: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
 _FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 _CONTAINER: Final = "agent"
 _HEALTH_PORT: Final = 9002
@@ -346,29 +327,12 @@ def agent_daemon_set(options: SetupOptions, features: ApiFeatures) -> Object:
     labels = {"app": AGENT}
     app_armor = {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}
     annotations = {} if features.app_armor == "field" else {"annotations": app_armor}
-    return {
-        "apiVersion": features.daemon_sets,
-        "kind": "DaemonSet",
-        "metadata": {"name": AGENT, "namespace": options.namespace, "labels": labels},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
-            "template": {
-                "metadata": {"labels": labels, **annotations},
-                "spec": _agent_pod_template(options, features),
-            },
-        },
-    }
-
-
-def _agent_pod_template(options: SetupOptions, features: ApiFeatures) -> Object:
-    # older API servers allow pods of that class in kube-system only
-    priority = {} if features.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}
-    folders = {"socket": _FOLDER, "features": _FEATURES}
-    return {
+    folders = {"socket": _AGENT, "features": _FEATURES}
+    pod = {
         "serviceAccountName": AGENT,
         "enableServiceLinks": False,
-        **priority,
+        # older API servers allow pods of that class in kube-system only
+        **({} if features.webhooks == "v1beta1" else {"priorityClassName": "system-node-critical"}),
         "nodeSelector": {LABEL: "true"},
         "tolerations": [{"operator": "Exists"}],
         "hostPID": True,
@@ -378,6 +342,16 @@ def _agent_pod_template(options: SetupOptions, features: ApiFeatures) -> Object:
             for name, path in folders.items()
         ],
         **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
+    }
+    return {
+        "apiVersion": features.daemon_sets,
+        "kind": "DaemonSet",
+        "metadata": {"name": AGENT, "namespace": options.namespace, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+            "template": {"metadata": {"labels": labels, **annotations}, "spec": pod},
+        },
     }
 
 
