@@ -161,7 +161,7 @@ def _rules(described: ObjectType, *, is_cluster: bool) -> Iterable[dict[str, str
         return _spec_rules(is_cluster=is_cluster)
     if described is fields.PREFERENCE and is_cluster:
         return [_one_source(("metric", "query"))]
-    if "above" in described.fields:
+    if described.fields.keys() & OPERATORS.keys():
         return _comparison_rules(described, is_cluster=is_cluster)
     return _OBJECT_RULES.get(id(described), ())
 
@@ -286,8 +286,8 @@ def _release_rules() -> Iterable[dict[str, str]]:
     yield _rule(
         f"!has(self.release) || (({_any(large)}) ? {release}.isLessThan({_present(large)}) : "
         f"!({_any(small)}) || {release}.isGreaterThan({_present(small)}))",
-        "found release on the wrong side, expected a value below that of above and atLeast, or above that of below "
-        "and atMost",
+        f"found release on the wrong side, expected a value below that of {' and '.join(large)}, or above that of "
+        f"{' and '.join(small)}",
     )
 
 
