@@ -130,18 +130,15 @@ class _TestHistory:
         self.labels = cooperative_scheduling.run_without_pauses(
             node_labels.desired_labels(assignment.columns, nodes, self.labels)
         )
-        if self._needs_events:
-            self._record_statuses(moment, assignment.conflicts)
-
-    def _record_statuses(self, moment: Moment, conflicts: Mapping[PolicyKey, str]) -> None:
-        states = moment.state.policies
+        if not self._needs_events:
+            return
         selections = [moment.state.selection.select(pod) for pod in self._test.pods.values()]
         rejecting = cooperative_scheduling.run_without_pauses(
-            selected_pods.find_rejecting_policies(states, len(moment.snapshot.nodes), set(selections))
+            selected_pods.find_rejecting_policies(states, len(nodes), set(selections))
         )
         for key, state in states.items():
             facts = StatusFacts(
-                label_conflict=conflicts.get(key, ""),
+                label_conflict=assignment.conflicts.get(key, ""),
                 selected_pods=sum(key in selection for selection in selections),
                 rejecting_policies=rejecting.get(key, ()),
             )
