@@ -144,3 +144,18 @@ def test_the_plugin_is_the_same_program(
     with pytest.raises(SystemExit):
         main.run_as_kubectl_plugin()
     assert "Usage: kubectl nodewise explain" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("nodewise de", {"decide", "demo"}),
+        ("nodewise cpu reco", {"reconcile", "reconfigure", "reconfigure_setup"}),
+        ("nodewise decide --output ", {"table", "wide", "json", "yaml"}),
+        ("nodewise explain --n", {"--namespace", "--nodes", "--nodewise-namespace"}),
+    ],
+)
+def test_commands_and_options_are_completed(
+    words: str, names: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {line.partition(",")[2] for line in offered(words, monkeypatch, capsys)} == names

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tools.reference.commands import every, help_and_default, summary
 
 from nodewise import agents
-from nodewise.cli.main import command, run
+from nodewise.cli.main import command
 from nodewise_cpu import cmk
 from tests import docs_page_code_blocks
 from tests.unit.test_docs_page_commands import problem
@@ -183,25 +183,3 @@ def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     assert [line for line in output.splitlines() if len(line) > COLUMNS] == []
     assert help_block("nodewise cpu isolate", "Exit codes") in f"{output}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("nodewise de", {"decide", "demo"}),
-        ("nodewise cpu reco", {"reconcile", "reconfigure", "reconfigure_setup"}),
-        ("nodewise decide --output ", {"table", "wide", "json", "yaml"}),
-        ("nodewise explain --n", {"--namespace", "--nodes", "--nodewise-namespace"}),
-    ],
-    ids=["a command", "a command below one", "a word", "an option"],
-)
-def test_the_shell_completes(
-    words: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("_NODEWISE_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-    with pytest.raises(SystemExit) as ended:
-        run([], name="nodewise")
-    assert ended.value.code == 0
-    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == offered
