@@ -31,13 +31,18 @@ RESERVED: Final = frozenset(
 
 def check_new_agent_name(name: str) -> None:
     """Raises `BadSettings` if an agent cannot have this name, or if one already has it."""
-    expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
+    actual, expected = "", "another name"
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
-        raise BadSettings("agents new", [Problem("NAME", repr(name), expected)])
-    if name in RESERVED or keyword.iskeyword(name):
-        raise BadSettings("agents new", [Problem("NAME", f"{name!r} is reserved", "another name")])
-    if name in agents.names():
-        raise BadSettings("agents new", [Problem("NAME", f"there is an agent {name!r}", "another name")])
+        actual = repr(name)
+        expected = (
+            f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
+        )
+    elif name in RESERVED or keyword.iskeyword(name):
+        actual = f"{name!r} is reserved"
+    elif name in agents.names():
+        actual = f"there is an agent {name!r}"
+    if actual:
+        raise BadSettings("agents new", [Problem("NAME", actual, expected)])
 
 
 def agent_package_name(name: str) -> str:
@@ -113,7 +118,11 @@ def list_agents(output: str) -> None:
       0  listed
       2  the command line is invalid
     """
-    rows = [_agent_row(agent) for agent in agents.installed()]
+    rows = []
+    for (name, package, version), kind, why in agents.installed():
+        broken = agent_selection.find_settings_conflict(kind, setting_groups()) if kind else why
+        row = {"name": name, "summary": kind.summary if kind else "", "package": package}
+        rows.append({**row, "version": version, "broken": broken})
     if output == "json":
         click.echo(msgspec.json.encode({"agents": rows}))
         return
@@ -128,13 +137,6 @@ def list_agents(output: str) -> None:
 def _escape_markup(text: str) -> Text:
     """Text of another package, without markup and control characters."""
     return Text(visible(text))
-
-
-def _agent_row(agent: agents.InstalledAgent) -> dict[str, str]:
-    name, package, version = agent.origin
-    summary = agent.kind.summary if agent.kind else ""
-    broken = agent_selection.find_settings_conflict(agent.kind, setting_groups()) if agent.kind else agent.why
-    return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
 @command.command("show", params=[output_option(["table", "json"])])

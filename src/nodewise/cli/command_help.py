@@ -162,15 +162,10 @@ def _options_of_topic(options: Sequence[click.Option], topic: str) -> list[click
     )
     selected = next(filter(None, selections), None)
     if selected is None:
-        raise click.UsageError(
-            f"there is no help about {topic!r}{did_you_mean(topic, _topic_words(options))}"
-        )
+        headings = " ".join(map(parameter_help_heading, options))
+        words = list(dict.fromkeys(heading.strip(",").lower() for heading in headings.split()))
+        raise click.UsageError(f"there is no help about {topic!r}{did_you_mean(topic, words)}")
     return selected
-
-
-def _topic_words(options: Iterable[click.Option]) -> list[str]:
-    headings = " ".join(map(parameter_help_heading, options))
-    return list(dict.fromkeys(word.strip(",").lower() for word in headings.split()))
 
 
 def _help_options(command: click.Command) -> list[click.Option]:

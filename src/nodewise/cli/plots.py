@@ -54,7 +54,11 @@ def plot_gpu_allocation_curves(ours: Mapping[str, Curve], published: Mapping[str
         axes.set_ylabel("allocated, % of all GPUs")
         _plot_curves(axes, ours, "-", "")
         _plot_curves(axes, published, ":", "published: ")
-        _limit_axes_to_differences(axes, [*ours.values(), *published.values()])
+        curves = [*ours.values(), *published.values()]
+        shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
+        if shown:  # the range where the curves differ
+            axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
+            axes.set_ylim(min(shown) - 1, 100)
         axes.legend(frameon=False, loc="lower right")
         _save_svg_figure(figure, path)
 
@@ -73,14 +77,6 @@ def _plot_curves(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: 
             linewidth=1 if prefix else 2,
             label=f"{prefix}{name}",
         )
-
-
-def _limit_axes_to_differences(axes: "Axes", curves: "list[Curve]") -> None:
-    """Limit the axes to the range where the curves differ, if they reach it."""
-    shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
-    if shown:
-        axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
-        axes.set_ylim(min(shown) - 1, 100)
 
 
 def plot_overloaded_nodes(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> None:

@@ -44,7 +44,11 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in listed[1:]:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    console.width = _table_width(listed, console.width) if sys.stdout.isatty() else _PIPE_WIDTH
+    if sys.stdout.isatty():  # the terminal's width, or more if the columns before the last one need it
+        before = [max(len(cell) for cell in column) + 2 for column in list(zip(*listed, strict=True))[:-1]]
+        console.width = max(console.width, sum(before) + _MIN_LAST_COLUMN)
+    else:
+        console.width = _PIPE_WIDTH
     with console.capture() as printed:
         console.print(table)
     for line in printed.get().splitlines():
@@ -58,9 +62,3 @@ def drop_empty_columns(
     named = {names} if isinstance(names, str) else set(names)
     kept = [at for at, name in enumerate(head) if name not in named or any(row[at] != "-" for row in rows)]
     return TableData([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
-
-
-def _table_width(rows: Sequence[Sequence[str]], terminal: int) -> int:
-    """The terminal's width, or more if the columns before the last one need it."""
-    before = [max(len(cell) for cell in column) + 2 for column in list(zip(*rows, strict=True))[:-1]]
-    return max(terminal, sum(before) + _MIN_LAST_COLUMN)

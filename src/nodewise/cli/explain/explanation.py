@@ -386,7 +386,7 @@ def comparable_answer(  # complexity: one tuple of optional parts
 
 
 def _comparable_node(node: NodeExplanation) -> object:
-    """Score, reasons and details. The numbers in details are values, and times such as `broken for 40s of 2m`."""
+    """Score, reasons and details. Numbers in details are values, and times such as `broken for 40s of 2m`."""
     details = {agent: _NUMBER.sub("#", text) for agent, text in node.details}
     return node.score, [reason.text() for _, reason in node.reasons], details
 
