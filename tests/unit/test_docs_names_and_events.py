@@ -17,7 +17,7 @@ from nodewise.agents.gpu import (
     pod_gpu_requests,
     typical_pods,
 )
-from nodewise.engine import agent_memory_storage, pod_events
+from nodewise.engine import agent_memory_storage, decision
 from nodewise.kube import event_recorder, leader_election
 from nodewise.kube.event_recorder import Type
 from nodewise.metrics.missing_values import CauseReason
@@ -136,7 +136,7 @@ def test_the_page_of_events_has_every_reason() -> None:
     assert calls == 3, "an Event that the page does not know"
     kinds = (*policy_status.CONDITIONS, *policy_status.TASPOLICY_CONDITIONS)
     conditions = {kind.reason for kind in kinds if kind.reason}  # others have a cause as their reason
-    reasons = {event_recorder.NO_NODE_PASSES, pod_events.NOT_BOUND, "AllWell"}
+    reasons = {event_recorder.NO_NODE_PASSES, decision.NOT_BOUND, "AllWell"}
     reasons |= conditions | policy_status.NOT_READY.keys()
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons

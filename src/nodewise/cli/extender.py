@@ -31,9 +31,8 @@ from nodewise.cli.setting_declarations import list_settings
 from nodewise.engine import object_feed, request_recorder, third_party_agents
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.agent_memory_storage import AgentMemory, ConfigMapMemoryStore, FileMemoryStore
-from nodewise.engine.decision import DecisionRing
+from nodewise.engine.decision import DecisionRing, PodEventRecorder
 from nodewise.engine.object_feed import DataRequirements
-from nodewise.engine.pod_events import PodEventRecorder
 from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.request_recorder import FileRecorder, ReplaySettings
 from nodewise.engine.snapshot_cache import SnapshotCache

@@ -1,14 +1,16 @@
-"""Decisions: the agents' verdicts and scores for one request, and a ring buffer that stores the newest decisions."""
+"""Decisions: the verdicts and scores for one request, the ring buffer of the newest ones, and their events on pods."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Details, Evidence, Scores, Verdict
+from nodewise.kube.event_recorder import NO_NODE_PASSES, EventRecorder, ObjectReference
+from nodewise.kube.resource_kinds import PODS
 from nodewise.metrics.node_index import Names
 
 Verb = Literal["filter", "prioritize", "preempt", "bind"]
@@ -172,3 +174,45 @@ class DecisionRing:
             for decision, _ in self._kept.values()
             if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}
         ]
+
+
+NOT_BOUND: Final = "NotBound"
+
+
+class PodEventRecorder:
+    """Records an event for each pod whose candidates were all rejected.
+
+    It does not block. The recorder limits the rate.
+    """
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+
+    def __call__(self, decision: Decision) -> None:
+        if not len(decision.names) or decision.feasible().any():
+            return
+        if decision.verb == "filter":
+            reason, action, text = NO_NODE_PASSES, "Filtering", summarize_rejections(decision)
+        elif decision.verb == "bind":
+            # kube-scheduler's own event has the status of the response, and not its text
+            why = "; ".join(item.text() for _, verdict in decision.verdicts for item in verdict.reasons)
+            reason, action, text = NOT_BOUND, "Binding", f"not bound to {decision.names[0]}: {why}"
+        else:
+            return
+        about = ObjectReference(PODS, decision.pod.namespace, decision.pod.name, decision.pod.uid)
+        self._recorder.record(about, "Warning", reason, text, action)
+
+
+def summarize_rejections(decision: Decision) -> str:
+    """How many candidates were rejected, by reason.
+
+    Without measured values: everyone with access to the pod's namespace can read its events, and a metric may belong to
+    another tenant. `explain` shows the values.
+    """
+    counts: dict[str, int] = {}
+    for _, verdict in decision.verdicts:
+        for code, count in zip(*np.unique(verdict.codes[verdict.codes > 0], return_counts=True), strict=True):
+            text = verdict.reasons[int(code) - 1].text()
+            counts[text] = counts.get(text, 0) + int(count)
+    why = "; ".join(f"{count} {text}" for text, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return f"none of {len(decision.names)} candidates passes: {why}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
-from nodewise.engine import pod_events
+from nodewise.engine.decision import summarize_rejections
 from nodewise.kube.event_recorder import NO_NODE_PASSES
 from nodewise.policies import node_labels, policy_status, selected_pods
 from nodewise.policies.placement_policy import PolicyKey
@@ -185,7 +185,7 @@ def _pod_events(test: PolicyTest, moment: Moment) -> Iterator[ExpectedEvent]:
     for key, pod in test.pods.items():
         decision = moment.filter(pod)
         if not decision.feasible().any():
-            text = pod_events.summarize_rejections(decision)
+            text = summarize_rejections(decision)
             yield ExpectedEvent(f"pod {'/'.join(key)}", NO_NODE_PASSES, text)
 
 

@@ -1,8 +1,7 @@
 import numpy as np
 
 from nodewise.agent import Evidence, Names, Verdict
-from nodewise.engine import pod_events
-from nodewise.engine.decision import Decision, PodRef
+from nodewise.engine.decision import Decision, PodEventRecorder, PodRef
 from tests.unit.extender.test_wire_format import TextReason
 
 NANO = 10**9
@@ -32,13 +31,13 @@ class FakeRecorder:
 
 def test_an_event_has_the_reasons_without_measured_values() -> None:
     recorder = FakeRecorder()
-    pod_events.PodEventRecorder(recorder)(decision([1, 1]))  # type: ignore[arg-type]
+    PodEventRecorder(recorder)(decision([1, 1]))  # type: ignore[arg-type]
     assert recorder.notes == ["none of 2 candidates passes: 2 heat GreaterThan 80"]
 
 
 def test_no_event_while_a_node_passes_or_for_other_verbs() -> None:
     recorder = FakeRecorder()
-    record_events = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
+    record_events = PodEventRecorder(recorder)  # type: ignore[arg-type]
     record_events(decision([1, 0]))
     record_events(decision([1, 1], verb="preempt"))
     record_events(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
@@ -47,7 +46,7 @@ def test_no_event_while_a_node_passes_or_for_other_verbs() -> None:
 
 def test_an_event_has_the_reason_of_a_failed_bind() -> None:
     recorder = FakeRecorder()
-    record_events = pod_events.PodEventRecorder(recorder)  # type: ignore[arg-type]
+    record_events = PodEventRecorder(recorder)  # type: ignore[arg-type]
     record_events(decision([1], verb="bind"))
     record_events(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), description="main: card0"))
     assert recorder.notes == ["not bound to n0: heat GreaterThan 80"]
