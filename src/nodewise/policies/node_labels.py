@@ -343,7 +343,7 @@ class LabelOwner(NamedTuple):
         return {key: value for key, value in labels.items() if key in known or self.may_own(key, value)}
 
 
-def owned_labels(metadata: Mapping[str, Any], field_manager: str = FIELD_MANAGER) -> dict[str, str]:
+def owned_labels(metadata: Mapping[str, Any], field_manager: str) -> dict[str, str]:
     """The labels that a manager owns by server-side apply, with their current values."""
     labels = metadata.get("labels") or {}
     return {

@@ -300,18 +300,17 @@ def _flapping_text(state: PolicyState, now_s: float) -> str:
 
 def _rule_counts(state: PolicyState, now_s: float) -> Iterator[RuleCounts]:
     """The counts of each usable rule, and of each of its parts."""
+    preferences = {preference.evaluation.rule: preference.evaluation for preference in state.preferences}
     evaluations = (*state.filter_rules, *state.label_rules)
     evaluated = {evaluation.rule: evaluation for evaluation in evaluations}
     yield from _avoid_counts(state, evaluated, now_s)
-    preferences = {preference.evaluation.rule: preference for preference in state.preferences}
     for number, preference in enumerate(state.policy.prefer):
-        if preference.source in preferences:
-            evaluation = preferences[preference.source].evaluation
-            order = "Ascending" if preference.source.operator == "below" else "Descending"
-            name = preference.source.query or preference.source.metric_request().name
-            text = truncate(f"{name} {order}", policy_status_fields.MAX_EXPRESSION)
-            counts = _part_counts(f"prefer[{number}]", evaluation, text, state)
-            yield replace(counts, nodes=None)
+        source = preference.source
+        if source in preferences:
+            order = "Ascending" if source.operator == "below" else "Descending"
+            text = f"{source.query or source.metric_request().name} {order}"
+            text = truncate(text, policy_status_fields.MAX_EXPRESSION)
+            yield replace(_part_counts(f"prefer[{number}]", preferences[source], text, state), nodes=None)
     for number, label_rule in enumerate(state.policy.node_labels):
         yield from _counts_of_parts(f"nodeLabels[{number}]", label_rule.parts, evaluated, state)
 
