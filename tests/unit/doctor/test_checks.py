@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.doctor import check_runner
+from nodewise.doctor.check_runner import examine
 from nodewise.doctor.facts import (
     AccessRight,
     AdmissionPolicy,
@@ -611,7 +611,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
 
 @pytest.mark.parametrize(("facts", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_each_defect_has_its_findings(facts: Facts, expected: set[str]) -> None:
-    report = check_runner.examine(facts)
+    report = examine(facts)
     grave = {finding.id for finding in report.findings if finding.severity != "note"}
     assert grave == expected, report.findings
     assert report.has_no_errors_or_warnings == (not expected)
@@ -631,7 +631,7 @@ def test_each_defect_has_its_findings(facts: Facts, expected: set[str]) -> None:
 def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
     age_s: float, remedy: str
 ) -> None:
-    (finding,) = check_runner.examine(selected_pod(resources=(), age_s=age_s)).findings
+    (finding,) = examine(selected_pod(resources=(), age_s=age_s)).findings
     assert (finding.object, finding.remedy.startswith(remedy)) == ("Pod/web/shop", True)
     assert finding.found.startswith("is selected by PlacementPolicy/web/cool, and does not request ")
 
@@ -641,7 +641,7 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
     reported = {
         kind
         for kind in policy_status.GOOD_STATUSES
-        for finding in check_runner.examine(policy(true_conditions=((kind, "why"),))).findings
+        for finding in examine(policy(true_conditions=((kind, "why"),))).findings
         if finding.id == "policy-condition"
     }
     assert reported == {
@@ -663,7 +663,7 @@ def test_policies_that_reject_every_node_together_are_one_finding() -> None:
         for name in ("alone", "alone-2")
     ]
     policies = (POLICY._replace(all_rejected=message), COOL._replace(all_rejected=message), *alone)
-    report = check_runner.examine(native(policies=policies))
+    report = examine(native(policies=policies))
     findings = [finding for finding in report.findings if finding.id == "all-nodes-rejected"]
     assert [finding.object for finding in findings] == [
         "PlacementPolicy/web/alone",
@@ -677,7 +677,7 @@ def test_policies_that_reject_every_node_together_are_one_finding() -> None:
     ("age_s", "remedy"), [(90.0, "the policy is newer"), (30.0, "native mode selects pods when")]
 )
 def test_the_remedy_for_a_pod_without_a_requirement_depends_on_its_age(age_s: float, remedy: str) -> None:
-    finding = check_runner.examine(native_pod(age_s=age_s)).findings[0]
+    finding = examine(native_pod(age_s=age_s)).findings[0]
     assert (finding.object, finding.remedy.startswith(remedy)) == ("Pod/web/shop", True)
 
 
@@ -692,7 +692,7 @@ def test_the_remedy_for_a_pod_without_a_requirement_depends_on_its_age(age_s: fl
 def test_the_remedy_for_pods_that_are_not_changed(
     admission: PodAdmission, severity: str, remedy: str
 ) -> None:
-    finding = check_runner.examine(native(pod_admission=admission)).findings[0]
+    finding = examine(native(pod_admission=admission)).findings[0]
     assert (finding.severity, remedy in finding.remedy) == (severity, True)
 
 
@@ -700,24 +700,22 @@ def test_leftovers_of_native_mode_are_to_be_removed() -> None:
     admission = with_leftovers(*NATIVE_POLICIES)
     finding = next(
         finding
-        for finding in check_runner.examine(
-            SOUND._replace(pod_admission=admission, nodes_with_verdicts=7)
-        ).findings
+        for finding in examine(SOUND._replace(pod_admission=admission, nodes_with_verdicts=7)).findings
         if finding.id == "labels-frozen"
     )
     assert finding.object == "MutatingAdmissionPolicy/nodewise-native"
     assert "7 nodes" in finding.found
     assert "kubectl delete -f deploy/native.yaml" in finding.remedy
-    labels_only = check_runner.examine(SOUND._replace(nodes_with_verdicts=7)).findings
+    labels_only = examine(SOUND._replace(nodes_with_verdicts=7)).findings
     remedies = {finding.id: finding.remedy for finding in labels_only}
     assert "kubectl label nodes --all" in remedies["labels-frozen"]
     assert "deploy/native.yaml" not in remedies["labels-frozen"]
 
 
 def test_policies_are_counted_by_kind() -> None:
-    assert "1 PlacementPolicy" in check_runner.examine(selected_pod()).examined
-    assert "1 TASPolicy" in check_runner.examine(selected_pod()).examined
-    assert "0 policies" in check_runner.examine(SOUND._replace(policies=())).examined
+    assert "1 PlacementPolicy" in examine(selected_pod()).examined
+    assert "1 TASPolicy" in examine(selected_pod()).examined
+    assert "0 policies" in examine(SOUND._replace(policies=())).examined
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(2.4, "2s"), (90, "1m30s"), (-3, "1s")])
@@ -725,11 +723,11 @@ def test_the_age_of_the_last_evaluation_is_reported(age_s: float, expected: str)
     """By the newest of the Leases; a clock that is behind that of the leader gives no negative age."""
     text = f"the last evaluation of policies ({expected} ago)"
     newest, older = (LEASE._replace(evaluated=NOW - timedelta(seconds=s)) for s in (age_s, age_s + 600))
-    assert text in check_runner.examine(native(leases=(older, LEASE, newest))).examined
+    assert text in examine(native(leases=(older, LEASE, newest))).examined
 
 
 def test_without_a_known_evaluation_no_age_is_reported() -> None:
-    assert not [text for text in check_runner.examine(native()).examined if "evaluation" in text]
+    assert not [text for text in examine(native()).examined if "evaluation" in text]
 
 
 BY_STATUS = policy(unavailable_metrics=UNAVAILABLE)
@@ -745,7 +743,7 @@ BY_STATUS = policy(unavailable_metrics=UNAVAILABLE)
     ids=["read by doctor", "counted by replicas", "in the status"],
 )
 def test_the_remedy_fits_the_cause(facts: Facts) -> None:
-    report = check_runner.examine(facts)
+    report = examine(facts)
     (finding,) = (finding for finding in report.findings if finding.id == "metric-missing")
     assert DIFFER in finding.found
     assert finding.remedy == AGGREGATE
@@ -759,7 +757,7 @@ def test_an_unreadable_fact_is_reported_once_with_the_missing_right() -> None:
     facts = SOUND._replace(
         node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
     )
-    report = check_runner.examine(facts)
+    report = examine(facts)
     (finding,) = report.findings
     assert (finding.object, finding.expected) == ("nodes", "the right to list nodes")
     names = [id_ for id_, _ in report.not_checked]
@@ -774,7 +772,7 @@ def test_an_unreadable_fact_is_reported_once_with_the_missing_right() -> None:
 
 def test_skipped_findings_are_neither_reported_nor_listed_as_unchecked() -> None:
     facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
-    report = check_runner.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
+    report = examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
     assert report.has_no_errors_or_warnings
     assert not report.findings
     assert not {"http-timeout-missing", "gpu-node-without-labels"} & {
@@ -785,15 +783,11 @@ def test_skipped_findings_are_neither_reported_nor_listed_as_unchecked() -> None
 
 def test_the_gravest_come_first() -> None:
     facts = entry(httpTimeout=None, ignorable=True)._replace(programs_elsewhere=("Pod/web/scheduler",))
-    assert [finding.severity for finding in check_runner.examine(facts).findings] == [
-        "error",
-        "warning",
-        "note",
-    ]
+    assert [finding.severity for finding in examine(facts).findings] == ["error", "warning", "note"]
 
 
 def test_programs_of_other_namespaces_are_a_note() -> None:
-    report = check_runner.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
+    report = examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
     (finding,) = report.findings
     assert (finding.id, finding.severity, report.has_no_errors_or_warnings) == ("not-looked-at", "note", True)
     assert "-n web" in finding.remedy
@@ -801,7 +795,7 @@ def test_programs_of_other_namespaces_are_a_note() -> None:
 
 def test_only_the_first_of_many_equal_findings_are_listed() -> None:
     many = tuple(POD._replace(policy=f"ghost-{at}") for at in range(100))
-    report = check_runner.examine(SOUND._replace(pods=many))
+    report = examine(SOUND._replace(pods=many))
     assert len(report.findings) == 11
     assert report.findings[-1].object == "90 more"
 
@@ -815,7 +809,7 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
         facts = SOUND._replace(
             schedulers=(local._replace(services={}),), extenders=(clusterless,), policies=(), pods=()
         )
-        assert {finding.id for finding in check_runner.examine(facts).findings} == expected
+        assert {finding.id for finding in examine(facts).findings} == expected
 
 
 def test_two_entries_may_share_the_verbs_of_their_agents() -> None:
@@ -833,7 +827,7 @@ def test_two_entries_may_share_the_verbs_of_their_agents() -> None:
         servers=dict.fromkeys((0, 1), base.servers[0]),
         services=dict.fromkeys((0, 1), base.services[0]),
     )
-    report = check_runner.examine(SOUND._replace(schedulers=(both,)))
+    report = examine(SOUND._replace(schedulers=(both,)))
     assert report.findings == []
 
 
@@ -851,7 +845,7 @@ def test_an_entry_for_its_own_pod_needs_no_scores_of_other_replicas() -> None:
     facts = SOUND._replace(
         schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, clusterless)
     )
-    assert check_runner.examine(facts).findings == []
+    assert examine(facts).findings == []
 
 
 def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> None:
@@ -859,13 +853,13 @@ def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> Non
         "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b"
     )
     other = SchedulerInfo("Pod/b", hidden, STATIC._replace(where="Pod/b"))
-    report = check_runner.examine(SOUND._replace(schedulers=(scheduler(), other)))
+    report = examine(SOUND._replace(schedulers=(scheduler(), other)))
     assert [(finding.id, finding.severity) for finding in report.findings] == [("not-looked-at", "note")]
     assert "no-ca-file" in dict(report.not_checked)
 
 
 def test_native_mode_needs_no_configuration_of_kube_scheduler() -> None:
-    (result,) = check_runner.examine(NATIVE).findings
+    (result,) = examine(NATIVE).findings
     assert (result.severity, result.object) == ("note", "kube-scheduler's configuration")
     assert result.remedy.startswith("none is needed, unless kube-scheduler still calls an extender")
 
@@ -874,7 +868,7 @@ def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
     sending = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
-    report = check_runner.examine(SOUND._replace(schedulers=(sending._replace(services={}),)))
+    report = examine(SOUND._replace(schedulers=(sending._replace(services={}),)))
     assert "extender-not-reached" in {finding.id for finding in report.findings}
 
 
@@ -885,14 +879,14 @@ def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None
         (STRANGE, {"unknown-ca"}),
     ):
         facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
-        assert {finding.id for finding in check_runner.examine(facts).findings} == expected
+        assert {finding.id for finding in examine(facts).findings} == expected
 
 
 def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
     facts = server(rejection=None)._replace(
         extenders=(EXTENDER._replace(client_ca=certificates.parse_pem(STRANGER.cert)),)
     )
-    (finding,) = check_runner.examine(facts).findings
+    (finding,) = examine(facts).findings
     assert (finding.id, "--client-ca" in finding.remedy) == ("unknown-ca", True)
 
 
@@ -900,6 +894,6 @@ def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
     hidden = UnavailableFact(
         "/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a"
     )
-    report = check_runner.examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
+    report = examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
     assert not report.has_no_errors_or_warnings
     assert "extender-not-registered" in dict(report.not_checked)

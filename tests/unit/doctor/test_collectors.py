@@ -16,7 +16,7 @@ from nodewise.base import errors
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
-from nodewise.doctor import check_runner
+from nodewise.doctor.check_runner import examine, fields_of_needed_facts
 from nodewise.doctor.collectors import COLLECTORS, collect_facts
 from nodewise.doctor.collectors import policies as policy_evaluation
 from nodewise.doctor.collectors import policies as policy_objects
@@ -108,7 +108,7 @@ def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: s
 
 
 async def _collect(api: Any, target: ExaminationTarget, *skip: str) -> Facts:
-    return await collect_facts(Session(reader(api), target), check_runner.fields_of_needed_facts(skip))
+    return await collect_facts(Session(reader(api), target), fields_of_needed_facts(skip))
 
 
 def reader(api: Any) -> ClusterReader:
@@ -179,7 +179,7 @@ def test_a_second_scheduler_by_its_config_map() -> None:
 
 
 def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
-    report = check_runner.examine(facts(SECOND, ("configmaps",)))
+    report = examine(facts(SECOND, ("configmaps",)))
     rights = [finding.expected for finding in report.findings if finding.id == "not-looked-at"]
     assert "the right to get configmaps second in namespace nodewise" in rights
 
@@ -187,7 +187,7 @@ def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
 @pytest.mark.parametrize("data", ["{", "kind: Pod", "a: &a [*a]", "", "- 1\n- 2", "\x00"])
 def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> None:
     held = {"/api/v1/namespaces/nodewise/configmaps/second": {"data": {"scheduler.yaml": data}}}
-    report = check_runner.examine(facts({**SECOND, **held}))
+    report = examine(facts({**SECOND, **held}))
     assert not report.has_no_errors_or_warnings
     assert "extender-not-registered" in dict(report.not_checked)
 
@@ -196,7 +196,7 @@ def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> Non
 def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
     scheduler = second_scheduler()
     scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
-    report = check_runner.examine(facts({DEPLOYMENTS: [scheduler]}))
+    report = examine(facts({DEPLOYMENTS: [scheduler]}))
     assert not report.has_no_errors_or_warnings
     assert any("segment: " in f.found for f in report.findings if f.id == "not-looked-at")
 
@@ -218,13 +218,13 @@ def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:
 
 
 def test_a_static_pod_without_config_has_no_extender() -> None:
-    report = check_runner.examine(facts({"/api/v1/pods": [static_scheduler("")]}))
+    report = examine(facts({"/api/v1/pods": [static_scheduler("")]}))
     assert "extender-not-registered" in {finding.id for finding in report.findings}
 
 
 def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> None:
     cluster = {"/api/v1/pods": [static_scheduler()]}
-    hidden = check_runner.examine(facts(cluster))
+    hidden = examine(facts(cluster))
     assert "--scheduler-config" in " ".join(finding.remedy for finding in hidden.findings)
     file = tmp_path / "copy.yaml"
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
@@ -234,7 +234,7 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
         str(file),
         "Pod/kube-system/kube-scheduler-cp",
     )
-    assert "extender-not-registered" in {finding.id for finding in check_runner.examine(named).findings}
+    assert "extender-not-registered" in {finding.id for finding in examine(named).findings}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goe
     assert certificates.client
     assert certificates.client[0].public_key == certificates.key
     for printer in (print_findings_table, print_findings_json):
-        assert "PRIVATE" not in capture_report(check_runner.examine(cluster), capsys, printer)
+        assert "PRIVATE" not in capture_report(examine(cluster), capsys, printer)
     assert b"PRIVATE" not in repr(cluster).encode()
 
 
@@ -401,7 +401,7 @@ def test_a_pod_may_name_a_taspolicy_that_another_policy_replaces() -> None:
         "cool": ("PlacementPolicy/web/new",),
         "gone": ("TASPolicy/web/gone",),
     }
-    unknown = [item for item in check_runner.examine(cluster).findings if item.id == "policy-unknown"]
+    unknown = [item for item in examine(cluster).findings if item.id == "policy-unknown"]
     assert [item.object for item in unknown] == ["TASPolicy/web/gone"]
 
 
@@ -433,7 +433,7 @@ def test_a_kind_of_policies_that_may_not_be_listed_hides_no_other() -> None:
     assert isinstance(pol, PolicyEvaluation)
     assert isinstance(missing, UnavailableFact)
     assert (pol.where, missing.right) == ("TASPolicy/web/pol", "list clusterplacementpolicies.nodewise.io")
-    report = check_runner.examine(cluster)
+    report = examine(cluster)
     assert "1 TASPolicy" in report.examined
     assert "the right to list clusterplacementpolicies.nodewise.io" in {
         item.expected for item in report.findings
@@ -477,7 +477,7 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
 
 def test_each_fact_has_a_collector() -> None:
     assert COLLECTORS.keys() == set(Facts._fields) - {"now", "namespaces"}
-    assert check_runner.fields_of_needed_facts() == set(Facts._fields)
+    assert fields_of_needed_facts() == set(Facts._fields)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
 
 
 def test_an_account_without_rights_gets_each_missing_right() -> None:
-    report = check_runner.examine(facts({}, ("/api", "/apis")))
+    report = examine(facts({}, ("/api", "/apis")))
     assert not report.has_no_errors_or_warnings
     rights = " ".join(finding.expected for finding in report.findings)
     for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
@@ -519,7 +519,7 @@ def test_an_account_without_rights_gets_each_missing_right() -> None:
     ("stated", "severity"), [("v1.38.0-beta.0", "warning"), ("v1.33.5-eks-113cf36", "note")]
 )
 def test_a_version_of_kubernetes_that_was_not_tried_is_found(stated: str, severity: str) -> None:
-    report = check_runner.examine(facts({"/version": {"gitVersion": stated}}))
+    report = examine(facts({"/version": {"gitVersion": stated}}))
     (finding,) = (item for item in report.findings if item.id == "kubernetes-version-untested")
     assert finding.found.startswith(f"Kubernetes {stated[1:5]} is ")
     assert finding.severity == severity
@@ -529,7 +529,7 @@ def test_a_version_of_kubernetes_that_was_not_tried_is_found(stated: str, severi
 def test_a_version_that_cannot_be_read_does_not_count_as_tested(answer: Any) -> None:
     read = facts({"/version": answer})
     assert isinstance(read.cluster_version, UnavailableFact)
-    assert "kubernetes-version-untested" in [id_ for id_, _ in check_runner.examine(read).not_checked]
+    assert "kubernetes-version-untested" in [id_ for id_, _ in examine(read).not_checked]
 
 
 def test_an_api_server_that_is_away_ends_it() -> None:
@@ -589,7 +589,7 @@ def capture_report(
 
 
 def test_a_sound_cluster_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = capture_report(check_runner.examine(SOUND), capsys).splitlines()
+    lines = capture_report(examine(SOUND), capsys).splitlines()
     assert lines[0].startswith("Nothing is wrong. Looked at: 1 configuration of kube-scheduler")
     assert len(lines) <= 3
 
@@ -599,7 +599,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     sick = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
-    lines = capture_report(check_runner.examine(sick), capsys).splitlines()
+    lines = capture_report(examine(sick), capsys).splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
     assert heads[:3] == ["Error", "Warning", "Note"]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
@@ -607,9 +607,7 @@ def test_findings_stand_by_severity_and_fit_into_80_columns(
 
 
 def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
-    report = msgspec.json.decode(
-        capture_report(check_runner.examine(entry(ignorable=True)), capsys, print_findings_json)
-    )
+    report = msgspec.json.decode(capture_report(examine(entry(ignorable=True)), capsys, print_findings_json))
     assert report["sound"] is False
     (document,) = report["findings"]
     assert set(document) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}

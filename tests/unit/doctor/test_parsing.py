@@ -13,16 +13,21 @@ from nodewise.doctor.collectors.rights_and_admission_policies import (
 )
 from nodewise.doctor.collectors.workloads import parse_descheduler_policy, parse_metrics
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
-from nodewise.doctor.parsing import objects, scheduler_configuration
+from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.objects import Container, VolumeMount, Workload
-from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
+from nodewise.doctor.parsing.scheduler_configuration import (
+    ExtenderEntry,
+    SchedulerConfiguration,
+    parse,
+    parse_configz,
+)
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 
 
 def parsed(value: Any) -> SchedulerConfiguration:
-    return scheduler_configuration.parse(yaml.safe_dump(value).encode())
+    return parse(yaml.safe_dump(value).encode())
 
 
 def entry(**fields: Any) -> ExtenderEntry:
@@ -98,7 +103,7 @@ def test_configz_has_the_names_of_gos_fields() -> None:
             }
         ],
     }
-    configuration = scheduler_configuration.parse_configz({"kubescheduler.config.k8s.io": internal})
+    configuration = parse_configz({"kubescheduler.config.k8s.io": internal})
     (only_entry,) = configuration.entries
     assert (
         only_entry.http_timeout,
@@ -115,7 +120,7 @@ def test_configz_has_the_names_of_gos_fields() -> None:
     "text", [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2"]
 )
 def test_a_text_without_configuration_has_a_problem(text: bytes) -> None:
-    configuration = scheduler_configuration.parse(text)
+    configuration = parse(text)
     assert configuration.problems
     assert not configuration.profiles
 

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise.cli.configure import command as configure
-from nodewise.doctor import check_runner
+from nodewise.doctor.check_runner import examine
 from nodewise.doctor.collectors import schedulers
 from nodewise.doctor.collectors.rights_and_admission_policies import needed_rights
 from nodewise.doctor.facts import AccessRight, ProbedServer
@@ -77,7 +77,7 @@ def run_configure(*arguments: str) -> str:
 
 
 def find_problems(text: str, *files: str) -> list[Finding]:
-    report = check_runner.examine(facts(parse_manifest(text), (), *files))
+    report = examine(facts(parse_manifest(text), (), *files))
     return [finding for finding in report.findings if finding.severity != "note"]
 
 
@@ -153,7 +153,7 @@ def native_installation() -> dict[str, Any]:
 
 
 def native_problems(objects: dict[str, Any]) -> list[tuple[str, str, str]]:
-    report = check_runner.examine(facts(objects))
+    report = examine(facts(objects))
     return [(item.id, item.object, item.severity) for item in report.findings if item.severity != "note"]
 
 

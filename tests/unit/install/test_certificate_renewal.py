@@ -12,30 +12,46 @@ from cryptography.x509 import DNSName
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from nodewise.base.errors import BadSettings, Unavailable
-from nodewise.install import certificate_renewal, certificate_secrets
-from nodewise.install.certificate_renewal import CertificateSpec, ConnectionCertificates, PeerCertificates
+from nodewise.install.certificate_renewal import (
+    CertificateSpec,
+    ConnectionCertificates,
+    PeerCertificates,
+    apply_renewal_step,
+    check_certificate_spec,
+    plan_after_scheduler_restart,
+    plan_renewal,
+    service_dns_names,
+)
+from nodewise.install.certificate_secrets import (
+    build_cert_manager_objects,
+    build_secrets,
+    build_signing_request,
+    is_written_by_nodewise,
+    parse_secret,
+    render_systemd_units,
+)
 from nodewise.tls import x509_certificates
 from nodewise.tls.x509_certificates import CertificateIssuer
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-NAMES = certificate_renewal.service_dns_names("nodewise")
+NAMES = service_dns_names("nodewise")
 SPEC = CertificateSpec(NAMES, lifetime=90 * DAY)
 RENEWED = NOW + 61 * DAY
 
 
 def issue_certificates(spec: CertificateSpec = SPEC, now: datetime = NOW) -> ConnectionCertificates:
-    return certificate_renewal.apply_renewal_step(ConnectionCertificates(), "make", spec, now)
+    return apply_renewal_step(ConnectionCertificates(), "make", spec, now)
 
 
 def announce_authority(
     before: ConnectionCertificates | None = None, now: datetime = RENEWED
 ) -> ConnectionCertificates:
-    return certificate_renewal.apply_renewal_step(before or issue_certificates(), "announce", SPEC, now)
+    return apply_renewal_step(before or issue_certificates(), "announce", SPEC, now)
 
 
 def next_step(certificates: ConnectionCertificates, now: datetime, spec: CertificateSpec = SPEC) -> str:
-    return certificate_renewal.plan_renewal(certificates, spec, now).step
+    return plan_renewal(certificates, spec, now).step
 
 
 def accepts_peer(peer: PeerCertificates, trusts: PeerCertificates, at: datetime, *, server: bool) -> bool:
@@ -59,7 +75,7 @@ def test_new_certificates_are_kept_until_a_third_of_their_time_is_left() -> None
     certificates = issue_certificates()
     assert accept_each_other(*certificates, NOW)
     assert next_step(certificates, NOW) == next_step(certificates, NOW + 59 * DAY) == "nothing"
-    assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 60 * DAY
+    assert plan_renewal(certificates, SPEC, NOW).at == NOW + 60 * DAY
     assert next_step(certificates, NOW + 61 * DAY) == "announce"
     assert next_step(certificates, NOW + 61 * DAY, SPEC._replace(renew_before=10 * DAY)) == "nothing"
     assert next_step(certificates, NOW + 81 * DAY, SPEC._replace(renew_before=10 * DAY)) == "announce"
@@ -69,7 +85,7 @@ def test_new_certificates_are_kept_until_a_third_of_their_time_is_left() -> None
 def test_connections_succeed_with_either_side_one_step_behind() -> None:
     first = issue_certificates()
     second = announce_authority(first)
-    third = certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
+    third = apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
     fourth = announce_authority(third, RENEWED + 61 * DAY)
     for older, newer in itertools.pairwise((first, second, third)):
         for server, client in itertools.product((older.server, newer.server), (older.client, newer.client)):
@@ -88,27 +104,21 @@ def test_a_scheduler_that_read_its_ca_file_before_the_announcement_would_refuse_
     """The reason for the step `wait`."""
     first = issue_certificates()
     second = announce_authority(first)
-    third = certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
+    third = apply_renewal_step(second, "switch", SPEC, RENEWED + DAY)
     assert not accepts_peer(third.server, first.client, RENEWED + DAY, server=True)
 
 
 def test_it_waits_for_the_restart_and_goes_on_by_itself_in_time() -> None:
     certificates = announce_authority()
-    plan = certificate_renewal.plan_renewal(certificates, SPEC, RENEWED)
+    plan = plan_renewal(certificates, SPEC, RENEWED)
     assert (plan.step, plan.is_due, plan.announced_at) == ("wait", True, RENEWED)
     assert RENEWED < plan.at < NOW + 90 * DAY
     assert next_step(certificates, plan.at) == "switch"
     assert next_step(certificates, RENEWED + 3 * DAY, SPEC._replace(switch_after=2 * DAY)) == "switch"
     with pytest.raises(Unavailable, match="has to reach both sides first"):
-        certificate_renewal.plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
-    assert (
-        certificate_renewal.plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step
-        == "switch"
-    )
-    assert (
-        next_step(certificate_renewal.apply_renewal_step(certificates, "switch", SPEC, plan.at), plan.at)
-        == "nothing"
-    )
+        plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=2))
+    assert plan_after_scheduler_restart(plan, SPEC, RENEWED + timedelta(minutes=3)).step == "switch"
+    assert next_step(apply_renewal_step(certificates, "switch", SPEC, plan.at), plan.at) == "nothing"
 
 
 def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
@@ -117,16 +127,14 @@ def test_a_step_that_was_ended_between_the_two_sides_is_gone_on_with() -> None:
     torn = ConnectionCertificates(second.server, first.client)
     assert accept_each_other(*torn, RENEWED)
     assert next_step(torn, RENEWED) == "announce", "the authority's key is gone, so there is a new one"
-    again = certificate_renewal.apply_renewal_step(torn, "announce", SPEC, RENEWED)
+    again = apply_renewal_step(torn, "announce", SPEC, RENEWED)
     assert accept_each_other(*again, RENEWED)
     assert next_step(again, RENEWED) == "wait"
-    third = certificate_renewal.apply_renewal_step(again, "switch", SPEC, RENEWED + DAY)
+    third = apply_renewal_step(again, "switch", SPEC, RENEWED + DAY)
     half = ConnectionCertificates(third.server, again.client)
     assert accept_each_other(*half, RENEWED + DAY)
     assert next_step(half, RENEWED + 29 * DAY) == "switch"
-    assert accept_each_other(
-        *certificate_renewal.apply_renewal_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY
-    )
+    assert accept_each_other(*apply_renewal_step(half, "switch", SPEC, RENEWED + DAY), RENEWED + DAY)
 
 
 BROKEN = {
@@ -145,9 +153,9 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
 ) -> None:
     certificates = issue_certificates()
     broken = certificates._replace(**{field: BROKEN[what](getattr(certificates, field))})
-    plan = certificate_renewal.plan_renewal(broken, SPEC, NOW)
+    plan = plan_renewal(broken, SPEC, NOW)
     assert plan.step == "announce"
-    after = certificate_renewal.apply_renewal_step(broken, plan.step, SPEC, NOW)
+    after = apply_renewal_step(broken, plan.step, SPEC, NOW)
     assert accept_each_other(*after, NOW)
     other = "client" if field == "server" else "server"
     assert getattr(after, other).cert == getattr(certificates, other).cert
@@ -155,11 +163,9 @@ def test_a_side_that_is_broken_gets_a_new_certificate_at_once_and_the_other_one_
 
 def test_expired_certificates_are_replaced_without_waiting() -> None:
     certificates = issue_certificates()
-    plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 91 * DAY)
+    plan = plan_renewal(certificates, SPEC, NOW + 91 * DAY)
     assert plan.step == "make"
-    assert accept_each_other(
-        *certificate_renewal.apply_renewal_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY
-    )
+    assert accept_each_other(*apply_renewal_step(certificates, "make", SPEC, NOW + 91 * DAY), NOW + 91 * DAY)
     assert next_step(announce_authority(), NOW + 91 * DAY) == "switch"
 
 
@@ -171,7 +177,7 @@ def test_no_bundle_grows_over_many_renewals() -> None:
         assert accept_each_other(certificates.server, certificates.client, now)
         for side in certificates:
             assert len(x509.load_pem_x509_certificates(side.trusted)) == 2
-        certificates = certificate_renewal.apply_renewal_step(certificates, "switch", SPEC, now + DAY)
+        certificates = apply_renewal_step(certificates, "switch", SPEC, now + DAY)
         assert accept_each_other(certificates.server, certificates.client, now + DAY)
 
 
@@ -194,7 +200,7 @@ def test_an_authority_of_others_that_is_over_is_dropped() -> None:
 def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
     """After a start without a clock battery, all certificates would be of 1970, and no call would succeed."""
     certificates = issue_certificates()
-    plan = certificate_renewal.plan_renewal(certificates, SPEC, datetime(1970, 1, 1, tzinfo=UTC))
+    plan = plan_renewal(certificates, SPEC, datetime(1970, 1, 1, tzinfo=UTC))
     assert (plan.step, plan.is_due) == ("clock", True)
     assert "correct the clock" in plan.reasons[0]
     assert next_step(certificates, NOW - DAY, SPEC._replace(is_forced=True)) == "make"
@@ -212,14 +218,12 @@ def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
 def test_other_names_are_a_reason_for_a_renewal(changed: dict, words: str) -> None:
     spec = SPEC._replace(**changed)
     certificates = issue_certificates()
-    plan = certificate_renewal.plan_renewal(certificates, spec, NOW)
+    plan = plan_renewal(certificates, spec, NOW)
     assert plan.step == "announce"
     assert words in "".join(plan.reasons)
-    after = certificate_renewal.apply_renewal_step(certificates, "announce", spec, NOW)
+    after = apply_renewal_step(certificates, "announce", spec, NOW)
     assert next_step(after, NOW, spec) == "wait"
-    assert (
-        next_step(certificate_renewal.apply_renewal_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
-    )
+    assert next_step(apply_renewal_step(after, "switch", spec, NOW), NOW, spec) == "nothing"
 
 
 def test_an_address_is_the_same_in_every_spelling() -> None:
@@ -244,7 +248,7 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
     assert next_step(certificates, NOW) == "nothing"
     after = announce_authority(certificates)
     assert accept_each_other(*after, RENEWED)
-    switched = certificate_renewal.apply_renewal_step(after, "switch", SPEC, RENEWED + DAY)
+    switched = apply_renewal_step(after, "switch", SPEC, RENEWED + DAY)
     assert accept_each_other(*switched, RENEWED + DAY)
     assert switched.client.cert == leaf.cert
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
@@ -258,20 +262,16 @@ def test_an_ending_certificate_of_the_clusters_signer_requires_the_step_sign() -
         server._replace(trusted=x509_certificates.merge_authorities(server.trusted, signer.cert)),
         client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
     )
-    assert certificate_renewal.plan_renewal(certificates, SPEC, NOW).at == NOW + 20 * DAY
-    plan = certificate_renewal.plan_renewal(certificates, SPEC, NOW + 21 * DAY)
+    assert plan_renewal(certificates, SPEC, NOW).at == NOW + 20 * DAY
+    plan = plan_renewal(certificates, SPEC, NOW + 21 * DAY)
     assert (plan.step, plan.is_due) == ("sign", True)
     assert plan.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
-    assert certificate_renewal.apply_renewal_step(certificates, "sign", SPEC, NOW) == certificates
+    assert apply_renewal_step(certificates, "sign", SPEC, NOW) == certificates
 
 
 def test_no_authoritys_key_is_in_anything() -> None:
     second = announce_authority()
-    for certificates in (
-        issue_certificates(),
-        second,
-        certificate_renewal.apply_renewal_step(second, "switch", SPEC, RENEWED),
-    ):
+    for certificates in (issue_certificates(), second, apply_renewal_step(second, "switch", SPEC, RENEWED)):
         trusted = x509.load_pem_x509_certificates(certificates.server.trusted + certificates.client.trusted)
         public = [authority.public_key() for authority in trusted]
         for side in certificates:
@@ -294,10 +294,10 @@ def test_no_authoritys_key_is_in_anything() -> None:
 )
 def test_an_impossible_spec_is_refused(changed: dict, words: str) -> None:
     if not words:
-        certificate_renewal.check_certificate_spec(SPEC._replace(**changed))
+        check_certificate_spec(SPEC._replace(**changed))
         return
     with pytest.raises(BadSettings, match=words):
-        certificate_renewal.check_certificate_spec(SPEC._replace(**changed))
+        check_certificate_spec(SPEC._replace(**changed))
 
 
 # objects
@@ -305,20 +305,20 @@ def test_an_impossible_spec_is_refused(changed: dict, words: str) -> None:
 
 def test_secrets_hold_both_sides_and_are_read_back() -> None:
     for certificates in (issue_certificates(), announce_authority()):
-        manifests = certificate_secrets.build_secrets(certificates, "web", ("nodewise-tls", "client"))
-        assert ConnectionCertificates(*map(certificate_secrets.parse_secret, manifests)) == certificates
-        assert all(map(certificate_secrets.is_written_by_nodewise, manifests))
+        manifests = build_secrets(certificates, "web", ("nodewise-tls", "client"))
+        assert ConnectionCertificates(*map(parse_secret, manifests)) == certificates
+        assert all(map(is_written_by_nodewise, manifests))
         assert [secret["type"] for secret in manifests] == ["kubernetes.io/tls"] * 2
         assert set(manifests[0]["data"]) >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tls.crt": "!", "tls.key": 5}])
 def test_a_secret_that_cannot_be_read_holds_nothing(data: dict | None) -> None:
-    assert certificate_secrets.parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
+    assert parse_secret({"metadata": {}, "data": data}) == PeerCertificates()
 
 
 def test_the_request_is_for_a_client_only() -> None:
-    spec = certificate_secrets.build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
+    spec = build_signing_request("x", "example.com/clients", b"request", DAY)["spec"]
     assert spec == {
         "request": base64.b64encode(b"request").decode(),
         "signerName": "example.com/clients",
@@ -328,7 +328,7 @@ def test_the_request_is_for_a_client_only() -> None:
 
 
 def test_cert_manager_objects_have_the_same_names_and_usages() -> None:
-    manifests = certificate_secrets.build_cert_manager_objects(
+    manifests = build_cert_manager_objects(
         SPEC._replace(names=(*NAMES, "10.0.0.1")), "web", ("nodewise-tls", "client")
     )
     specs = {
@@ -346,8 +346,6 @@ def test_cert_manager_objects_have_the_same_names_and_usages() -> None:
 
 
 def test_words_of_a_unit_are_quoted() -> None:
-    text = certificate_secrets.render_systemd_units(
-        ["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$"
-    )
+    text = render_systemd_units(["/usr/bin/nodewise", "certs", "--name", "a b", "--host", "/x/%n$"], "/x/%n$")
     assert 'ExecStart=/usr/bin/nodewise certs --name "a b" --host /x/%%n$$\n' in text
     assert "ReadWritePaths=/x/%%n$\n" in text

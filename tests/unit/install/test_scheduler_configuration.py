@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from nodewise.base.errors import BadSettings
-from nodewise.install import scheduler_configuration
-from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
+from nodewise.install.scheduler_configuration import (
+    AgentRole,
+    EntryFiles,
+    SchedulerOptions,
+    agents_without_filter,
+    build_scheduler_configuration,
+)
 
 DEVICES = {"vendor/card": False}
 MARK = {"telemetry/scheduling": True}
@@ -20,14 +25,14 @@ HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt
 
 
 def entries(*roles: AgentRole, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = scheduler_configuration.build_scheduler_configuration(
-        roles, SchedulerOptions(url, **more)
-    )["extenders"]
+    entries: list[dict[str, Any]] = build_scheduler_configuration(roles, SchedulerOptions(url, **more))[
+        "extenders"
+    ]
     return entries
 
 
 def test_pods_that_a_resource_marks_are_filtered_and_wait_without_an_answer() -> None:
-    assert scheduler_configuration.build_scheduler_configuration([GUARD], HTTPS) == {
+    assert build_scheduler_configuration([GUARD], HTTPS) == {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "profiles": [{"schedulerName": "default-scheduler"}],
@@ -62,7 +67,7 @@ RANKS_ONLY = {
 @pytest.mark.parametrize("roles", [(RANK,), (RISK,), (RISK, RANK), (RANK, RISK)])
 def test_where_nothing_marks_the_pods_they_are_only_prioritized(roles: tuple[AgentRole, ...]) -> None:
     assert entries(*roles) == [RANKS_ONLY]
-    assert scheduler_configuration.agents_without_filter(roles, SchedulerOptions(LOCAL)) == [
+    assert agents_without_filter(roles, SchedulerOptions(LOCAL)) == [
         role.agent for role in roles if role is RISK
     ]
 
@@ -71,12 +76,7 @@ def test_all_pods_are_filtered_where_somebody_wants_it() -> None:
     [entry] = entries(RISK, RANK, filter_all_pods=True)
     assert (entry["filterVerb"], entry["preemptVerb"], entry["ignorable"]) == ("filter", "preempt", False)
     assert "managedResources" not in entry
-    assert (
-        scheduler_configuration.agents_without_filter(
-            [RISK, RANK], SchedulerOptions(LOCAL, filter_all_pods=True)
-        )
-        == []
-    )
+    assert agents_without_filter([RISK, RANK], SchedulerOptions(LOCAL, filter_all_pods=True)) == []
 
 
 def test_an_entry_for_each_agent_has_the_fields_of_that_agent() -> None:
@@ -129,7 +129,7 @@ def test_a_filter_without_a_score_is_not_prioritized() -> None:
 
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
-    configuration = scheduler_configuration.build_scheduler_configuration(
+    configuration = build_scheduler_configuration(
         [RANK], SchedulerOptions(LOCAL, scheduler_name="mine", kubeconfig="/k")
     )
     assert configuration["profiles"] == [{"schedulerName": "mine"}]
@@ -184,7 +184,5 @@ def test_options_that_do_not_work_or_do_not_fail_closed_are_refused(
     roles: list[AgentRole], wish: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
-        scheduler_configuration.build_scheduler_configuration(
-            roles, SchedulerOptions(**{"url": LOCAL, **wish})
-        )
+        build_scheduler_configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
     assert message in str(refused.value)
