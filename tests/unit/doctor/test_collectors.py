@@ -18,8 +18,7 @@ from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table
 from nodewise.doctor.check_runner import examine, fields_of_needed_facts
 from nodewise.doctor.collectors import COLLECTORS, collect_facts
-from nodewise.doctor.collectors import policies as policy_evaluation
-from nodewise.doctor.collectors import policies as policy_objects
+from nodewise.doctor.collectors.policies import evaluate_policies, parse_policy, policy_objects
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, attempt, parse_json
@@ -494,12 +493,12 @@ def test_policies_are_evaluated_with_the_settings_of_the_replicas(
     age_s: int, settings: dict[str, str], rejected: int
 ) -> None:
     spec = {"strategies": {"dontschedule": {"rules": [HOT]}}}
-    policy = policy_objects.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
-    read = policy_objects.policy_objects({"taspolicies": {("", "p"): policy}})
+    policy = parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
+    read = policy_objects({"taspolicies": {("", "p"): policy}})
     now = SystemClock().now()
     samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
     extender = NodewiseWorkload(Workload("Deployment/nodewise/nodewise"), settings)
-    (slot,) = policy_evaluation.evaluate_policies(
+    (slot,) = evaluate_policies(
         read, {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
     ).values()
     assert slot.verdict is not None
