@@ -12,7 +12,6 @@ from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
     ClockAndMetrics,
     InputPaths,
-    LeaderContext,
     Readiness,
     ServerConfig,
     WiredServer,
@@ -22,7 +21,6 @@ from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.kube.leader_election import CONTROLLER_LEASE
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
@@ -93,8 +91,7 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     needs = object_feed.data_requirements(config.agents, config.agent_options)
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
     snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
-    context = LeaderContext(config, api, snapshots, CONTROLLER_LEASE, "nodewise.io/controller", tools)
-    leader = server_components.create_leader_tasks(context)
+    leader = server_components.create_leader_tasks(config, api, snapshots, tools, "controller")
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
     values = server_components.create_metric_values_route(config, snapshots, general, tools)

@@ -20,7 +20,6 @@ from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.server_components import (
     ClockAndMetrics,
     InputPaths,
-    LeaderContext,
     LeaderTasks,
     Readiness,
     ServerConfig,
@@ -45,7 +44,6 @@ from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.reflector import Reflector
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
@@ -254,10 +252,9 @@ def _create_leader_tasks(
         tasks = _enabled_leader_tasks(config)
         return [*(task.controller(config.settings, snapshots.sources, handle) for task in tasks), requeuer]
 
+    bindings = binding.bindings if binding else None
     leader = server_components.create_leader_tasks(
-        LeaderContext(config, api, snapshots, EXTENDER_LEASE, "nodewise.io/extender", tools),
-        binding.bindings if binding else None,
-        create_more_controllers,
+        config, api, snapshots, tools, "extender", bindings, create_more_controllers
     )
     return leader._replace(tasks=[*leader.tasks, pods.run])
 

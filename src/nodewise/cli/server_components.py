@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,14 @@ from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.kube.leader_election import EVALUATION_ANNOTATION, ApiServerLiveness, Elector, LeaseLock
+from nodewise.kube.leader_election import (
+    CONTROLLER_LEASE,
+    EVALUATION_ANNOTATION,
+    EXTENDER_LEASE,
+    ApiServerLiveness,
+    Elector,
+    LeaseLock,
+)
 from nodewise.kube.store import Store
 from nodewise.metrics.metrics_source import MetricsSource, SourceDependencies, create_metric_sources
 from nodewise.metrics.node_attributes import NodeAttributesCache
@@ -251,18 +258,6 @@ class LeaderTasks(NamedTuple):
     closing: Sequence[Callable[[], Awaitable[None]]]
 
 
-class LeaderContext(NamedTuple):
-    """What the tasks of a leader are created from."""
-
-    config: ServerConfig
-    api: HttpApi
-    snapshots: SnapshotComponents
-    lease: str
-    """The Lease of the leader election among replicas."""
-    event_reporter: str
-    tools: ClockAndMetrics
-
-
 def create_snapshot_components(
     config: ServerConfig,
     api: HttpApi | None,
@@ -276,9 +271,16 @@ def create_snapshot_components(
         if api is None
         else object_feed.watch_cluster(api, needs, *tools, api.namespace)
     )
-    dependencies = _metric_source_dependencies(config, api, feed, tools)
-    sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
     refresh: RefreshOptions = config.settings[RefreshOptions]
+    dependencies = SourceDependencies(
+        api,
+        NodeAttributesCache(feed.nodes).read,
+        config.settings[PrometheusOptions],
+        refresh.default_max_age_s,
+        refresh.metrics_timeout_s,
+        tools.registry,
+    )
+    sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
     refresher = MetricsRefresher(sources, refresh, *tools)
     states = create_agent_states(config)
     cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
@@ -297,30 +299,22 @@ def create_metric_values_route(
     return MetricValuesEndpoint(header, snapshots.refresher, tools.clock).route()
 
 
-def _metric_source_dependencies(
-    config: ServerConfig, api: HttpApi | None, feed: ObjectFeed, tools: ClockAndMetrics
-) -> SourceDependencies:
-    """What sources of metrics are created from."""
-    refresh: RefreshOptions = config.settings[RefreshOptions]
-    nodes = NodeAttributesCache(feed.nodes)
-    prometheus: PrometheusOptions = config.settings[PrometheusOptions]
-    return SourceDependencies(
-        api, nodes.read, prometheus, refresh.default_max_age_s, refresh.metrics_timeout_s, tools.registry
-    )
-
-
 def create_leader_tasks(
-    context: LeaderContext,
+    config: ServerConfig,
+    api: HttpApi,
+    snapshots: SnapshotComponents,
+    tools: ClockAndMetrics,
+    component: Literal["extender", "controller"],
     reservations: ReservationCleaner | None = None,
     create_more_controllers: Callable[[Handle], Sequence[Controller]] = lambda _: (),
 ) -> LeaderTasks:
     """The election, the events, the controllers of the agents, and those that `create_more_controllers` returns."""
-    config, api, snapshots, lease, event_reporter, tools = context
     clock, registry = tools
+    lease = EXTENDER_LEASE if component == "extender" else CONTROLLER_LEASE
     configured = config.settings[KubeOptions].identity
     host, suffix = socket.gethostname(), secrets.token_hex(4)
     identity = configured or f"{host}_{os.getpid()}_{suffix}"
-    recorder = EventRecorder(api, EventReporter(event_reporter, identity), clock, registry)
+    recorder = EventRecorder(api, EventReporter(f"nodewise.io/{component}", identity), clock, registry)
     # a separate rate limit for the Lease: queued label patches must not cost the leadership
     liveness = ApiServerLiveness(clock, registry)
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
