@@ -36,12 +36,9 @@ PAGE = (ROOT / "docs/reference/names.md").read_text()
 EVENTS = (ROOT / "docs/reference/kubernetes-events.md").read_text()
 KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
 NONE_OF_THESE = {
-    "10.0.0.0/24": "a network, of an example",
     "app.kubernetes.io/component": "a label of the shipped manifests",
     "app.kubernetes.io/name": "a label of the shipped manifests",
     "config.yaml.d/nodewise.yaml": "a file",
-    "example.com/card": "a resource, of an example",
-    "example.com/last": "a resource, of an example",
     "kubectl.kubernetes.io/last-applied-configuration": "kubectl's own, which is not copied",
     "kubernetes.io/": "what no prefix may end with",
     "kubernetes.io/kube-apiserver-client": "a signer",
