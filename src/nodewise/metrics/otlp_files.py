@@ -19,12 +19,7 @@ from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, Problem, did_you_mean, shown
 from nodewise.metrics import missing_values
 from nodewise.metrics.custom_metrics_api import SeriesBuilder
-from nodewise.metrics.metrics_source import (
-    MetricNotFound,
-    MetricRequest,
-    MetricsSource,
-    SourceDependencies,
-)
+from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, SourceDependencies
 from nodewise.metrics.series import Sample, Series
 
 T = TypeVar("T")

@@ -222,10 +222,7 @@ class MetricsRefresher:
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
             node, why = next(iter(series.invalid.items()))
             logs.emit(
-                "metric_values_bad",
-                metric=request.key,
-                nodes=len(series.invalid),
-                example=f"{node}: {why}",
+                "metric_values_bad", metric=request.key, nodes=len(series.invalid), example=f"{node}: {why}"
             )
         self.snapshot = self.snapshot.with_series(series)
         self._metrics_registry.set("metric_nodes", len(series.samples), metric=request.name)

@@ -71,10 +71,7 @@ SELECTORS = {
     "a selector without a name": '{job="n"}',
 }
 
-EXPRESSIONS = {
-    "arithmetic": ("temp * 2", 162.0),
-    "an aggregation": ("max by (instance) (temp)", 81.0),
-}
+EXPRESSIONS = {"arithmetic": ("temp * 2", 162.0), "an aggregation": ("max by (instance) (temp)", 81.0)}
 
 NUMBERS = {
     "81.5": 81_500_000_000,

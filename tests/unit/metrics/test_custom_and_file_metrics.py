@@ -103,10 +103,7 @@ class TestOverflow:
 class TestCustom:
     def test_one_call_a_metric_without_a_query(self) -> None:
         _, requests = fetch({"items": [item("a", "1")]})
-        assert requests == [
-            "/apis/custom.metrics.k8s.io",
-            "/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/m",
-        ]
+        assert requests == ["/apis/custom.metrics.k8s.io", "/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/m"]
 
     def test_values_windows_and_times(self) -> None:
         stamp = "2026-11-21T00:00:00Z"

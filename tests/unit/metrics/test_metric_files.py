@@ -206,10 +206,7 @@ def test_sources_in_order(names: list[str], on: SourceDependencies, made: list[s
 def test_files_that_objects_come_from_are_the_first_source() -> None:
     assert [
         source.name for source in create_metric_sources(["auto"], ["folder"], dependencies(None, URL))
-    ] == [
-        "file",
-        "prometheus",
-    ]
+    ] == ["file", "prometheus"]
 
 
 @pytest.mark.parametrize(("names", "on", "words"), REFUSED.values(), ids=REFUSED)

@@ -24,9 +24,7 @@ def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
 
 def test_samples_are_of_the_node_that_a_label_names() -> None:
     samples = read(
-        ({"node": "a"}, [[1, "2"], [3, "4.5e3"]]),
-        ({"node": "stranger"}, [[1, "2"]]),
-        ({}, [[1, "2"]]),
+        ({"node": "a"}, [[1, "2"], [3, "4.5e3"]]), ({"node": "stranger"}, [[1, "2"]]), ({}, [[1, "2"]])
     )
     assert samples == {"a": [[1, 2], [3, 4500]]}
 

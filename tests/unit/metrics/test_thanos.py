@@ -61,10 +61,7 @@ def test_store_that_thanos_has_removed_is_not_known() -> None:
     assert (
         set(fetch(REMOVED_SIDECAR, "gpu_temp").samples),
         fetch(REMOVED_SIDECAR, "gpu_temp").incomplete,
-    ) == (
-        {"a"},
-        "",
-    )
+    ) == ({"a"}, "")
     assert fetch(REMOVED_SIDECAR, "gpu_temp > 90").samples == {}
 
 

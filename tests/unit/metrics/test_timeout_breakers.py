@@ -182,12 +182,7 @@ def test_a_query_that_keeps_timing_out_is_paused_with_a_reason() -> None:
         "timeouts": 3,
         "until": "1970-01-01T00:00:30Z",
     }
-    resumed = {
-        "event": "metric_resumed",
-        "log_level": "info",
-        "metric": "m by hang",
-        "source": "prometheus",
-    }
+    resumed = {"event": "metric_resumed", "log_level": "info", "metric": "m by hang", "source": "prometheus"}
     assert lines[:2] == [paused, resumed]
 
 

@@ -102,10 +102,7 @@ class TestNaNAfterAValue:
     def test_series_that_began_before_the_newest_current_one_has_ended(self) -> None:
         """The exporter was restarted, and the server has no NaN for that."""
         old, new = {"node": "a", "pod": "p-1"}, {"node": "a", "pod": "p-2"}
-        samples = [
-            {"metric": old, "values": [[100.0, "99"]]},
-            {"metric": new, "values": [[115.0, "30"]]},
-        ]
+        samples = [{"metric": old, "values": [[100.0, "99"]]}, {"metric": new, "values": [[115.0, "30"]]}]
         instant = {"resultType": "vector", "result": [{"metric": new, "value": [120.0, "30"]}]}
         answers = {
             "watts[60s]": {"status": "success", "data": {"resultType": "matrix", "result": samples}},
@@ -186,10 +183,7 @@ def test_message_about_series_is_only_in_the_log(query: str, beginning: str) -> 
     assert isinstance(error, BadInput)
     assert error.problems[0].found.startswith(beginning)
     cause = missing_values.cause_of_error(error, source_table.PROMETHEUS)
-    assert (cause.reason, cause.text) == (
-        "InvalidQuery",
-        "Prometheus cannot run the query (HTTP status 422)",
-    )
+    assert (cause.reason, cause.text) == ("InvalidQuery", "Prometheus cannot run the query (HTTP status 422)")
 
 
 def test_error_as_plain_text_is_shown() -> None:
@@ -222,8 +216,7 @@ TIMEOUTS: Final = {
     "start": (
         503,
         json_error(
-            "503",
-            f"{_PREFIX}timeout exceeded before starting the query processing: 1.000 seconds; {_HINT}",
+            "503", f"{_PREFIX}timeout exceeded before starting the query processing: 1.000 seconds; {_HINT}"
         ),
     ),
     "plain text": (503, b"timeout exceeded during query execution: 1.000 seconds (elapsed 1.2 seconds)"),

@@ -34,10 +34,7 @@ RANGE: Final = {
         },
     ],
 }
-INSTANT: Final = {
-    "resultType": "vector",
-    "result": [{"metric": {"node": "a"}, "value": [1795942300, "64"]}],
-}
+INSTANT: Final = {"resultType": "vector", "result": [{"metric": {"node": "a"}, "value": [1795942300, "64"]}]}
 EMPTY: Final = {"resultType": "vector", "result": []}
 
 
@@ -73,10 +70,7 @@ def test_nodes_in_a_partial_response_have_values(
     data: dict[str, Any], query: str, expected: dict[str, float]
 ) -> None:
     series = fetch(data, query)
-    assert (values(series), series.incomplete) == (
-        expected,
-        "isPartial: a storage node did not respond",
-    )
+    assert (values(series), series.incomplete) == (expected, "isPartial: a storage node did not respond")
     assert fetch(data, query, is_partial=False).incomplete == ""
 
 

@@ -9,11 +9,7 @@ import numpy as np
 from nodewise.base import quantity
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise_scorers.annotator import AnnotatorConfig, node_usage
-from nodewise_scorers.annotator.node_patches import (
-    NodeMeasurements,
-    allocation_by_node,
-    plan_patches,
-)
+from nodewise_scorers.annotator.node_patches import NodeMeasurements, allocation_by_node, plan_patches
 from nodewise_scorers.learned.pod_types_and_outcomes import PodFields, pending_pod_type
 from nodewise_scorers.pigeon import placement_objectives, scored_pod_statistics
 from nodewise_scorers.pigeon import state as pigeon_state

@@ -119,12 +119,7 @@ def test_annotations_of_an_older_annotator_are_corrected(shell: AnnotateShell) -
 
 
 @pytest.mark.parametrize(
-    "uses",
-    [
-        {},
-        {"rack1-a": ("NaN", None), "rack1-b": ("much", [1])},
-        {"stranger": ("1", "1Gi")},
-    ],
+    "uses", [{}, {"rack1-a": ("NaN", None), "rack1-b": ("much", [1])}, {"stranger": ("1", "1Gi")}]
 )
 def test_allocation_is_written_without_measurements(
     shell: AnnotateShell, uses: dict[str, tuple[Any, Any]]

@@ -28,11 +28,7 @@ from nodewise.scheduling_model import simulated_cluster
 from nodewise.scheduling_model.in_process_extender import AgentGroup, InProcessExtender
 from nodewise.scheduling_model.simulated_cluster import Cluster
 from nodewise_scorers.annotator import AnnotatorConfig, node_patches
-from nodewise_scorers.annotator.node_patches import (
-    NodeMeasurements,
-    allocation_by_node,
-    plan_patches,
-)
+from nodewise_scorers.annotator.node_patches import NodeMeasurements, allocation_by_node, plan_patches
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage, summarize
 from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR
 from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions

@@ -398,11 +398,7 @@ class PrometheusClient:
             return query_responses.decode_response(body, self._connection.hide)
 
     async def _call(
-        self,
-        path: str,
-        parameters: Mapping[str, str],
-        what: str,
-        before_body: BeforeBody | None = None,
+        self, path: str, parameters: Mapping[str, str], what: str, before_body: BeforeBody | None = None
     ) -> bytes:
         """The body of a successful response of one endpoint."""
         http = self._connection.http

@@ -185,11 +185,7 @@ def match_series(
 
 
 def _match_by(
-    label: str,
-    series: Sequence[SeriesValue],
-    matches: _Matches,
-    labels: SeriesLabels,
-    nodes: NodeAttributes,
+    label: str, series: Sequence[SeriesValue], matches: _Matches, labels: SeriesLabels, nodes: NodeAttributes
 ) -> Steps:
     """Let this label decide about all series that have it, unless a label that the operator added decides."""
     by_text = (yield from _nodes_by_text(series, [label], nodes))[label]
@@ -432,10 +428,7 @@ def identities(
 
 
 def reduce(
-    grouped: SeriesByNode,
-    aggregate: str,
-    labels: SeriesLabels,
-    current: frozenset[Identity] | None = None,
+    grouped: SeriesByNode, aggregate: str, labels: SeriesLabels, current: frozenset[Identity] | None = None
 ) -> Generator[None, None, NodeValues]:
     """The value of each node; yields between parts of the work.
 

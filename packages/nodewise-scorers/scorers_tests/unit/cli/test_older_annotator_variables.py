@@ -33,10 +33,7 @@ def test_out_of_the_cluster_the_old_file_is_taken_where_it_is_there(
     monkeypatch.chdir(tmp_path)
     Path("kubectl.conf").write_text("")
     environment = {"CLUSTER_CONF": "out-of-cluster"}
-    assert annotate.translate_annotator_variables(environment, []) == [
-        "--kubeconfig",
-        "kubectl.conf",
-    ]
+    assert annotate.translate_annotator_variables(environment, []) == ["--kubeconfig", "kubectl.conf"]
     assert annotate.translate_annotator_variables(environment, ["--kubeconfig=other"]) == []
 
 

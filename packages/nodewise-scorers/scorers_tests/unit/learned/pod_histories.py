@@ -31,10 +31,7 @@ def waiting(restarts: int = 0, last: dict[str, Any] | None = None) -> dict[str, 
 
 
 def terminated(
-    began_s: float = 0.0,
-    ended_s: float = 0.0,
-    restarts: int = 0,
-    last: dict[str, Any] | None = None,
+    began_s: float = 0.0, ended_s: float = 0.0, restarts: int = 0, last: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     return _container({"terminated": end(began_s, ended_s)}, restarts, last)
 

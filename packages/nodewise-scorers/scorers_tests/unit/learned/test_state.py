@@ -216,9 +216,6 @@ def test_words() -> None:
     history = new_history()
     history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", waiting()))
     details = history._ask("D").details
-    assert [details.text(at) for at in range(2)] == [
-        "type D: reward 0.90 after 1 try",
-        "type D: never tried",
-    ]
+    assert [details.text(at) for at in range(2)] == ["type D: reward 0.90 after 1 try", "type D: never tried"]
     assert details.nbytes > 0
     assert details.distances().tolist() == [0, 0, 0]

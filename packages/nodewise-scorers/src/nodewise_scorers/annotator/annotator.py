@@ -184,10 +184,7 @@ class AnnotatorController(Controller):
         if config is None:
             raise TypeError("the annotator is off")
         selector = SourceSelector(
-            sources,
-            FetchLimits(QUERY_TIMEOUT_S, _MAX_QUERIES),
-            handle.clock,
-            handle.metrics_registry,
+            sources, FetchLimits(QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.metrics_registry
         )
         usage_source = create_usage_source(sources, config, window, selector, handle.clock)
         node_patches.check_max_age(window.max_age_s, config.period_s)

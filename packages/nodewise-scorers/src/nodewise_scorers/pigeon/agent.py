@@ -6,15 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import (
-    FilterPlugin,
-    Names,
-    ScorePlugin,
-    Scores,
-    Snapshot,
-    StateExporter,
-    Verdict,
-)
+from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, StateExporter, Verdict
 from nodewise_scorers.pigeon.options import NAMES, PigeonConfig, PigeonOptions, load_config
 from nodewise_scorers.pigeon.placement_objectives import SCALINGS, PigeonDetails, pack_resource_bits
 from nodewise_scorers.pigeon.scored_pod_statistics import demand_variability

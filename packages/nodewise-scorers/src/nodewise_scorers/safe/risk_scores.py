@@ -149,10 +149,7 @@ def fit(mean: ArrayLike, deviation: ArrayLike) -> BetaShapes:
     with np.errstate(all="ignore"):
         weight = np.maximum(widest / (deviation * deviation), 1 / SPREAD) - 1
         good = (mean > 0) & (mean < 1) & (deviation > 0)
-        return BetaShapes(
-            np.where(good, mean * weight, np.nan),
-            np.where(good, (1 - mean) * weight, np.nan),
-        )
+        return BetaShapes(np.where(good, mean * weight, np.nan), np.where(good, (1 - mean) * weight, np.nan))
 
 
 def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
