@@ -48,7 +48,8 @@ def anything(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 def mostly(usual: st.SearchStrategy[Any], keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
     """The usual value in seven of eight cases, so that wrong values occur beside correct ones."""
-    return st.integers(0, 7).flatmap(lambda n: usual if n else anything(keys))
+    wrong = anything(keys)  # created once, because each new strategy has to be analysed
+    return st.integers(0, 7).flatmap(lambda n: usual if n else wrong)
 
 
 def encoded(value: Any) -> bytes:
