@@ -112,10 +112,10 @@ class ApiServer:
         assert task is not None
         self._connections.add(task)
         try:
-            while request := await _read_request(reader):
-                await self.serve_request(request, reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the client left, or the server stops
+            while True:
+                await self.serve_request(await _read_request(reader), reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client left, maybe within a request, or the server stops
         finally:
             self._connections.discard(task)
             writer.close()
@@ -181,12 +181,9 @@ def watch_disconnection(reader: asyncio.StreamReader) -> asyncio.Task[bytes]:
     return task
 
 
-async def _read_request(reader: asyncio.StreamReader) -> ApiRequest | None:
-    """The next request of a connection; None at its end. A body has a Content-Length."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
+async def _read_request(reader: asyncio.StreamReader) -> ApiRequest:
+    """The next request of a connection; IncompleteReadError at its end. A body has a Content-Length."""
+    head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     method, target, _ = first.split(" ")

@@ -8,6 +8,8 @@ import struct
 
 import pytest
 
+from nodewise.scheduling_model import in_memory_api_http_server
+from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise.scheduling_model.in_memory_api_http_server import watch_disconnection
 
 
@@ -26,4 +28,16 @@ def test_reset_of_a_connection_is_not_logged(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.ERROR):
         asyncio.run(_reset_connection())
         gc.collect()
+    assert caplog.records == []
+
+
+def test_end_of_a_connection_within_a_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.ERROR),
+        in_memory_api_http_server.serving(FakeApi()) as server,
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client,
+    ):
+        client.sendall(b"POST /api/v1/nodes HTTP/1.1\r\ncontent-length: 798\r\n\r\n{")
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
     assert caplog.records == []
