@@ -95,12 +95,9 @@ def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
                 spec = {"containers": []}
                 spec = spec if kind == "Pod" else {"template": {"metadata": {}, "spec": spec}}
                 server.put(f"{path}/{name}", {"kind": kind, "metadata": {"name": name}, "spec": spec})
-        place = [
-            "--conf-dir",
-            directory_of(allocations_of({"infra": {0: "0"}}), tmp_path / "conf"),
-            *leading[:2],
-        ]
-        done = run("uninstall", "--scope=node", "--node-name", mine, *place, "--install-dir", tmp_path)
+        conf = directory_of(allocations_of({"infra": {0: "0"}}), tmp_path / "conf")
+        place = ["--conf-dir", conf, *leading[:2], "--install-dir", tmp_path]
+        done = run("uninstall", "--scope=node", "--node-name", mine, *place)
         left = {path.rpartition("/")[2] for path in (*server.folder("pods"), *server.folder("daemonsets"))}
     assert done.returncode == 0, done.stderr
     assert {name for name in left if name.startswith("cmk-init-")} >= {"cmk-init-pod-a", "cmk-init-ds-a"}
@@ -139,12 +136,11 @@ def test_b70_any_word_is_a_level_of_the_log(word: str, two_cpu_node: DirectoryNo
 
 
 def test_b72_pods_that_run_once_are_not_evicted() -> None:
+    made = node_setup_objects.daemon_set(node_setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)
     for pod in (
         node_setup_objects.preparation_pod(node_setup_objects.ONCE, "n1", SetupOptions(), NEWEST),
         node_setup_objects.reconfiguration_pod("n1", SetupOptions()),
-        node_setup_objects.daemon_set(node_setup_objects.ALWAYS, "n1", SetupOptions(), NEWEST)["spec"][
-            "template"
-        ],
+        made["spec"]["template"],
     ):
         assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
 

@@ -39,10 +39,8 @@ def test_real_machines(name: str, tmp_path: Path) -> None:
     machine = recorded_machine_files.machine(name)
     assert (document["sockets"], document["cores"]) == (len(machine.sockets), len(machine.cores))
     assert [cpu["cpu"] for cpu in document["cpus"]] == [cpu.cpu for cpu in machine.cpus]
-    assert all(
-        {"cpu", "core", "socket", "numa", "online", "isolated", "siblings"} <= set(cpu)
-        for cpu in document["cpus"]
-    )
+    fields = {"cpu", "core", "socket", "numa", "online", "isolated", "siblings"}
+    assert all(fields <= set(cpu) for cpu in document["cpus"])
     online = {cpu["cpu"] for cpu in document["cpus"] if cpu["online"]}
     for mode in ("packed", "spread"):
         counts = ("--num-exclusive-cores", len(machine.cores) // 2, "--num-shared-cores", 0)
@@ -149,11 +147,7 @@ def test_forms_for_people(tmp_path: Path) -> None:
 
 def test_picture_in_docs_equals_output(tmp_path: Path) -> None:
     root = recorded_machine_files.unpack("64amd64-4s2n4ca2co", tmp_path)
-    counts = (
-        "--num-exclusive-cores=12",
-        "--num-shared-cores=4",
-        "--exclusive-mode=spread",
-        "--shared-mode=spread",
-    )
-    drawn = run("plan", "--sysfs", root, *counts, "-o", "svg")
+    counts = ("--num-exclusive-cores=12", "--num-shared-cores=4")
+    modes = ("--exclusive-mode=spread", "--shared-mode=spread")
+    drawn = run("plan", "--sysfs", root, *counts, *modes, "-o", "svg")
     assert drawn.stdout == (PICTURES / "cpu-plan.svg").read_text()

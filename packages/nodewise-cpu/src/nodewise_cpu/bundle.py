@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -77,11 +77,6 @@ def freeze(program: Program, temporary: Path) -> Path:
 
 def copy_system_libraries(folder: Path, libraries: Path) -> None:
     """Copy the files that ldd names and PyInstaller does not collect: the C library and its loader."""
-    for library in _missing_libraries(folder, libraries):
-        shutil.copy(library, libraries / library.name)
-
-
-def _missing_libraries(folder: Path, libraries: Path) -> Iterator[Path]:
     paths: dict[str, Path] = {}
     for file in sorted(folder.rglob("*")):
         if not file.is_file() or file.is_symlink() or file.open("rb").read(4) != b"\x7fELF":
@@ -90,7 +85,8 @@ def _missing_libraries(folder: Path, libraries: Path) -> Iterator[Path]:
         for path in map(Path, _LIBRARY.findall(output)):
             paths.setdefault(path.name, path)
     present = {file.name for file in libraries.iterdir()}
-    return (path for name, path in sorted(paths.items()) if name not in present)
+    for name in sorted(paths.keys() - present):
+        shutil.copy(paths[name], libraries / name)
 
 
 def run_command(command: Sequence[str | Path], name: str, environment: dict[str, str] | None = None) -> str:

@@ -14,7 +14,6 @@ from nodewise.base.errors import BadInput, Problem, Refused
 from nodewise_cpu import cpu_set_formats
 from nodewise_cpu.pool_allocations import (
     Allocations,
-    CpuListAllocation,
     Pool,
     Task,
     allocations_without_tasks,
@@ -85,16 +84,15 @@ def _check_target_pools(allocations: Allocations, target: Allocations) -> None:
         held = sum(bool(cpu_list.tasks) for cpu_list in pool.cpu_lists)
         available = len(list(target.pools[pool.name].cpu_lists)) if pool.name in target.pools else 0
         if held > available and (pool.is_exclusive or not available):
-            problems.append(
-                Problem(
-                    f"pool {pool.name}", f"{held} CPU lists held", f"at most {available}, as there will be"
-                )
-            )
+            expected = f"at most {available}, as there will be"
+            problems.append(Problem(f"pool {pool.name}", f"{held} CPU lists held", expected))
     if problems:
         raise BadInput("the tasks that run do not fit into the new pools", problems)
 
 
-def _assign_tasks(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
+def _assign_tasks(  # complexity: three rounds with a rule each
+    old: Pool, new: Pool
+) -> Mapping[str, list[Task]]:
     """The tasks of each new list: first those whose list survives, then those that stay on their socket."""
     assigned: dict[str, list[Task]] = {}
     left = [
@@ -106,33 +104,21 @@ def _assign_tasks(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
     for same_list, same_socket in ((True, False), (False, True), (False, False)):
         waiting, left = left, []
         for socket, cpu_list in waiting:
-            candidates = new.sockets.get(socket, ()) if same_socket else tuple(new.cpu_lists)
-            successor = _choose_successor_list(cpu_list, candidates, assigned, new, same_list=same_list)
-            if successor is None:
-                left.append((socket, cpu_list))
-            else:
+            successors = (
+                candidate
+                for candidate in (new.sockets.get(socket, ()) if same_socket else new.cpu_lists)
+                if (
+                    set(candidate.cpus) == set(cpu_list.cpus)
+                    if same_list
+                    else not new.is_exclusive or candidate.text not in assigned
+                )
+            )
+            if successor := next(successors, None):
                 tasks = assigned.setdefault(successor.text, [])
                 tasks += (task for task in cpu_list.tasks if task not in tasks)
+            else:
+                left.append((socket, cpu_list))
     return assigned
-
-
-def _choose_successor_list(
-    cpu_list: CpuListAllocation,
-    candidates: Iterable[CpuListAllocation],
-    assigned: Mapping[str, object],
-    new: Pool,
-    *,
-    same_list: bool,
-) -> CpuListAllocation | None:
-    """The same list, with `same_list`; else a free list, or any list of a pool that is not exclusive."""
-    for candidate in candidates:
-        if same_list:
-            fits = set(candidate.cpus) == set(cpu_list.cpus)
-        else:
-            fits = not new.is_exclusive or candidate.text not in assigned
-        if fits:
-            return candidate
-    return None
 
 
 class _MovePlanner:
@@ -177,19 +163,12 @@ class _MovePlanner:
             if cpus and cpus != self._current[task]:
                 self._parked.add(task)
                 return self._move(task, cpus)
-        problems = [
-            Problem(
-                f"task {task.pid}",
-                f"CPUs {cpu_set_formats.format_cpu_ranges(self._current[task])}",
-                "others that are free",
-            )
-            for task in waiting
-        ]
-        raise Refused(
-            "tasks would have to change places, and no CPU is free",
-            problems,
-            remedy="let one of them end first",
-        )
+        problems = []
+        for task in waiting:
+            cpus_now = cpu_set_formats.format_cpu_ranges(self._current[task])
+            problems.append(Problem(f"task {task.pid}", f"CPUs {cpus_now}", "others that are free"))
+        what = "tasks would have to change places, and no CPU is free"
+        raise Refused(what, problems, remedy="let one of them end first")
 
     def _free_cpus(self, task: Task, wanted: Cpus) -> Cpus | None:
         """A list that no task uses or waits for. For a task that may share: all CPUs that no exclusive task uses."""

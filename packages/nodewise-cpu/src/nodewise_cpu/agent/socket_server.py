@@ -334,17 +334,12 @@ class SocketServer:
             return False
         if len(self._connections) < self._limits.connections:
             return True
-        idle = [
-            connection
-            for connection in self._connections
-            if not (connection.is_busy or connection.unsent) and counts[connection.owner] > counts[owner] + 1
-        ]
-        if not idle:
-            return False
-        self._end_connection(
-            max(idle, key=lambda item: (not item.holds, counts[item.owner], -item.deadline_s)), "too_many"
-        )
-        return True
+        idle = [item for item in self._connections if not (item.is_busy or item.unsent)]
+        others = [item for item in idle if counts[item.owner] > counts[owner] + 1]
+        if others:
+            last = max(others, key=lambda item: (not item.holds, counts[item.owner], -item.deadline_s))
+            self._end_connection(last, "too_many")
+        return bool(others)
 
     def _receive(self, connection: _Connection) -> None:
         try:

@@ -187,12 +187,9 @@ class _Interval(Duration):
     """A plain number of seconds must be whole, as in CMK."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        return (
-            float(click.INT.convert(value, param, ctx))
-            if text[-1:].isdigit()
-            else super().convert(value, param, ctx)
-        )
+        if str(value).strip()[-1:].isdigit():
+            return float(click.INT.convert(value, param, ctx))
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -247,23 +247,19 @@ def pods_owned_by(pods: Iterable[Object], uid: str) -> Iterator[Object]:
 def find_pod_problem(pod: Object) -> list[str]:
     """The problems of a pod that its status reports."""
     status = pod.get("status", {})
-    containers = [
-        item for key in ("initContainerStatuses", "containerStatuses") for item in status.get(key) or ()
-    ]
-    problems = [
-        f"container {status['name']}: {problem}"
-        for status in containers
-        if (problem := _container_problem(status))
-    ]
     whole = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-    conditions = [
-        condition["message"]
-        for condition in status.get("conditions") or ()
-        if condition.get("type") == "PodScheduled"
-        and condition.get("status") == "False"
-        and condition.get("message")
-    ]
-    return [*([whole[:_MAX_CHARACTERS]] if whole else []), *problems, *conditions]
+    problems = [whole[:_MAX_CHARACTERS]] if whole else []
+    for key in ("initContainerStatuses", "containerStatuses"):
+        problems += [
+            f"container {container['name']}: {problem}"
+            for container in status.get(key) or ()
+            if (problem := _container_problem(container))
+        ]
+    for condition in status.get("conditions") or ():
+        is_unscheduled = (condition.get("type"), condition.get("status")) == ("PodScheduled", "False")
+        if is_unscheduled and condition.get("message"):
+            problems.append(condition["message"])
+    return problems
 
 
 def _container_problem(container: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -17,7 +17,6 @@ from nodewise.base.errors import (
     Conflict,
     NodewiseError,
     NotFound,
-    Problem,
     Refused,
     Unavailable,
     shown,
@@ -44,6 +43,10 @@ _PATCHES: Final[Mapping["Patch", str]] = {
 }
 _DEADLINE_S: Final = 10.0
 _MAX_BYTES: Final = 16 * 2**20
+
+
+_ERRORS: Final[Mapping[int, type[NodewiseError]]] = {404: NotFound, 409: Conflict, 429: Unavailable}
+_INTERNAL: Final = 500
 
 
 class ServiceAccountClient:
@@ -107,7 +110,9 @@ class ServiceAccountClient:
         except (RecursionError, ValueError):
             value = None
         if status >= http.client.BAD_REQUEST:
-            raise _response_error(what, status, value, data)
+            message = value.get("message") if isinstance(value, dict) else None
+            error_kind = _ERRORS.get(status, Unavailable if status >= _INTERNAL else Refused)
+            raise error_kind.of(what, str(status), message if isinstance(message, str) else shown(data))
         if value is None:
             raise Unavailable.of(what, "answer", shown(data), "JSON")
         return value
@@ -132,17 +137,6 @@ class ServiceAccountClient:
             return response.status, data
         finally:
             connection.close()
-
-
-_ERRORS: Final[Mapping[int, type[NodewiseError]]] = {404: NotFound, 409: Conflict, 429: Unavailable}
-_INTERNAL: Final = 500
-
-
-def _response_error(what: str, status: int, value: Any, data: bytes) -> NodewiseError:
-    message = value.get("message") if isinstance(value, dict) else None
-    problem = Problem(str(status), message if isinstance(message, str) else shown(data), "")
-    kind: Callable[..., NodewiseError] = _ERRORS.get(status, Unavailable if status >= _INTERNAL else Refused)
-    return kind(what, [problem])
 
 
 def open_config_map_store(options: IsolateArguments) -> AllocationStore:
