@@ -325,7 +325,7 @@ class TestTls:
             assert server.requests == []
 
 
-class TestTelling:
+class TestLogs:
     def test_warning_is_logged_once_until_it_is_gone(self, server: PrometheusDouble) -> None:
         partial = "store x: partial response"
         steps = [partial], [], [partial]

@@ -291,7 +291,7 @@ async def test_without_measuring_only_allocation_is_written() -> None:
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 
 
-async def test_cards_may_have_another_name() -> None:
+async def test_gpus_may_have_another_resource_name() -> None:
     task = AnnotatorConfig("allocation", options=ForecastOptions(annotate_gpu_resource="nvidia.com/gpu"))
     manifest = node("a")
     manifest["status"]["allocatable"]["nvidia.com/gpu"] = "8"

@@ -55,7 +55,7 @@ def test_only_changed_values_are_written_with_the_time() -> None:
     assert node_patches.compute_patch(stands, wanted, {}, NOW, MAX_AGE_S) == {"free-memory": "110", **at(0)}
 
 
-def test_nothing_moved_nothing_is_written() -> None:
+def test_unchanged_values_are_not_written() -> None:
     assert (
         node_patches.compute_patch(
             {"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, MAX_AGE_S
@@ -103,7 +103,7 @@ def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> No
 
 @pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
 @pytest.mark.parametrize("time", [{}, at(60), at(1e6)])
-def test_allocation_alone_makes_no_statistics_of_use_look_newer(
+def test_allocation_alone_does_not_renew_the_time_of_usage(
     stands: dict[str, str], time: dict[str, str], *, is_timed: bool
 ) -> None:
     node = annotator_node_and_pod_builders.read_node(
@@ -145,7 +145,7 @@ def test_annotations_of_unknown_values_are_deleted() -> None:
     }
 
 
-def test_a_node_without_capacity_has_nothing_to_say() -> None:
+def test_a_node_without_capacity_has_no_usage_annotations() -> None:
     assert set(
         node_usage.usage_annotations(NodeUsage(ResourceUsage(1, 1), ResourceUsage(1, 1)), Capacity()).values()
     ) == {None}

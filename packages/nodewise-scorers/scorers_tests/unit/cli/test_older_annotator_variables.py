@@ -72,5 +72,7 @@ def test_an_invalid_value_is_logged_and_ignored(
         ({"USE_REQ": "true", "NODEWISE_ANNOTATE_USE_REQUESTS": "0"}, []),
     ],
 )
-def test_our_own_words_win(environment: dict[str, str], arguments: list[str]) -> None:
+def test_settings_of_nodewise_override_older_variables(
+    environment: dict[str, str], arguments: list[str]
+) -> None:
     assert annotate.translate_annotator_variables(environment, arguments) == []

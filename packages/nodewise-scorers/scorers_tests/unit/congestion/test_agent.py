@@ -75,12 +75,12 @@ def test_no_candidates_and_no_nodes() -> None:
     assert scores.points.tolist() == []
 
 
-def test_without_a_slot_nothing_is_said() -> None:
+def test_without_a_state_there_are_no_scores() -> None:
     empty = Snapshot(snapshot({}).nodes, {}, 0.0)
     assert CongestionAgent(CongestionOptions()).score(POD, empty.nodes.named(["n1"]), empty) is None
 
 
-class TestWhatIsTold:
+class TestDetails:
     """Details name every missing factor and the default in its place."""
 
     def details(self) -> Details:

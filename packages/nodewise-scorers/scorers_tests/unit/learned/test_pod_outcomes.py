@@ -82,7 +82,7 @@ def test_an_end_without_times_counts_as_failed_if_it_is_not_the_first() -> None:
     assert first({**nothing, "restartCount": 0, "lastState": {}}) == (0.5, 1)
 
 
-class TestWhatCountsOnce:
+class TestOutcomesThatCountOnce:
     def test_a_start(self) -> None:
         assert then([waiting()], [running()]) == (1.0, 1)
         assert then([running()], [running()]) is None

@@ -104,8 +104,8 @@ class TestRestart:
         assert late.state.keep(text) is not None
 
 
-class TestWhatIsKept:
-    def test_as_people_read_it(self) -> None:
+class TestStoredForm:
+    def test_the_stored_form_is_readable_json(self) -> None:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", terminated(), phase="Failed"), pod("b", "n1", running(at_s=1)))
@@ -115,7 +115,7 @@ class TestWhatIsKept:
             "types": {"d/D": {"n1": [0.91, 2, 2.0, int(history.now)]}},
         }
 
-    def test_no_news_are_none(self) -> None:
+    def test_unchanged_rewards_are_not_stored_again(self) -> None:
         history = PodHistory()
         history.update()
         assert history.state.keep(None) is None
@@ -127,7 +127,7 @@ class TestWhatIsKept:
         history.update(pod("b", "n1", phase="Failed"))
         assert history.state.keep(text) is not None
 
-    def test_news_that_could_not_be_written_are_news_still(self) -> None:
+    def test_rewards_whose_write_failed_are_stored_again(self) -> None:
         history = PodHistory()
         history.update()
         history.update(pod("a", "n1", phase="Failed"))

@@ -42,13 +42,13 @@ def test_an_untried_type_scores_as_the_prior() -> None:
     assert history.numbers(0)["tried"] == 1
 
 
-def test_or_as_it_was_set() -> None:
+def test_an_untried_type_scores_as_set() -> None:
     history = new_history(LearnedOptions(score_missing=3))
     history.update(pod("a", "n1", running()))
     assert history.points() == [10, 3, 3]
 
 
-def test_the_pods_of_the_first_world_are_where_one_begins() -> None:
+def test_pods_of_the_first_snapshot_teach_nothing() -> None:
     history = PodHistory()
     history.update(pod("a", "n1", phase="Failed"), pod("b", "n2", terminated()))
     assert history.points() == [10, 10, 10]
@@ -72,7 +72,7 @@ def test_another_pod_of_the_same_name_is_another() -> None:
     assert history.numbers()["tried"] == 2
 
 
-def test_a_pod_that_is_to_go_teaches_nothing() -> None:
+def test_a_terminating_pod_teaches_nothing() -> None:
     history = new_history()
     history.update(pod("a", "n1", running()))
     history.update(pod("a", "n1", phase="Failed", deletionTimestamp="2026-11-21T11:00:00Z"))
@@ -95,7 +95,7 @@ def test_only_pods_of_the_namespaces_that_were_set_teach() -> None:
     assert history.points(namespace="f") == [10, 10, 10]
 
 
-def test_one_tenant_learns_nothing_from_another() -> None:
+def test_namespaces_do_not_affect_each_other() -> None:
     history = new_history()
     history.update(pod("a", "n1", phase="Failed", namespace="evil"))
     assert history.points(namespace="evil") == [9, 10, 10]
@@ -156,7 +156,7 @@ class TestExploration:
         assert history.points() == [10, 10, 10]
 
 
-def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twice() -> None:
+def test_an_interrupted_build_loses_nothing_and_counts_nothing_twice() -> None:
     pods = {
         ("d", f"p{number}"): pod(f"p{number}", f"n{number % 3 + 1}", phase="Failed") for number in range(300)
     }
@@ -179,7 +179,7 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
         assert [history.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
 
 
-def test_looks_within_a_second_are_one() -> None:
+def test_builds_within_a_second_are_one() -> None:
     history = new_history()
     history.update(pod("a", "n1", phase="Failed"), after_s=0.5)
     assert history.numbers()["tried"] == 0
@@ -207,7 +207,7 @@ def test_a_node_that_is_gone_is_forgotten_after_a_day() -> None:
     assert history.numbers(2)["tried"] == 0
 
 
-def test_without_a_slot_nothing_is_said() -> None:
+def test_without_a_state_there_are_no_scores() -> None:
     history = PodHistory()
     assert history._ask("D") is None
 

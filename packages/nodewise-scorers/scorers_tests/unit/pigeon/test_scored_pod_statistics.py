@@ -30,7 +30,7 @@ def test_pods_without_a_uid_count_each_time() -> None:
     assert variabilities[1] != variabilities[2]
 
 
-def test_an_answer_changes_nothing() -> None:
+def test_scoring_changes_no_statistics() -> None:
     cluster = PigeonCluster()
     assert cluster.score() == cluster.score()
     assert cluster.score("2,512Mi").demand_variability == 0
@@ -62,7 +62,7 @@ def test_stored_pods_are_not_stored_again() -> None:
     assert memory.keep(kept) is None
 
 
-def test_a_write_that_did_not_come_through_is_made_again() -> None:
+def test_a_failed_write_is_repeated() -> None:
     memory, other = DemandMemory(), DemandMemory()
     memory.count("a", SMALL)
     memory.keep(None)  # the write fails, because another replica was faster:

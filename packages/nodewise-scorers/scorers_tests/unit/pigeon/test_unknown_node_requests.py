@@ -174,14 +174,14 @@ def test_a_pod_with_requests_of_its_own_needs_their_room() -> None:
     assert PigeonCluster(N3, **BALANCE).score(pigeon_pod).scores == [10, 0, 0]
 
 
-def test_cards_are_counted() -> None:
+def test_gpus_are_counted() -> None:
     node_texts = "a(4,8Gi,110,4;0,0,0,2) b(4,8Gi,110,4;0,0,0,4)"
     result = PigeonCluster(node_texts, num_resources=4).score("1,1Gi,,2")
     assert result.scores == [10, 0]
     assert result.texts[1] == "does not fit: gpu"
 
 
-def test_cards_by_another_name() -> None:
+def test_gpus_may_have_another_resource_name() -> None:
     node_objects = {"a": node({**CAPACITY, "nvidia.com/gpu": "1"}, None), "b": node(CAPACITY, None)}
     pigeon_pod = pod("1,1Gi")
     container = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}

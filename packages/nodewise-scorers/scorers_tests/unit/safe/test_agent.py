@@ -237,7 +237,7 @@ class TestDetails:
         assert "table" not in call.numbers(NOTHING, 1)["cpu"]
 
 
-def test_its_judgements_have_names():
+def test_the_agent_has_a_predicate_and_two_priorities():
     agent = KIND.agent(SafeOptions())
     assert isinstance(agent, ScorePlugin)
     assert list(agent.predicates) == ["safe-overload"]
@@ -281,13 +281,13 @@ def test_before_metrics_were_asked_for_no_node_is_accepted():
     assert AgentCall(node(), statistics="metrics", metrics_snapshot=failed).accepts(NOTHING) == [True]
 
 
-def test_it_is_concerned_where_a_node_has_statistics():
+def test_the_agent_is_concerned_if_a_node_has_statistics():
     assert not KIND.concerns(SafeOptions(), [node(), node(at="2026-11-21T00:00:00Z")], [NOTHING])
     assert KIND.concerns(SafeOptions(), [node(), node(memory=1)], [])
     assert KIND.concerns(SafeOptions(statistics="metrics"), [node()], [])
 
 
-def test_metrics_are_wanted_where_they_are_to_be_used():
+def test_metrics_are_requested_only_as_the_source_of_statistics():
     state = KIND.state(SafeOptions(statistics="metrics"), 5.0)
     assert state.inputs.metrics
     assert {metric_request.metric for metric_request in state.metric_requests({})} == {

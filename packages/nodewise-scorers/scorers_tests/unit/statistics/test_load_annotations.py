@@ -92,7 +92,7 @@ def test_times_are_rfc_3339_in_utc():
         assert math.isnan(load_annotations.time(text))
 
 
-def test_the_older_systems_way_is_the_default():
+def test_the_defaults_are_those_of_the_older_system():
     options = MissingOptions()
     assert not options.rejects_missing
     assert (options.score_without_statistics(0), options.score_without_statistics(10)) == (0, 10)
