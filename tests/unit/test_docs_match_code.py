@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -136,16 +138,23 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
     granted = rbac_rights_comparison.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
-    documented = [_right(*(cell.strip() for cell in row)) for row in rows]
+    documented = [right for row in rows for right in _rights(*row)]
     assert set(documented) == granted
     assert len(documented) == len(granted)
 
 
-def _right(verb: str, resource: str, group: str, where: str) -> ApiRight:
-    named = [cell.strip("`") if cell != "core" else "" for cell in (verb, group, resource)]
+def _rights(verbs: str, resources: str, group: str, where: str) -> Iterator[ApiRight]:
+    """The rights of a row, which may name several verbs and resources."""
     namespace = re.search(r"namespace `([^`]+)`", where)
     name = re.search(r"only `([^`]+)`", where)
-    return ApiRight(*named, name[1] if name else "", namespace[1] if namespace else "")
+    for verb, resource in product(re.findall("`([^`]+)`", verbs), re.findall("`([^`]+)`", resources)):
+        yield ApiRight(
+            verb,
+            "" if group.strip() == "core" else group.strip(" `"),
+            resource,
+            name[1] if name else "",
+            namespace[1] if namespace else "",
+        )
 
 
 def test_every_decision_is_listed_under_its_title() -> None:
