@@ -196,7 +196,7 @@ def _series() -> dict[str, tuple[str, ...]]:
     """The labels of each series of /metrics."""
     labels = {name: metric.labels for name, metric in METRICS.items()}
     for name, metric in METRICS.items():
-        if metric.kind == "histogram":
+        if metric.buckets:
             labels |= {f"{name}_{part}": metric.labels for part in ("bucket", "sum", "count")}
     return labels
 
