@@ -417,13 +417,21 @@ def restore_interrupted_runs(
         if not {entry.path for entry in index.files} <= {*managed}:
             yield "foreign", folder
             continue
-        digests = [(digest(read_file(entry.path)), entry) for entry in index.files]
-        if any(actual not in (entry.before, entry.after) for actual, entry in digests):
-            yield "left", folder
-        elif any(actual != entry.after for actual, entry in digests):
-            commit_changes([plan_file_restore(folder, entry) for entry in index.files])
-            yield "undone", folder
+        outcome = _restore_interrupted_run(folder, index)
         mark_backup_finished(folder, index)
+        if outcome is not None:
+            yield outcome, folder
+
+
+def _restore_interrupted_run(folder: str, index: BackupIndex) -> RecoveryOutcome | None:
+    """Restore all files of an interrupted run; None if it had changed all of them."""
+    digests = [(digest(read_file(entry.path)), entry) for entry in index.files]
+    if all(actual == entry.after for actual, entry in digests):
+        return None
+    if any(actual not in (entry.before, entry.after) for actual, entry in digests):
+        return "left"
+    commit_changes([plan_file_restore(folder, entry) for entry in index.files])
+    return "undone"
 
 
 def _check_file_unchanged(change: FileChange) -> None:

@@ -302,26 +302,27 @@ async def read_metrics(
     return parse_metrics(where, body, SystemClock().now())
 
 
+_COUNTED_BY_LABEL: Final = {
+    "nodewise_connections_ended_total": "reason",
+    "nodewise_metric_nodes": "metric",
+    "nodewise_metric_series_unmatched": "metric",
+}
+
+
 def parse_metrics(pod: str, body: bytes, now_s: float) -> ReplicaMetrics:
     """The values that checks read of a response in Prometheus' text format; invalid lines are left out."""
     calls, started_s, ca_clients = 0, now_s, 0
-    refused: dict[str, int] = {}
-    nodes: dict[str, int] = {}
-    unmatched: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {name: {} for name in _COUNTED_BY_LABEL}
     for name, labels, value in _parse_samples(body.decode(errors="replace")):
-        if name == "nodewise_requests_total" and _SCHEDULER_ROUTE.match(labels.get("route", "")):
+        if name in counts:
+            counts[name][labels.get(_COUNTED_BY_LABEL[name], "")] = int(value)
+        elif name == "nodewise_requests_total" and _SCHEDULER_ROUTE.match(labels.get("route", "")):
             calls += int(value)
         elif name == "process_start_time_seconds":
             started_s = value
         elif name == "nodewise_ca_clients_total":
             ca_clients = int(value)
-        elif name == "nodewise_connections_ended_total":
-            refused[labels.get("reason", "")] = int(value)
-        elif name == "nodewise_metric_nodes":
-            nodes[labels.get("metric", "")] = int(value)
-        elif name == "nodewise_metric_series_unmatched":
-            unmatched[labels.get("metric", "")] = int(value)
-    return ReplicaMetrics(pod, calls, max(now_s - started_s, 0.0), ca_clients, refused, nodes, unmatched)
+    return ReplicaMetrics(pod, calls, max(now_s - started_s, 0.0), ca_clients, *counts.values())
 
 
 def _parse_samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:

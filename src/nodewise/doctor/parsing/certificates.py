@@ -90,8 +90,9 @@ def is_valid_for(certificate: ParsedCertificate, host: str) -> bool:
 
 
 def _is_issued_by(certificate: ParsedCertificate, issuer: ParsedCertificate) -> bool:
-    parsed, parsed_issuer = (x509.load_der_x509_certificate(each.der) for each in (certificate, issuer))
-    return issuer.is_ca and is_issued_by(parsed, parsed_issuer)
+    if not issuer.is_ca:
+        return False
+    return is_issued_by(*(x509.load_der_x509_certificate(each.der) for each in (certificate, issuer)))
 
 
 def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
