@@ -392,9 +392,7 @@ def commit_changes(
         mark_backup_finished(backup.path, index)
 
 
-def restore_interrupted_runs(
-    parent: str, managed: Collection[str]
-) -> Iterator[tuple[RecoveryOutcome, str]]:  # complexity: a branch for each outcome
+def restore_interrupted_runs(parent: str, managed: Collection[str]) -> Iterator[tuple[RecoveryOutcome, str]]:
     """Restore the files that interrupted runs changed, if this run manages them. Yields the outcome and the folder of
     each backup that needs a message.
 
