@@ -1,10 +1,12 @@
-"""Names in Python files: local variables are named after their content, and a class name has one meaning.
+"""Names and error texts in Python files.
 
-`make check` runs it. Variables are checked in all files, class names in the package: a test may name a fake after the
-class that it replaces.
+A local variable is named after its content, a test after the behaviour that it checks, a class name has one meaning, and
+an error text names what it found and expected. `make check` runs it. Variables are checked in all files, class
+names and error texts in the packages: a test may name a fake after the class that it replaces.
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,14 @@ from typing import Final
 FOLDERS: Final = ("bench", "packages", "src", "tests", "tools")
 UNCLEAR: Final = frozenset({"asked", "found", "given", "one", "said", "told"})
 """Names that give the role of a value in a sentence instead of its content."""
+RIDDLE: Final = re.compile(r"what_|who_|nobody|is_none_|told")
+"""Words of a test name that hide which value or which user the test is about."""
+PRONOUN: Final = re.compile(
+    r"(?:at least |not |no new |a new )?(?:one|ones|none|another|nothing|it|both|both or none|two|that|those)"
+    r"|.*\b(?:one of them|one at least|somebody|nobody|anybody)\b.*",
+    re.DOTALL,
+)
+"""A text that has a pronoun where the reader expects the value or the kind of value."""
 SAME_MEANING: Final = frozenset(
     {
         # what each agent reads of nodes and pods
@@ -45,10 +55,12 @@ def problems(trees: Mapping[Path, ast.Module]) -> list[str]:
     """A message for each unclear variable and each ambiguous class name in these files."""
     # a variable of a nested function is a variable of both functions
     messages = [
-        *dict.fromkeys(message for path, tree in trees.items() for message in _unclear_variables(path, tree))
+        *dict.fromkeys(message for path, tree in trees.items() for message in _unclear_variables(path, tree)),
+        *(message for path, tree in trees.items() for message in _unclear_tests(path, tree)),
     ]
     package = {path: tree for path, tree in trees.items() if "src" in path.parts}
-    return messages + _ambiguous_classes(package)
+    errors = [message for path, tree in package.items() for message in _pronouns_in_errors(path, tree)]
+    return messages + errors + _ambiguous_classes(package)
 
 
 def _unclear_variables(path: Path, tree: ast.Module) -> Iterator[str]:
@@ -64,6 +76,30 @@ def _unclear_variables(path: Path, tree: ast.Module) -> Iterator[str]:
                 continue
             if name in UNCLEAR:
                 yield f"{path}:{node.lineno}: found the variable {name}, expected a name for what it holds"
+
+
+def _unclear_tests(path: Path, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if match := RIDDLE.search(node.name):
+                yield (
+                    f"{path}:{node.lineno}: found {match[0]} in the name {node.name}, "
+                    "expected the behaviour in plain words"
+                )
+
+
+def _pronouns_in_errors(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Texts of what a `Problem` found and expected. A part of a text with values is not checked."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Problem"):
+            continue
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if (
+                isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str)
+                and PRONOUN.fullmatch(argument.value)
+            ):
+                yield f"{path}:{argument.lineno}: found {argument.value!r} in an error, expected a noun"
 
 
 def _ambiguous_classes(trees: Mapping[Path, ast.Module]) -> list[str]:

@@ -36,3 +36,30 @@ def test_unclear_variables_are_problems(source: str, lines: list[int]) -> None:
 def test_classes_of_the_package_with_one_name_are_a_problem(folders: tuple[str, ...], count: int) -> None:
     trees = {Path(folder, "module.py"): ast.parse(CLASS) for folder in folders}
     assert len(python_name_check.problems(trees)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("test_what_is_asked", 1),
+        ("test_who_dies_is_followed", 1),
+        ("test_whole_nodes_are_counted", 0),
+        ("what_is_read", 0),
+    ],
+)
+def test_test_names_without_the_behaviour_are_a_problem(name: str, count: int) -> None:
+    tree = ast.parse(f"def {name}(): ...")
+    assert len(python_name_check.problems({Path("tests/test_first.py"): tree})) == count
+
+
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        ('Problem("--output", "two", "one of them")', 2),
+        ('errors.Problem("--output", found="none", expected="json or text")', 1),
+        ('Problem("--output", "no value", "one of json and text")', 0),
+        ('Limit("none")', 0),
+    ],
+)
+def test_pronouns_for_values_in_errors_are_a_problem(call: str, count: int) -> None:
+    assert len(python_name_check.problems({Path("src/first.py"): ast.parse(call)})) == count
