@@ -170,11 +170,11 @@ _OBJECT_RULES: Final = {
     id(fields.REQUIREMENT): [
         _rule(
             "!(self.operator in ['In', 'NotIn']) || (has(self.values) && size(self.values) > 0)",
-            "found no values, expected at least one with the operators In and NotIn",
+            "found no values, expected at least one value with the operators In and NotIn",
         ),
         _rule(
             "!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || size(self.values) == 0",
-            "found values, expected none with the operators Exists and DoesNotExist",
+            "found values, expected no values with the operators Exists and DoesNotExist",
         ),
     ],
     id(fields.CANARY): [
@@ -202,7 +202,7 @@ def _spec_rules(*, is_cluster: bool) -> Iterable[dict[str, str]]:
         )
     yield _rule(
         "!has(self.mode) || has(self.avoid) || has(self.prefer)",
-        "found mode with node labels only, expected it only together with avoid or prefer",
+        "found mode with node labels only, expected mode only together with avoid or prefer",
     )
     yield _rule(
         "!has(self.mode) || self.mode != 'Canary' || has(self.canary)",
@@ -211,7 +211,7 @@ def _spec_rules(*, is_cluster: bool) -> Iterable[dict[str, str]]:
     for name in ("guard", "enforcement"):
         yield _rule(
             f"!has(self.{name}) || has(self.avoid)",
-            f"found {name} without avoid, expected it only together with avoid",
+            f"found {name} without avoid, expected {name} only together with avoid",
         )
     most = fields.MAX_RULES
     for name in ("avoid", *["nodeLabels"] * is_cluster):
@@ -227,7 +227,7 @@ def _one_source(names: tuple[str, ...]) -> dict[str, str]:
     if len(names) > 2:  # noqa: PLR2004 - both or neither
         return _rule(
             _exactly_one(names),
-            f"found none or several of {', '.join(names)}, expected exactly one of them",
+            f"found no field or several, {expected}",
             f"{_found_together(names, f'no {names[0]}')} + ', {expected}'",
         )
     first, second = names
@@ -253,14 +253,14 @@ def _comparison_rules(described: ObjectType, *, is_cluster: bool) -> Iterable[di
     if is_cluster:
         yield _rule(
             "!has(self.emptyMeans) || has(self.query)",
-            "found emptyMeans without query, expected it only together with query",
+            "found emptyMeans without query, expected emptyMeans only together with query",
         )
     if "release" in described.fields:
         yield from _release_rules()
     if "keepFor" in described.fields:
         yield _rule(
             "!has(self.keepFor) || !(has(self.release) || (has(self.all) && self.all.exists(rule, has(rule.release))))",
-            "found release and keepFor together, expected one of them",
+            "found release and keepFor together, expected either release or keepFor",
         )
     if has_parts:
         kept = ("metric", "query", "all", "labels", *fields.HOLD_TIMES)
@@ -271,7 +271,7 @@ def _comparison_rules(described: ObjectType, *, is_cluster: bool) -> Iterable[di
         ]
         yield _rule(
             f"!has(self.all) || !({_any(others)})",
-            "found other fields of a rule together with all, expected them in the rules of all",
+            "found other fields of a rule together with all, expected these fields in the rules of all",
         )
 
 
@@ -280,7 +280,7 @@ def _release_rules() -> Iterable[dict[str, str]]:
     small = [name for name, operator in OPERATORS.items() if operator.order > 0]
     yield _rule(
         f"!has(self.release) || {_any([*large, *small])}",
-        f"found release without {ORDERED_TEXT}, expected it only together with one of them",
+        f"found release without {ORDERED_TEXT}, expected release only together with an operator of these",
     )
     release = "quantity(string(self.release))"
     yield _rule(

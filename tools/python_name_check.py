@@ -1,7 +1,7 @@
 """Names and error texts in Python files.
 
-A local variable is named after its content, a test after the behaviour that it checks, a class name has one meaning, and
-an error text names what it found and expected. `make check` runs it. Variables are checked in all files, class
+A local variable is named after its content, a test after the behaviour that it checks, a class name has one meaning,
+and an error text names what it found and expected. `make check` runs it. Variables are checked in all files, class
 names and error texts in the packages: a test may name a fake after the class that it replaces.
 """
 
@@ -24,6 +24,8 @@ PRONOUN: Final = re.compile(
     re.DOTALL,
 )
 """A text that has a pronoun where the reader expects the value or the kind of value."""
+PROBLEMS: Final = ("Problem", "add_problem", "of")
+"""The last part of the names of functions that take what was found and expected."""
 SAME_MEANING: Final = frozenset(
     {
         # what each agent reads of nodes and pods
@@ -80,18 +82,19 @@ def _unclear_variables(path: Path, tree: ast.Module) -> Iterator[str]:
 
 def _unclear_tests(path: Path, tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            if match := RIDDLE.search(node.name):
-                yield (
-                    f"{path}:{node.lineno}: found {match[0]} in the name {node.name}, "
-                    "expected the behaviour in plain words"
-                )
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
+            continue
+        if match := RIDDLE.search(node.name):
+            yield (
+                f"{path}:{node.lineno}: found {match[0]} in the name {node.name}, "
+                "expected the behaviour in plain words"
+            )
 
 
 def _pronouns_in_errors(path: Path, tree: ast.Module) -> Iterator[str]:
     """Texts of what a `Problem` found and expected. A part of a text with values is not checked."""
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Problem"):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in PROBLEMS):
             continue
         for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
             if (

@@ -227,7 +227,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
             namespaced(avoid=[{"all": [HOT], field: value}]),
             [
                 "spec.avoid[0]: Invalid",
-                "found other fields of a rule together with all, expected them in the rules of all",
+                "found other fields of a rule together with all, expected these fields in the rules of all",
             ],
         )
         for field, value in {
@@ -259,7 +259,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
             avoiding(**{"above": None, "release": 1, operator: 5}),
             [
                 "spec.avoid[0]",
-                "found release without above, atLeast, below or atMost, expected it only together",
+                "found release without above, atLeast, below or atMost, expected release only together",
             ],
         )
         for operator in ("equals", "notEquals")
@@ -275,7 +275,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
     **{
         f"release and keepFor {where}": (
             namespaced(avoid=[rule | {"keepFor": "1m"}]),
-            ["spec.avoid[0]", "found release and keepFor together, expected one of them"],
+            ["spec.avoid[0]", "found release and keepFor together, expected either release or keepFor"],
         )
         for where, rule in (
             ("of one rule", HOT | {"release": 75}),
@@ -301,7 +301,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         cluster(nodeLabels=[LABEL | {"emptyMeans": "Healthy"}]),
         [
             "spec.nodeLabels[0]: Invalid",
-            "found emptyMeans without query, expected it only together with query",
+            "found emptyMeans without query, expected emptyMeans only together with query",
         ],
     ),
     **{
@@ -421,7 +421,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
     ),
     "a guard of nothing": (
         namespaced(prefer=[RANK], guard={"maxWaitingPods": 1}),
-        ["found guard without avoid, expected it only together with avoid"],
+        ["found guard without avoid, expected guard only together with avoid"],
     ),
     "a time of a guard": (
         namespaced(avoid=[HOT], guard={"maxWaitingPods": 1, "within": "1m30s"}),
@@ -433,7 +433,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
     ),
     "mode of node labels": (
         cluster(nodeLabels=[LABEL], mode="Shadow"),
-        ["found mode with node labels only, expected it only together with avoid or prefer"],
+        ["found mode with node labels only, expected mode only together with avoid or prefer"],
     ),
     "an unknown enforcement": (
         namespaced(avoid=[HOT], enforcement="preferred"),
@@ -441,7 +441,7 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
     ),
     "enforcement of nothing": (
         namespaced(prefer=[RANK], enforcement="Preferred"),
-        ["found enforcement without avoid, expected it only together with avoid"],
+        ["found enforcement without avoid, expected enforcement only together with avoid"],
     ),
     "weight 0": (
         namespaced(prefer=[RANK | {"weight": 0}]),
@@ -475,14 +475,14 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
         selecting(key="app", operator="In"),
         [
             "spec.podSelector.matchExpressions[0]: Invalid",
-            "found no values, expected at least one with the operators In and NotIn",
+            "found no values, expected at least one value with the operators In and NotIn",
         ],
     ),
     "a requirement with values": (
         selecting(key="app", operator="Exists", values=["a"]),
         [
             "matchExpressions[0]: Invalid",
-            "found values, expected none with the operators Exists and DoesNotExist",
+            "found values, expected no values with the operators Exists and DoesNotExist",
         ],
     ),
     "an unknown operator of labels": (

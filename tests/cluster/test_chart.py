@@ -333,7 +333,11 @@ def test_the_policies_that_change_pods_use_the_release_and_its_resource(helm: He
     [
         ("v1.35.4", "podAdmission.addResource=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
         ("v1.36.0", "podAdmission.addResource=true,podAdmission.resource=", "expected the resource of"),
-        ("v1.36.0", "podAdmission.addResource=true,nativeMode.enabled=true", "expected one of them"),
+        (
+            "v1.36.0",
+            "podAdmission.addResource=true,nativeMode.enabled=true",
+            "expected one of the two values",
+        ),
         ("v1.35.4", "nativeMode.enabled=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
         ("v1.36.0", "nativeMode.enabled=true,agents.telemetry.enabled=false", "expected the agent whose"),
     ],
@@ -511,7 +515,7 @@ def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:
     switches = "cpu.enabled=true,cpu.setup.enabled=true,cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
     done = helm.run("template", "nodewise", CHART, "--set", f"{switches},cpu.setup.hosts={{node1}}")
     assert done.returncode != 0
-    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; expected one of them" in done.stderr
+    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; expected one of the two values" in done.stderr
 
 
 def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm) -> None:
@@ -559,7 +563,10 @@ def test_the_program_accepts_the_arguments_of_each_pod(helm: Helm, tmp_path: Pat
 def test_certificates_are_renewed_by_their_issuer(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", f"{TLS},tls.renewal.enabled=true")
     assert done.returncode != 0
-    assert "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of them" in done.stderr
+    assert (
+        "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of the two values"
+        in done.stderr
+    )
 
 
 def test_the_renewal_names_the_changed_values_of_the_release(helm: Helm) -> None:

@@ -117,7 +117,7 @@ def load(text: bytes | str, source: str) -> Any:
     """The value of a text with one document, None for an empty text. BadInput names `source` and the line."""
     values = list(load_all(text, source))
     if len(values) > 1:
-        raise BadInput(source, [Problem("", f"{len(values)} documents", "one")])
+        raise BadInput(source, [Problem("", f"{len(values)} documents", "one document")])
     return values[0] if values else None
 
 

@@ -83,7 +83,7 @@ def write_agent_package(name: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
-        raise BadSettings("agents new", [Problem("--folder", f"{folder} exists", "a new one")]) from error
+        raise BadSettings("agents new", [Problem("--folder", f"{folder} exists", "a new folder")]) from error
     except OSError as error:
         raise BadSettings("agents new", [Problem("--folder", str(error), "a folder to be made")]) from error
     for path, text in render_agent_package(name).items():

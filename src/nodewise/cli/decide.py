@@ -400,7 +400,7 @@ def command(command_line: CommandLine) -> None:
     logs.configure("warning")
     own = command_line.settings(DecideOptions)
     if not own.paths and not own.cluster:
-        raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
+        raise BadSettings("settings", [Problem("FILE", "no file", "files to decide from, or --cluster")])
     if own.watch and not own.cluster:
         raise BadSettings("settings", [Problem("--watch", "files only", "--cluster, as files are read once")])
     _select_inputs(command_line)
@@ -434,7 +434,7 @@ def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
     selection = inputs.selection
     pods = _pods_to_decide(inputs.objects, selection)
     where = " ".join(selection.paths) or "the cluster"
-    problems = [] if inputs.objects.nodes else [Problem(where, "no Node", "at least one")]
+    problems = [] if inputs.objects.nodes else [Problem(where, "no Node", "at least one Node")]
     if not pods and not live:  # a cluster may have no waiting pods
         actual = "no Pod" if selection.running else "no Pod without spec.nodeName"
         problems.append(Problem(where, actual, "at least one to decide"))

@@ -148,7 +148,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     objects = object_files.read(paths, io.BytesIO(stdin))
     policies = objects.of(resource, PolicyObject)
     if not policies:
-        raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
+        raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one TASPolicy")])
     sources = ObjectLineFinder(stdin)
     documents: list[str] = []
     all_converted = True

@@ -128,10 +128,10 @@ def command(command_line: CommandLine) -> None:
     own = command_line.settings(DiffOptions)
     if not own.paths and not own.cluster:
         expected = "files with nodes, pods and metrics, or --cluster"
-        raise BadSettings("settings", [Problem("FILE", "none", expected)])
+        raise BadSettings("settings", [Problem("FILE", "no file", expected)])
     if own.since_s and not command_line.settings(PrometheusOptions).prometheus_url:
         raise BadSettings(
-            "settings", [Problem("--prometheus-url", "none", "the URL of Prometheus, for --since")]
+            "settings", [Problem("--prometheus-url", "no value", "the URL of Prometheus, for --since")]
         )
     if own.since_s and not 1 <= own.step_s <= own.since_s:
         raise BadSettings("settings", [Problem("--step", f"{own.step_s:g}s", "1s to the time of --since")])
@@ -174,7 +174,7 @@ async def _compare(  # complexity: reads, evaluates and compares
         inputs = await decide_inputs.read_objects(selection, api)
         if not inputs.nodes:
             raise BadInput(
-                "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one")]
+                "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one Node")]
             )
         settings = TimelineSettings(options, fetching.refresh.sync_period_s)
         objects = policy_diff.replace_policies(inputs.objects, old, new)

@@ -181,7 +181,7 @@ def is_interactive() -> bool:
 def _ask_or_fail(question: str, flag: str, expected: str, default: str | None = None) -> str:
     if not is_interactive():
         example = f", for example {default}" if default else ""
-        raise BadSettings("settings", [Problem(flag, "none", f"{expected}{example}")])
+        raise BadSettings("settings", [Problem(flag, "no value", f"{expected}{example}")])
     answer: str = click.prompt(question, default=default, err=True)
     return answer.strip()
 

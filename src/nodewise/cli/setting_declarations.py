@@ -223,7 +223,7 @@ def _setting_with_more_choices(first: Setting, second: Setting) -> Setting:
     default = narrow.synonym(wide.default)
     if not narrow.words or set(narrow.words) - set(wide.words) or default != narrow.default:
         actual = "two agents declare it, with other values or another default"
-        raise BadSettings("settings", [Problem(first.flag, actual, "another name in one of them")])
+        raise BadSettings("settings", [Problem(first.flag, actual, "another name in one of the agents")])
     return wide
 
 

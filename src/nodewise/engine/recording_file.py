@@ -229,7 +229,7 @@ def read(file: BinaryIO) -> Iterator[Record]:
     header = next(records, None)
     if header is None or not isinstance(header.entry, Header):
         raise BadInput(
-            "recording", [Problem("header", "none", "a file that `nodewise extender --record` wrote")]
+            "recording", [Problem("header", "no header", "a file that `nodewise extender --record` wrote")]
         )
     if header.entry.format != FORMAT:
         recorded_format = f"{header.entry.format}, by nodewise {header.entry.nodewise}"

@@ -62,8 +62,8 @@ class RequestHandler:
         for agent in agents:
             paths = _predicate_and_priority_paths(agent, single[agent.name])
             if duplicates := paths.keys() & self._chains.keys():
-                conflict = f"two that serve {', '.join(sorted(duplicates))}"
-                raise BadSettings("settings", [Problem("--agents", conflict, "one of them")])
+                conflict = f"two agents that serve {', '.join(sorted(duplicates))}"
+                raise BadSettings("settings", [Problem("--agents", conflict, "one agent for each path")])
             self._chains |= paths
 
     @property

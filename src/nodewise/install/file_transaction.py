@@ -74,7 +74,7 @@ def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
     with os.fdopen(descriptor, "rb") as file:
         status = trusted_files.check_open_file_trust(descriptor, real) if is_trusted else os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(path, [Problem("file", "no regular file", "one")])
+            raise BadInput(path, [Problem("file", "no regular file", "a regular file")])
         if status.st_size > _MAX_BYTES:
             raise BadInput(path, [Problem("file", f"{status.st_size} bytes", f"at most {_MAX_BYTES}")])
         return file.read(_MAX_BYTES + 1)

@@ -176,7 +176,7 @@ def _agent_role_problems(roles: Sequence[AgentRole], options: SchedulerOptions) 
     filter.
     """
     if not roles:
-        yield Problem("--agents", "none", "at least one")
+        yield Problem("--agents", "no agent", "at least one agent")
     binders = [role.agent for role in roles if role.binds]
     if len(binders) > 1:
         yield Problem("--agents", ", ".join(binders), "one agent that binds")

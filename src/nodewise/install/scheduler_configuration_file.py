@@ -281,7 +281,7 @@ def _extenders_problems(
     if entries is None and not needed:
         return
     if not isinstance(entries, list) or (needed and not entries):
-        yield Problem("extenders", "none" if not entries else "no list", "at least one")
+        yield Problem("extenders", "no extender" if not entries else "no list", "at least one extender")
         return
     if not all(isinstance(entry, dict) for entry in entries):
         yield Problem("extenders", "an entry that is no map", "maps")

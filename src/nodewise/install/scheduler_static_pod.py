@@ -420,7 +420,7 @@ def _find_container(
     runs it.
     """
     if not isinstance(containers, list) or not containers:
-        problem = Problem("spec.containers", "none", "kube-scheduler")
+        problem = Problem("spec.containers", "no container", "a container that runs kube-scheduler")
         raise BadInput("not found error: imageName not found", [problem])
     if not all(isinstance(container, dict) for container in containers):
         raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])

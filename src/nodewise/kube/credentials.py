@@ -285,7 +285,9 @@ class ExecPlugin(httpx2.Auth):
         except (msgspec.MsgspecError, ValueError) as error:
             raise Refused(self._what, [Problem("", str(error), "an ExecCredential with a status")]) from error
         if not status.token and not status.client_certificate_data:
-            raise Refused(self._what, [Problem("status", "neither token nor certificate", "one of them")])
+            raise Refused(
+                self._what, [Problem("status", "neither token nor certificate", "a token or a certificate")]
+            )
         if status.client_certificate_data:
             pair = status.client_certificate_data.encode(), status.client_key_data.encode()
             self._set_client_certificate(*pair, self._what)

@@ -348,7 +348,7 @@ def compression_problem(response: httpx2.Response) -> Problem | None:
     Decompression would block the event loop, and its size has no limit.
     """
     encoding = response.headers.get("content-encoding", "identity")
-    return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "none")
+    return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "no compression")
 
 
 async def _read_body(response: httpx2.Response) -> bytes:

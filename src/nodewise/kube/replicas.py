@@ -222,7 +222,9 @@ async def find_replicas(api: Api, namespace: str, timeout_s: float) -> list[Repl
         # Tenants can give their pods the labels of a replica, so another namespace is never chosen, only named.
         if others := await _namespaces_with_replicas(api, timeout_s):
             remedy = f"{remedy}; pods with its labels are in {', '.join(others)}"
-        raise Unavailable("looking for replicas", [Problem("", actual, "at least one")], remedy=remedy)
+        raise Unavailable(
+            "looking for replicas", [Problem("", actual, "at least one running pod")], remedy=remedy
+        )
     return replicas
 
 

@@ -111,7 +111,7 @@ class _PolicyParser(ProblemCollector):
             selectors = _CLUSTER_SELECTORS if "avoid" in spec or "prefer" in spec else {}
         for name, expected in selectors.items():
             if name not in spec:
-                self.add_problem(f"spec.{name}", "none", expected)
+                self.add_problem(f"spec.{name}", "no value", expected)
         self._check_fields_of_rules(spec)
 
     def _check_fields_of_rules(self, spec: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ class _PolicyParser(ProblemCollector):
             if name in spec and not any(section in spec for section in valid):
                 self.add_problem(f"spec.{name}", text, f"{name} only together with {' or '.join(valid)}")
         if spec.get("mode") == "Canary" and "canary" not in spec:
-            self.add_problem("spec.canary", "none", "podSelector or percent, with the mode Canary")
+            self.add_problem("spec.canary", "no value", "podSelector or percent, with the mode Canary")
 
     def _parse_object(self, path: str, value: Any, described: ObjectType) -> dict[str, Any]:
         """The fields of an object. Unknown ones are problems. The API server drops known fields that are null."""
@@ -198,7 +198,7 @@ class _PolicyParser(ProblemCollector):
         """The requirement; none if there are more problems than `before`."""
         for name in fields.REQUIREMENT.required:
             if name not in entry:
-                self.add_problem(f"{path}.{name}", "none", "a value, which is required")
+                self.add_problem(f"{path}.{name}", "no value", "a value, which is required")
         values = self._parse_values(path, entry, fields.REQUIREMENT.fields)
         if len(self.problems) > before:
             return
@@ -207,8 +207,8 @@ class _PolicyParser(ProblemCollector):
         if needs_values == bool(requirement.values):
             yield requirement
         else:
-            expected = "at least one" if needs_values else "none"
-            text = shown(entry["values"]) if "values" in entry else "none"
+            expected = "at least one value" if needs_values else "no values"
+            text = shown(entry["values"]) if "values" in entry else "no values"
             self.add_problem(f"{path}.values", text, f"{expected} with the operator {requirement.operator}")
 
     def _parse_canary(self, spec: Mapping[str, Any]) -> Canary | None:
@@ -257,7 +257,7 @@ class _PolicyParser(ProblemCollector):
             before = len(self.problems)
             labels = self._parse_labels(f"{path}.labels", rule.get("labels", {}), fields.NODE_LABELS)
             if not labels and len(self.problems) == before:
-                self.add_problem(f"{path}.labels", "none", "at least one label")
+                self.add_problem(f"{path}.labels", "no value", "at least one label")
             if parts and len(self.problems) == before:
                 yield LabelRule(parts, (tuple(labels.items()), *[()] * (len(parts) - 1)))
 
@@ -354,7 +354,7 @@ class _PolicyParser(ProblemCollector):
         for path, preference in self._parse_list("spec.prefer", spec["prefer"], fields.PREFER):
             self._check_source(path, preference, ("metric", "query"))
             if "order" not in preference:
-                self.add_problem(f"{path}.order", "none", "Ascending or Descending")
+                self.add_problem(f"{path}.order", "no value", "Ascending or Descending")
             values = self._parse_values(path, preference, fields.PREFERENCE.fields)
             operator = "above" if values.get("order") == "Descending" else "below"
             yield Preference(_comparison(values, operator, when_missing="pass"), values.get("weight", 1))

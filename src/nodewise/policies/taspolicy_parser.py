@@ -183,7 +183,7 @@ class _PolicyParser(ProblemCollector):
         if self.problems:
             return {"dontschedule": _unusable_strategy(str(self.problems[0]))}
         if not listed:
-            self.add_problem("spec.strategies", "none", " or ".join(STRATEGIES))
+            self.add_problem("spec.strategies", "no value", " or ".join(STRATEGIES))
         self._report_unknown("spec", mapping, ("strategies",))
         # the API server drops a strategy that is null
         present = {name: strategy for name, strategy in listed.items() if strategy is not None}

@@ -142,7 +142,7 @@ async def backtest(
     if not any(policy.avoid for policy in timeline.policies.values()):
         names = ", ".join(key.path for key in timeline.policies)
         problem = Problem(names, "no rules that reject nodes", "a policy with avoid")
-        raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one")])
+        raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one policy")])
     problems = [
         problem._replace(field=f"{key.path}: {problem.field}")
         for key, policy in timeline.policies.items()
@@ -181,7 +181,7 @@ def open_history(
         raise BadSettings("settings", [Problem("--prometheus-url", urls, "one URL, whose history is read")])
     index = NodeIndex(sorted(name for _, name in nodes))
     if not nodes:
-        raise BadInput(_WHAT, [Problem("nodes", "none", "Nodes in FILE, or in the cluster")])
+        raise BadInput(_WHAT, [Problem("nodes", "no Node", "Nodes in FILE, or in the cluster")])
     attributes = cooperative_scheduling.run_without_pauses(
         node_attributes.read_node_attributes(nodes.values())
     )

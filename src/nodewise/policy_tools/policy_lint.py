@@ -416,10 +416,10 @@ def _rules_without_effect(policy: Any) -> Iterator[Problem]:
             path = f"spec.strategies.{name}.rules[{number}]"
             if rule.get("target") in (None, ""):
                 wanted = "a target; without one the value is compared with 0"
-                yield Problem(f"{path}.target", "none", wanted)
+                yield Problem(f"{path}.target", "no target", wanted)
             if name == "labeling" and not rule.get("labels"):
                 wanted = "at least one label name=value; without one the rule has no effect"
-                yield Problem(f"{path}.labels", "none", wanted)
+                yield Problem(f"{path}.labels", "no labels", wanted)
 
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:
@@ -460,7 +460,7 @@ def _metadata_problems(metadata: Any) -> Iterator[Problem]:
 
 def _name_problems(name: str, generateName: str, namespace: str) -> Iterator[Problem]:  # noqa: N803 - the API's name
     if not name and not generateName:
-        yield Problem("metadata.name", "none", "the name of the policy")
+        yield Problem("metadata.name", "no name", "the name of the policy")
     if name and not _is_dns_subdomain(name):
         expected = "at most 253 lower-case letters, digits, - and ."
         yield Problem("metadata.name", shown(name), expected)
@@ -549,7 +549,7 @@ def _object_problems(path: str, value: dict[str, Any], schema: Mapping[str, Any]
         return
     for name in schema.get("required", ()):
         if name not in fields:
-            yield Problem(f"{path}.{name}", "none", "a value, which is required")
+            yield Problem(f"{path}.{name}", "no value", "a value, which is required")
     known = schema.get("properties", {})
     for name, field in fields.items():
         inner = known.get(name) or schema.get("additionalProperties")

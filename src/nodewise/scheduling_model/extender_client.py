@@ -101,7 +101,9 @@ def entries(  # complexity: one branch for each rule
         except ValueError as error:
             problems.append(Problem(f"{field}.httpTimeout", str(error), "a duration such as 1s"))
         if entry.tls_config and entry.tls_config.insecure and entry.tls_config.ca_file:
-            problems.append(Problem(f"{field}.tlsConfig", "both insecure and caFile", "one of them"))
+            problems.append(
+                Problem(f"{field}.tlsConfig", "both insecure and caFile", "either insecure or caFile")
+            )
     counts = Counter(resource.name for entry in valid for resource in entry.managed_resources)
     problems += [
         Problem("extenders", f"{name} in {count} managedResources", "each resource once")

@@ -150,7 +150,7 @@ def test_wrong_inputs(folder: Path) -> None:
     (folder / "inputs" / "nodes.yaml").unlink()
     assert "no Node; expected at least one" in str(diff(folder, _POLICY).exception)
     paths = [str(folder / "old.yaml")] * 2
-    assert "FILE: none" in str(CliRunner().invoke(policy_diff.command, paths).exception)
+    assert "FILE: no file" in str(CliRunner().invoke(policy_diff.command, paths).exception)
 
 
 _HISTORY_OPTIONS = ("--since", "1h", "--prometheus-url", URL)
@@ -255,7 +255,7 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "old.yaml").write_text(_SHADOW)
     [group] = msgspec.json.decode(diff(folder, _CANARY, *options, "-o", "json").stdout)["history"]["pods"]
     assert (group["pods"], group["nodes"][0]["only_after"]) == (["web/web-2"], 600)
-    assert "--prometheus-url: none" in str(diff(folder, _POLICY, "--since", "1h").exception)
+    assert "--prometheus-url: no value" in str(diff(folder, _POLICY, "--since", "1h").exception)
 
 
 def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> None:

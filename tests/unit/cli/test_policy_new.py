@@ -99,9 +99,9 @@ def test_on_a_terminal_it_asks_and_proposes(folder: str, monkeypatch: pytest.Mon
 
 
 def test_without_a_terminal_it_names_the_flags(folder: str) -> None:
-    assert "--metric: none; expected the name of a metric" in error(new(folder))
+    assert "--metric: no value; expected the name of a metric" in error(new(folder))
     message = error(new(folder, "--metric=disk_errors"))
-    assert "--above: none; expected a threshold (or --below), for example --above 1" in message
+    assert "--above: no value; expected a threshold (or --below), for example --above 1" in message
 
 
 def test_misspelt_metric_suggests_similar_ones(folder: str) -> None:

@@ -64,10 +64,10 @@ class TestTape:
     @pytest.mark.parametrize(
         ("file", "message"),
         [
-            (b"", "header: none"),
+            (b"", "header: no header"),
             (b"no gzip", "entry 1"),
             (gzip.compress(b"{}\n"), "entry 1"),
-            (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: none"),
+            (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: no header"),
             (recording_of(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
             (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
              "format: 9, by nodewise 7; expected 1"),

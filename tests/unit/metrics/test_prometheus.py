@@ -252,12 +252,12 @@ BAD_SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a user alone": (
         "http://h",
         {"user": "u"},
-        "--prometheus-password-file is given; expected both or neither",
+        "no --prometheus-password-file beside this option; expected both options or neither",
     ),
-    "a certificate alone": ("http://h", {"cert": "c"}, "--prometheus-key is given"),
+    "a certificate alone": ("http://h", {"cert": "c"}, "no --prometheus-key beside this option"),
     "no CA": ("http://h", {"ca": "/nowhere"}, "--prometheus-ca: /nowhere"),
     "no certificate": ("http://h", {"cert": "/nowhere", "key": "/nowhere"}, "--prometheus-cert"),
-    "no label": ("http://h", {"node_label": ()}, "--prometheus-node-label: none"),
+    "no label": ("http://h", {"node_label": ()}, "--prometheus-node-label: no label"),
 }
 
 

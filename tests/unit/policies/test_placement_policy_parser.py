@@ -202,12 +202,12 @@ SPEC_PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "no selector": (
         {"avoid": [HOT]},
         "PlacementPolicy",
-        "spec.podSelector: none; expected a label selector; {} selects all pods of the namespace",
+        "spec.podSelector: no value; expected a label selector; {} selects all pods of the namespace",
     ),
     "one selector of two": (
         {"podSelector": {}, "prefer": [RANK]},
         "ClusterPlacementPolicy",
-        "spec.namespaceSelector: none; expected a label selector together with avoid or prefer; {} selects all namespaces",
+        "spec.namespaceSelector: no value; expected a label selector together with avoid or prefer; {} selects all namespaces",
     ),
     "a misspelt field of a selector": (
         {"podSelector": {"matchlabels": {"app": "web"}}, "avoid": [HOT]},
@@ -217,7 +217,7 @@ SPEC_PROBLEMS: dict[str, tuple[Any, Kind, str]] = {
     "a requirement without values": (
         {"podSelector": {"matchExpressions": [{"key": "app", "operator": "In"}]}, "avoid": [HOT]},
         "PlacementPolicy",
-        "spec.podSelector.matchExpressions[0].values: none; expected at least one with the operator In",
+        "spec.podSelector.matchExpressions[0].values: no values; expected at least one value with the operator In",
     ),
     "a label of another domain": (
         {"nodeLabels": [LABEL | {"labels": {"node-role.kubernetes.io/master": ""}}]},

@@ -38,7 +38,7 @@ PROBLEMS = {
     "an unknown field of the spec": ({"strategies": {}, "rules": []}, "spec.rules: an unknown field; expected strategies"),
     "a strategy that is a list": ({"strategies": {"dontschedule": []}}, "spec.strategies.dontschedule: []; expected an object"),
     "strategies that are text": ({"strategies": "x"}, "spec.strategies: 'x'; expected an object"),
-    "no strategies": ({}, "spec.strategies: none; expected dontschedule or"),
+    "no strategies": ({}, "spec.strategies: no value; expected dontschedule or"),
     "a spec that is a number": (7, "spec: 7; expected an object"),
     "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; expected allOf or anyOf"),
     "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "which define an order"),

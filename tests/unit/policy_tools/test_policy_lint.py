@@ -34,12 +34,12 @@ PROBLEMS = {
     "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; expected a text that matches"),
     "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; expected a text that matches"),
     "a name that is too long": (one_rule(metricname="m" * 254), "254 characters; expected at most 253"),
-    "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: none; expected a value, which is required"),
+    "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: no value; expected a value, which is required"),
     "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m", target=1)] * 101}}}, "dontschedule.rules: 101 entries; expected at most 100"),
     "a misspelt strategy": ({"strategies": {"dontSchedule": {"rules": []}}}, 'did you mean "dontschedule"?'),
     "a misspelt field": (one_rule(whenMissing="reject"), 'did you mean "when_missing"?'),
-    "a rule without a target": ({"strategies": {"deschedule": {"rules": [{"metricname": "m", "operator": "Equals"}]}}}, "deschedule.rules[0].target: none; expected a target; without one the value is compared with 0"),
-    "labeling without labels": ({"strategies": {"labeling": {"rules": [rule("m", target=1)]}}}, "labeling.rules[0].labels: none; expected at least one label"),
+    "a rule without a target": ({"strategies": {"deschedule": {"rules": [{"metricname": "m", "operator": "Equals"}]}}}, "deschedule.rules[0].target: no target; expected a target; without one the value is compared with 0"),
+    "labeling without labels": ({"strategies": {"labeling": {"rules": [rule("m", target=1)]}}}, "labeling.rules[0].labels: no labels; expected at least one label"),
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_a_problem_is_reported(spec: Any, message: str) -> None:
     ("metadata", "message"),
     [
         ({"name": "Web"}, "metadata.name: 'Web'"),
-        ({"name": ""}, "metadata.name: none"),
+        ({"name": ""}, "metadata.name: no name"),
         ({"generateName": True}, "metadata.generateName: True; expected a string"),
         ({"generateName": "-a"}, "metadata.generateName: '-a'"),
         ({"namespace": "a.b"}, "metadata.namespace: 'a.b'"),
@@ -86,7 +86,7 @@ def test_a_problem_of_the_metadata_is_reported(metadata: Any, message: str) -> N
             "ClusterPlacementPolicy",
             {"name": "p"},
             [
-                "spec.namespaceSelector: none; expected a label selector together with avoid or prefer; {} selects all namespaces"
+                "spec.namespaceSelector: no value; expected a label selector together with avoid or prefer; {} selects all namespaces"
             ],
         ),
     ],

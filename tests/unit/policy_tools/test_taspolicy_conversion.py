@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"namespace": "kube-system", "dontschedule": [HOT]},
         "metadata.namespace: 'kube-system'; expected another namespace: only TASPolicies apply to its pods",
     ),
-    "no rules": ({}, "spec.strategies: none; expected dontschedule or"),
+    "no rules": ({}, "spec.strategies: no value; expected dontschedule or"),
 }
 
 

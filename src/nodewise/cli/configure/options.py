@@ -263,7 +263,7 @@ def check_options_of_mode(options: ConfigureOptions) -> None:
 def check_contradictory_options(options: ConfigureOptions) -> None:
     """`BadSettings` for options that contradict each other, and for empty ones."""
     problems = [
-        Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of them")
+        Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of the two options")
         for first, second in _CONTRADICTIONS
         if getattr(options, first) and getattr(options, second)
     ]

@@ -127,7 +127,7 @@ async def _cluster_kubernetes_version() -> str:
     try:
         return str(msgspec.json.decode(body)["gitVersion"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise BadInput("/version", [Problem("gitVersion", "none", "a version")]) from error
+        raise BadInput("/version", [Problem("gitVersion", "no value", "a version")]) from error
 
 
 def _print_platform_files(

@@ -108,7 +108,7 @@ async def _backtest(own: BacktestOptions, command_line: CommandLine) -> Backtest
     history_range = _range(own)
     prometheus = command_line.settings(PrometheusOptions)
     if not prometheus.prometheus_url:
-        raise BadSettings("settings", [Problem("--prometheus-url", "none", "the URL of Prometheus")])
+        raise BadSettings("settings", [Problem("--prometheus-url", "no value", "the URL of Prometheus")])
     options = command_line.agent_options(KIND)
     settings = TimelineSettings(options, command_line.settings(RefreshOptions).sync_period_s)
     files = object_files.read(own.paths)

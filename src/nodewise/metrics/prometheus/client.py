@@ -245,10 +245,10 @@ def _settings_problems(url: str, options: PrometheusOptions) -> Iterator[Problem
     for flag, first, second in pairs:
         if bool(first) != bool(second):
             other = "--prometheus-password-file" if flag.endswith("user") else "--prometheus-key"
-            yield Problem(flag, f"only one of it and {other} is given", "both or neither")
+            yield Problem(flag, f"no {other} beside this option", "both options or neither")
     yield from header_problems(options)
     if not options.prometheus_node_label:
-        yield Problem("--prometheus-node-label", "none", "at least one label")
+        yield Problem("--prometheus-node-label", "no label", "at least one label")
 
 
 def _url_problems(url: str) -> Iterator[Problem]:

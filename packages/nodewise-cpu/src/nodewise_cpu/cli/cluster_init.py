@@ -85,7 +85,9 @@ def run(options: ClusterInitOptions) -> None:
         options, pull_secret=options.pull_secret, taint=not options.no_taint
     )
     if bool(options.host_list) == options.all_hosts:
-        raise BadSettings.of("settings", "--host-list, --all-hosts", "both or none", "one of them")
+        raise BadSettings.of(
+            "settings", "--host-list, --all-hosts", "both options or no option", "one of the two options"
+        )
     api = common_options.open_api_client(options)
     features = api_server.fetch_features(api)
     plan = SetupPlan(
@@ -114,7 +116,9 @@ def selected_nodes(options: ClusterInitOptions, api: ApiClient) -> Sequence[str]
         return node_setup.check_node_names(api, [name.strip() for name in options.host_list.split(",")])
     nodes = node_setup.schedulable_nodes(api)
     if not nodes:
-        raise BadSettings.of("settings", "--all-hosts", "no node is schedulable", "one at least")
+        raise BadSettings.of(
+            "settings", "--all-hosts", "no node is schedulable", "at least one schedulable node"
+        )
     return nodes
 
 

@@ -285,7 +285,9 @@ def _store_new_allocations(store: AllocationStore, intent: Intent, before: Alloc
         living = stored.allocations.tasks
         if unmoved := living - moved:
             pids = ", ".join(str(task.pid) for task in sorted(unmoved))
-            raise Conflict.of("CPUs were allocated meanwhile", store.location, f"tasks {pids}", "no new ones")
+            raise Conflict.of(
+                "CPUs were allocated meanwhile", store.location, f"tasks {pids}", "no new tasks"
+            )
         return intent.target.with_tasks(
             lambda _, cpu_list: (task for task in cpu_list.tasks if task in living)
         )

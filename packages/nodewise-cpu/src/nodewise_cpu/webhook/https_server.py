@@ -64,7 +64,7 @@ def read_webhook_config_files(source: str) -> Contents:
         seen = f"{error.filename or source}: {error.strerror or error}"
         raise BadSettings.of(_WHAT, "", seen, "a readable YAML file") from error
     if not documents:
-        raise BadSettings.of(_WHAT, "", f"{source}: no *.yaml there", "at least one")
+        raise BadSettings.of(_WHAT, "", f"{source}: no *.yaml there", "at least one YAML file")
     return documents
 
 
