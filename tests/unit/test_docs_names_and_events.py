@@ -46,8 +46,6 @@ NONE_OF_THESE = {
     "kubernetes.io/service-name": "the API server's label of EndpointSlices",
     "kubernetes.io/tls": "a type of Secrets",
     "node.kubernetes.io/unschedulable": "a taint, in the simulation",
-    "nodewise.io/controller": "who records Events",
-    "nodewise.io/extender": "who records Events",
 }
 """Texts in this form that are not an annotation, a label or a resource that nodewise writes or reads."""
 LOAD_ANNOTATIONS = [
