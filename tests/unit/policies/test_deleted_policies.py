@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import deleted_policies
-from nodewise.policies.deleted_policies import DeletedPolicies, DeletedPolicy
+from nodewise.policies.controller import native_mode
+from nodewise.policies.controller.native_mode import DeletedPolicies, DeletedPolicy
 from nodewise.policies.native_mode_pods import UnscheduledPod
 from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey, Requirement
 from nodewise.policies.policy_selection import SelectionIndex
@@ -74,7 +74,7 @@ def test_a_policy_that_exists_again_is_not_deleted() -> None:
 def test_a_new_leader_continues_with_the_records_and_adds_no_policies_that_it_never_saw() -> None:
     policies = DeletedPolicies()
     record = DeletedPolicy("2027-01-15T08:00:00Z", ("web",))
-    policies.begin(deleted_policies.decode(deleted_policies.encode({"a": record})))
+    policies.begin(native_mode.decode(native_mode.encode({"a": record})))
     pods = [waiting("web"), waiting("web", key=label_key("unknown"))]
     assert update(policies, [], pods, NOON_S + 3599.0) == {"a": ("web",)}
     assert update(policies, [], pods, NOON_S + 3600.0) == {}
@@ -115,4 +115,4 @@ def test_a_record_names_a_limited_number_of_namespaces() -> None:
     "text", ["", "[]", "{", '{"a": 1}', '{"a": {"deletedAt": "yesterday", "namespaces": []}}']
 )
 def test_records_that_cannot_be_read_keep_no_label(text: str) -> None:
-    assert deleted_policies.decode(text) == {}
+    assert native_mode.decode(text) == {}
