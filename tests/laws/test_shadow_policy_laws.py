@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.routes import RequestHandler
 from nodewise.policies import KIND
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions

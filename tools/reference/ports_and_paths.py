@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nodewise import agents
-from nodewise.extender.request_handler import RequestHandler, is_predicate_or_priority_path
+from nodewise.extender.routes import RequestHandler, is_predicate_or_priority_path
 from nodewise.server.options import AdminOptions, ServeOptions
 from tools.reference.markdown_formatting import MADE, code, table
 

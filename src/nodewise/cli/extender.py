@@ -38,9 +38,8 @@ from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.extender import clusterless_snapshots
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
-from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.reservation_writer import BindContext
-from nodewise.extender.routes import BindRoutes, Extender
+from nodewise.extender.routes import BindRoutes, Extender, RequestHandler
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions

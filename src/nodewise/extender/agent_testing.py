@@ -9,7 +9,7 @@ import msgspec
 from nodewise.engine import third_party_result_validation
 from nodewise.engine.third_party_agents import Origin, ThirdPartyKind
 from nodewise.extender.clusterless_snapshots import ClusterlessSnapshots
-from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.routes import RequestHandler
 
 
 class AgentTester:

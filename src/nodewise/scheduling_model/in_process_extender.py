@@ -16,7 +16,7 @@ from nodewise.base.clock import Clock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.cluster_state_changes import AgentStates
-from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.routes import RequestHandler
 from nodewise.kube.resource_kinds import PODS
 from nodewise.kube.store import Change, ChangeLog
 from nodewise.kube.struct_type_merge import merge

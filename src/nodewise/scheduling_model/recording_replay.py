@@ -21,7 +21,7 @@ from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.cluster_state_changes import AgentStates
 from nodewise.engine.decision import Verb
 from nodewise.engine.recording_file import ClusterStateRebuilder, Record, RequestEntry
-from nodewise.extender.request_handler import RequestHandler
+from nodewise.extender.routes import RequestHandler
 from nodewise.kube.struct_type_merge import merge
 from nodewise.scheduling_model import extender_client
 from nodewise.scheduling_model.extender_client import Filtered, HostScore, Preempted

@@ -28,8 +28,7 @@ from nodewise.engine.decision import DecisionRing
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.pod_requeueing import Requeuer
 from nodewise.engine.snapshot_cache import SnapshotCache
-from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.routes import Extender
+from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.kube.reflector import Reflector
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource

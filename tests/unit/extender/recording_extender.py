@@ -16,8 +16,7 @@ from nodewise.engine.cluster_state_changes import AgentStates
 from nodewise.engine.decision import DecisionRing
 from nodewise.engine.recording_file import Record
 from nodewise.engine.request_recorder import FileRecorder
-from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.routes import Extender
+from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import TelemetryKind
 from nodewise.policies.options import TelemetryOptions

@@ -12,8 +12,7 @@ from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput
 from nodewise.engine.decision import Decision, DecisionRing
 from nodewise.extender.binding import BindOutcome
-from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.routes import BindRoutes, Extender
+from nodewise.extender.routes import BindRoutes, Extender, RequestHandler
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Request

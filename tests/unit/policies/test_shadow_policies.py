@@ -4,8 +4,7 @@ import msgspec
 
 from nodewise.base.clock import ManualClock
 from nodewise.engine.decision import DecisionRing
-from nodewise.extender.request_handler import RequestHandler
-from nodewise.extender.routes import Extender
+from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND
 from nodewise.policies.agent import TelemetryAgent
