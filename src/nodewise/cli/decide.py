@@ -17,12 +17,7 @@ from nodewise.base import clock
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import (
-    agent_selection,
-    decide_inputs,
-    tables,
-    terminal_output,
-)
+from nodewise.cli import agent_selection, decide_inputs, terminal_output
 from nodewise.cli.completion import AgentNames, NamespaceName
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics, RunningConfiguration
 from nodewise.cli.explain import pod_state, rendering
@@ -192,7 +187,7 @@ def _print_rows(
 ) -> bool:
     listed, counts, is_acceptable = _collect_rows(decisions, rows)
     if listed:
-        tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, listed))
+        terminal_output.print_table(*terminal_output.drop_empty_columns(_OPTIONAL_COLUMNS, head, listed))
     if decisions.running:
         where = (
             f"{counts['goes']:,} running where a policy rejects them, {counts['stays']:,} where they may stay"

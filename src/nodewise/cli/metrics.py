@@ -12,7 +12,7 @@ from nodewise.agent import ObjectKey, Watched
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
-from nodewise.cli import decide_inputs, tables, terminal_output
+from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide_inputs import MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
@@ -240,7 +240,7 @@ def _print_table(listed: MetricList, name: str) -> None:
     rows = [_cells(row) for row in [*requested, *others[:_MOST_NAMES]]]
     head = ("METRIC", "SOURCE", "NODES", "OLDEST", "USED BY", "WHY VALUES ARE MISSING")
     if rows:
-        tables.print_table(*tables.drop_empty_columns(head[-1], head, rows))
+        terminal_output.print_table(*terminal_output.drop_empty_columns(head[-1], head, rows))
     else:
         terminal_output.print_line("no policy uses a metric, and the metrics APIs have none of nodes")
     if len(rows) < len(listed.rows):

@@ -12,7 +12,7 @@ from nodewise.agent import NodeIndex
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.base.option import Argument, Option
-from nodewise.cli import decide_inputs, tables, terminal_output
+from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import report
@@ -252,7 +252,7 @@ def _print_text(comparison: PolicyComparison) -> None:  # complexity: one line p
     labels, now = comparison.labels, " now" if comparison.history else ""
     if labels:
         rows = [(node, key, before or "-", after or "-") for node, key, before, after in labels]
-        tables.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows[:_MAX_ROWS])
+        terminal_output.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows[:_MAX_ROWS])
         if len(labels) > _MAX_ROWS:
             click.echo(f"… and {len(labels) - _MAX_ROWS} more labels")
     if comparison.groups or labels:
@@ -284,7 +284,7 @@ def _print_history(history: HistoryComparison) -> None:
             f"{after} after"
         )
         rows = [(f"  {node.node}", *map(report.duration, node[1:])) for node in item.nodes[:_MAX_ROWS]]
-        tables.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
+        terminal_output.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
         if len(item.nodes) > _MAX_ROWS:
             click.echo(f"  … and {len(item.nodes) - _MAX_ROWS} more nodes")
     if not history.groups and history.left_out:
@@ -312,7 +312,7 @@ def _print_group(group: SelectedPodGroup, node_count: int) -> None:
         for change in group.nodes[:_MAX_ROWS]
     ]
     head = ("  NODE", "PODS THERE", "BEFORE", "AFTER")
-    tables.print_table(*tables.drop_empty_columns("PODS THERE", head, rows))
+    terminal_output.print_table(*terminal_output.drop_empty_columns("PODS THERE", head, rows))
     if len(group.nodes) > _MAX_ROWS:
         click.echo(f"  … and {len(group.nodes) - _MAX_ROWS} more nodes")
 

@@ -17,7 +17,7 @@ from nodewise.agents.gpu.options import Placement
 from nodewise.base import clock, distributions
 from nodewise.base.errors import BadInput, BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, options_from_settings, plots, tables, terminal_output
+from nodewise.cli import agent_selection, options_from_settings, plots, terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import object_feed, recording_file
@@ -111,7 +111,7 @@ def _print_text(replayed: Replayed) -> None:
         return
     click.echo(f"{tally.same} responses are equal, {tally.different} differ\n")
     rows = [[pod, *map(str, msgspec.structs.astuple(change))] for pod, change in tally.pods.items()]
-    tables.print_table(["POD", "RESPONSES", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
+    terminal_output.print_table(["POD", "RESPONSES", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
     for difference in replayed.differences:
         click.echo()
         for line in _difference_lines(difference):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
-from nodewise.cli import agents, explain, main, policy, tables, terminal_output
+from nodewise.cli import agents, explain, main, policy, terminal_output
 from nodewise.cli.configure import host
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
@@ -42,7 +42,7 @@ def print_messages(lookup: PodReadResult, *responses: ReplicaResponse) -> None:
 OUTPUTS: dict[str, Callable[[str], object]] = {
     "a line": terminal_output.print_line,
     "a line on standard error": terminal_output.print_message,
-    "a cell": lambda text: tables.print_table(("A", "B"), [("x", text)]),
+    "a cell": lambda text: terminal_output.print_table(("A", "B"), [("x", text)]),
     "a story": lambda text: rendering._print_lines(iter([text])),
     "a replica that is left out": lambda text: print_messages(
         PodReadResult(None), HERE, failed_response(text)
@@ -99,7 +99,7 @@ def test_error_is_one_printable_line(capsys: pytest.CaptureFixture[str], message
 
 
 def test_row_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.print_table(("NAME", "WHY"), [("a", "word " * 10), ("[bold]", "{x} [/]")])
+    terminal_output.print_table(("NAME", "WHY"), [("a", "word " * 10), ("[bold]", "{x} [/]")])
     assert capsys.readouterr().out.splitlines() == [
         "NAME    WHY",
         "a       " + ("word " * 10).strip(),
@@ -112,7 +112,7 @@ def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    tables.print_table(("NAME", "WHY"), [("a", "word " * 10)])
+    terminal_output.print_table(("NAME", "WHY"), [("a", "word " * 10)])
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(lines).split().count("word") == 10
     assert len(lines) > 2

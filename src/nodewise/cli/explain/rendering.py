@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from nodewise.base import clock, quantity
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain.explanation import PodEvent, PodExplanation, VisibleState
 from nodewise.cli.explain.pod_state import LabelledNode, NativeState, PodReadResult, PodState, RequiredLabel
@@ -153,9 +153,9 @@ def print_native_state(pod: str, state: NativeState, now: float, *, node: str, e
         return
     passing = [labelled for labelled in state.nodes if labelled.passes]
     rejected = [labelled for labelled in state.nodes if not labelled.passes]
-    shown = state.nodes if every_node else tables.select_nodes_to_list(passing, rejected)
+    shown = state.nodes if every_node else terminal_output.select_nodes_to_list(passing, rejected)
     terminal_output.print_line("")
-    tables.print_table(
+    terminal_output.print_table(
         ("NODE", "VERDICT", *map(_name, state.requirements), "LABELS CHANGED"),
         (_row(labelled, now) for labelled in shown),
     )
@@ -270,7 +270,9 @@ def _print_nodes_or_groups(  # complexity: two tables
 ) -> None:
     """Print a row for each node or, of many nodes, for each reason."""
     nodes = explanation.findings
-    if every_node or (len(nodes) <= tables.MAX_LISTED_NODES and not _is_failure_of_all_nodes(explanation)):
+    if every_node or (
+        len(nodes) <= terminal_output.MAX_LISTED_NODES and not _is_failure_of_all_nodes(explanation)
+    ):
         rows = [
             [
                 node.node,
@@ -283,7 +285,7 @@ def _print_nodes_or_groups(  # complexity: two tables
             for node in nodes
         ]
         head = ("NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, "REJECTED")
-        tables.print_table(*tables.drop_empty_columns(_OPTIONAL_COLUMNS, head, rows))
+        terminal_output.print_table(*terminal_output.drop_empty_columns(_OPTIONAL_COLUMNS, head, rows))
         return
     passing = [node for node in nodes if not node.reasons]
     rows = [[f"{len(passing):,}", "pass", _format_first_nodes(passing, rejecting=False)]] if passing else []
@@ -291,7 +293,7 @@ def _print_nodes_or_groups(  # complexity: two tables
         [f"{len(group.nodes):,}", group.reason.text(), _format_first_nodes(group.nodes, rejecting=True)]
         for group in explanation.groups
     ]
-    tables.print_table(("NODES", "VERDICT", "BEST, OR CLOSEST TO PASSING"), rows)
+    terminal_output.print_table(("NODES", "VERDICT", "BEST, OR CLOSEST TO PASSING"), rows)
 
 
 def _lines_without_attempt(pod_explanation: PodExplanation) -> Iterator[str]:
@@ -357,10 +359,10 @@ def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: 
     nodes: Sequence[NodeExplanation] = explanation.findings
     if not every_node:  # the best, and those that are closest to passing
         passing = sum(not node.reasons for node in nodes)
-        nodes = tables.select_nodes_to_list(nodes[:passing], nodes[passing:])
+        nodes = terminal_output.select_nodes_to_list(nodes[:passing], nodes[passing:])
     _print_lines(_scheduling_result_lines(pod_explanation, explanation))
     rows = (row for node in nodes for row in _node_rows(node))
-    tables.print_table(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
+    terminal_output.print_table(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
     if len(nodes) < len(explanation.findings):
         click.echo(f"{len(explanation.findings) - len(nodes):,} more nodes: --nodes shows all")
     _print_lines(_bind_result_and_remedy_lines(explanation))

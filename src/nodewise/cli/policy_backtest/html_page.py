@@ -13,7 +13,7 @@ from nodewise.base import clock, quantity
 from nodewise.base.errors import truncate, visible
 from nodewise.cli.plots import STYLE
 from nodewise.cli.policy_backtest import report as reports
-from nodewise.cli.tables import TableData
+from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_report import BacktestReport, PolicyReport
 from nodewise.policy_tools.backtest_summary import History, Interval

@@ -6,8 +6,8 @@ from typing import Any, Final
 import click
 
 from nodewise.base import clock, quantity
-from nodewise.cli import tables, terminal_output
-from nodewise.cli.tables import TableData
+from nodewise.cli import terminal_output
+from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools.backtest_report import BacktestReport, PolicyReport, RuleReport
 from nodewise.policy_tools.backtest_summary import Interval, Measures
 
@@ -130,7 +130,9 @@ def _print_policy(policy: PolicyReport, report: BacktestReport) -> None:
     for table in (rules_table(policy), nodes_table(policy, _MAX_NODES), alternatives_table(policy)):
         if table.rows:
             click.echo()
-            tables.print_table(*tables.drop_empty_columns(table.head, table.head, table.rows))
+            terminal_output.print_table(
+                *terminal_output.drop_empty_columns(table.head, table.head, table.rows)
+            )
 
 
 def summary_lines(policy: PolicyReport, report: BacktestReport) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import NodewiseError
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.terminal_output import Progress
 from nodewise_cpu import installation, procfs
 from nodewise_cpu.agent import socket_server
@@ -147,7 +147,7 @@ def run_reconfigure_setup(options: ReconfigureSetupOptions) -> None:
     if options.output == "json":
         click.echo(json.dumps(report.as_dict(), separators=(",", ":")))
     else:
-        tables.print_table(
+        terminal_output.print_table(
             ["NODE", "RESULT", "DETAIL"], [(*node[:2], node.error or "-") for node in report.nodes]
         )
     click.get_current_context().exit(terminal_output.DONE if report.is_whole else terminal_output.FAILED)
@@ -209,8 +209,8 @@ def run_validate(options: ValidateOptions) -> None:
         )
     else:
         rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in checks]
-        tables.print_table(
-            *tables.drop_empty_columns("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows)
+        terminal_output.print_table(
+            *terminal_output.drop_empty_columns("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows)
         )
     click.get_current_context().exit(terminal_output.DONE if is_well else terminal_output.NO)
 
@@ -294,7 +294,7 @@ def run_uninstall(options: UninstallOptions) -> None:
         if options.output == "json":
             click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, separators=(",", ":")))
         elif steps:
-            tables.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
+            terminal_output.print_table(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
         sys.stdout.flush()
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadSettings
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise_cpu.cli import cluster_commands, common_options
 from nodewise_cpu.cli.common_options import flag, option
 from nodewise_cpu.cli.webhook import is_any_parameter_set, parse_boolean_word
@@ -165,7 +165,7 @@ def _print_report(report: SetupReport, output: str) -> None:
             for name, part in parts
             if part.steps
         ]
-        tables.print_table(["NODE", "RESULT", "DETAIL"], rows)
+        terminal_output.print_table(["NODE", "RESULT", "DETAIL"], rows)
 
 
 command = common_options.create_click_command("cluster-init", run, ClusterInitOptions)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import click
 
 from nodewise.base.errors import BadInput, BadSettings, shown
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise_cpu import cpu_set_formats, pool_planning
 from nodewise_cpu.cli import common_options
 from nodewise_cpu.cli.common_options import MachineOptions, PoolCounts, option
@@ -254,7 +254,9 @@ def run_topology(options: TopologyOptions) -> None:
             ]
             for cpu in machine.cpus
         ]
-        tables.print_table(*tables.drop_empty_columns(("L3", "KIND", "PARTITION"), head, rows))
+        terminal_output.print_table(
+            *terminal_output.drop_empty_columns(("L3", "KIND", "PARTITION"), head, rows)
+        )
 
 
 def _format_table_cell(value: int | str | bool | None) -> str:
@@ -324,7 +326,7 @@ def run_plan(options: PlanOptions) -> None:
             for socket, lists in sockets.items():
                 count = len(cpu_set_formats.parse_cpu_numbers(",".join(lists)))
                 rows.append((pool, str(socket), str(count), " ".join(lists) or "-"))
-        tables.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], rows)
+        terminal_output.print_table(["POOL", "SOCKET", "CPUS", "CPU LISTS"], rows)
 
 
 def _parse_online_cpu_list(option: str, text: str, machine: Topology) -> frozenset[int]:

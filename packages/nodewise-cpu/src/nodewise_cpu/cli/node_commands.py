@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.observe import logs
 from nodewise_cpu import agent_messages, cmk_names, cpu_set_formats, pool_allocations
 from nodewise_cpu.agent_messages import ReconfigureRequest
@@ -152,7 +152,9 @@ def run_describe(options: DescribeOptions) -> None:
         common_options.print_json(document)
         return
     head = ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
-    tables.print_table(*tables.drop_empty_columns(["POD", "CONTAINER"], head, list(_pool_table_rows(stored))))
+    terminal_output.print_table(
+        *terminal_output.drop_empty_columns(["POD", "CONTAINER"], head, list(_pool_table_rows(stored)))
+    )
     if stored.intent:
         click.echo(
             f"being reconfigured by process {stored.intent.by.pid} since {stored.intent.since}", err=True

@@ -17,7 +17,7 @@ import msgspec
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option, SettingsByGroup
-from nodewise.cli import tables, terminal_output
+from nodewise.cli import terminal_output
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
@@ -347,10 +347,10 @@ def print_annotation_plan(plan: PatchPlan) -> None:
             to_write = f"{count} annotations" if count > 1 else "1 annotation"
         rows.append([node.name, *_annotation_table_cells(node.desired), to_write])
     rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in plan.not_ready]
-    shown = tables.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
+    shown = terminal_output.TableData(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
     for head, *_ in _COLUMNS:
-        shown = tables.drop_empty_columns(head, *shown)
-    tables.print_table(*shown)
+        shown = terminal_output.drop_empty_columns(head, *shown)
+    terminal_output.print_table(*shown)
 
 
 def _annotation_table_cells(annotations: Mapping[str, str | None]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from nodewise.agent import AgentKind
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option
-from nodewise.cli import agent_selection, plots, tables
+from nodewise.cli import agent_selection, plots, terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.engine.agent_chain import ChainOptions
@@ -141,7 +141,9 @@ def command(command_line: CommandLine) -> None:  # complexity: steps in order
         plots.plot_overloaded_nodes(nodes_by_minute, Path(own.svg))
     if own.output == "text":
         head = ["AGENTS", "NODE-MINUTES", "SHARE", "CPU", "MEMORY", "RESTARTS", "UNPLACED", "WAITED"]
-        tables.print_table(head, [_burst_table_row(name, run_means) for name, run_means in means.items()])
+        terminal_output.print_table(
+            head, [_burst_table_row(name, run_means) for name, run_means in means.items()]
+        )
     elif own.output == "json":
         click.echo(msgspec.json.encode({"mean": means, "runs": runs}))
     else:
