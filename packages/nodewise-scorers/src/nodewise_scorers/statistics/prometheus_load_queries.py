@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.base.option import Option
-from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.agent import MetricRequest
 from nodewise.metrics.prometheus.source import promql_duration
 
 
