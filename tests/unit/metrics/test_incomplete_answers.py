@@ -22,7 +22,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policy_tools import backtest_history, policy_writer
 from nodewise_scorers.annotator import ForecastOptions
 from nodewise_scorers.annotator.node_usage import PrometheusUsageSource, UsageMeasurement
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 from tests.unit.metrics.fake_prometheus import PrometheusDouble, run_prometheus
 from tests.unit.metrics.fake_prometheus_history import FakeHistory, history_of, request_of
 from tests.unit.metrics.prometheus_suite import fetch, source, values

@@ -11,8 +11,8 @@ import yaml
 from tests.cluster import debian_packages, skip_conditions
 from tests.cluster.go_toolchain import MissingError
 
-from nodewise_scorers.statistics import prometheus_load_queries
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics import node_usage_reader
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 _NOBODYS: Final = -1.0
 """A value that no query has: promtool's check fails, and its message contains the actual value."""
@@ -24,9 +24,7 @@ def deviation(arguments: Mapping[str, float]) -> float:
     The node has one CPU, which is idle for `idle_share` of each second and is scraped every `scrape_s` seconds.
     """
     window_s = 300
-    query = prometheus_load_queries.metric_requests(
-        WindowOptions(statistics_window_s=window_s)
-    ).cpu_deviation.query
+    query = node_usage_reader.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
     scrape_s = int(arguments["scrape_s"])
     scrapes = 4 * window_s // scrape_s
     counter = {

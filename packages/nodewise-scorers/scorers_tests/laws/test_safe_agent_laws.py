@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
-from nodewise_scorers.statistics import prometheus_load_queries
-from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
+from nodewise_scorers.statistics import node_usage_reader
+from nodewise_scorers.statistics.node_usage_reader import StatisticsOptions
 from scorers_tests.unit.safe.safe_agent_calls import GIB, KEYS, NOW, AgentCall, loaded, node, pod
 
 NOTHING = pod()
@@ -134,7 +134,7 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
     annotated = node(cpu=4000 - cpu, cpu_std=cpu_std, memory=8 * GIB - memory, memory_std=memory_std)
     milli, nano = 10**6, 10**9
     values = (cpu * milli, cpu_std * milli, memory * nano, memory_std * nano)
-    metric_requests = prometheus_load_queries.metric_requests(StatisticsOptions(statistics="metrics"))
+    metric_requests = node_usage_reader.metric_requests(StatisticsOptions(statistics="metrics"))
     series = (
         Series(metric_request.key, "prometheus", NOW, {"n1": Sample(value, None)})
         for metric_request, value in zip(metric_requests, values, strict=True)

@@ -31,7 +31,7 @@ from nodewise_scorers.annotator import AnnotatorConfig, node_patches
 from nodewise_scorers.annotator.node_patches import NodeMeasurements, allocation_by_node, plan_patches
 from nodewise_scorers.annotator.node_usage import NodeUsage, ResourceUsage, summarize
 from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 CPU_MILLI: Final = 15_890
 MEMORY_BYTES: Final = 44 * 2**30

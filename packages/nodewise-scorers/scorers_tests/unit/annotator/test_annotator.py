@@ -17,7 +17,7 @@ from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise_scorers.annotator import AnnotatorConfig, ForecastOptions, annotator, node_patches, node_usage
 from nodewise_scorers.annotator.annotator import Annotator
 from nodewise_scorers.statistics.load_annotations import ANNOTATED_AT
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import (
     Object,
     node,

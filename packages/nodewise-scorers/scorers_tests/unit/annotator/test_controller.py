@@ -14,7 +14,7 @@ from nodewise.kube.store import StoreWriter
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise_scorers.annotator import AnnotatorOptions, annotator, node_usage
 from nodewise_scorers.annotator.annotator import BOUND_PODS, AnnotatorController
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 from scorers_tests.unit.annotator.annotator_node_and_pod_builders import node, pod, read_node, read_pods
 from scorers_tests.unit.annotator.test_annotator import GIB, START, Meter
 

@@ -36,7 +36,7 @@ from nodewise_scorers.annotator.node_usage import (
     UsageMeasurement,
 )
 from nodewise_scorers.statistics import load_annotations
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 UsageSource = PrometheusUsageSource | SampledUsageSource
 

@@ -11,7 +11,7 @@ from nodewise.base.option import SettingsByGroup
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise_scorers.annotator import AnnotatorOptions
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 
 class AnnotatorTask(LeaderTask):

@@ -27,9 +27,9 @@ from nodewise.metrics.prometheus.source import PrometheusSource, promql_duration
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_selection import SourceSelector
 from nodewise_scorers.annotator import ForecastOptions
-from nodewise_scorers.statistics import prometheus_load_queries
+from nodewise_scorers.statistics import node_usage_reader
 from nodewise_scorers.statistics.load_annotations import USAGE_KEYS, Capacity
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 MILLI: Final = 1000.0
 """Milli-CPU per core."""
@@ -201,7 +201,7 @@ class PrometheusUsageSource:
         clock: clocks.Clock,
     ) -> None:
         self._selector = selector
-        self._metric_requests = prometheus_load_queries.metric_requests(options)
+        self._metric_requests = node_usage_reader.metric_requests(options)
         self._options = options
         self._config = config
         self._sources = sources
@@ -264,11 +264,11 @@ class PrometheusUsageSource:
         """The samples of the first Prometheus that has any, one per step of the window, by node name."""
         matchers = self._options.exporter_matchers
         if resource == "cpu":
-            default = prometheus_load_queries.cpu_usage_query(max(step_s, _MIN_RATE_S), matchers)
+            default = node_usage_reader.cpu_usage_query(max(step_s, _MIN_RATE_S), matchers)
             query = self._config.annotate_cpu_samples_query or default
         else:
             query = self._config.annotate_memory_samples_query
-            query = query or prometheus_load_queries.memory_usage_query(matchers)
+            query = query or node_usage_reader.memory_usage_query(matchers)
         text = f"({query})[{promql_duration(window_s)}:{promql_duration(step_s)}]"
         reason = "only Prometheus has samples, and none is configured: give --prometheus-url"
         for source in self._sources:

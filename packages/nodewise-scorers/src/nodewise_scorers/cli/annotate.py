@@ -58,7 +58,7 @@ from nodewise_scorers.annotator.node_patches import (
     make_pod_reducer,
 )
 from nodewise_scorers.statistics import load_annotations as keys
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeAttributeFields, AnnotatedNode)
 _TICK_S: Final = 1.0

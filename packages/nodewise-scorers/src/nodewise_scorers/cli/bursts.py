@@ -25,7 +25,7 @@ from nodewise.observe import logs
 from nodewise.scheduling_model.in_process_extender import URL, AgentGroup
 from nodewise_scorers import bursts_simulation
 from nodewise_scorers.bursts_simulation import Scenario
-from nodewise_scorers.statistics.prometheus_load_queries import WindowOptions
+from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 NONE: Final = "none"
 PODS: Final = "pods"

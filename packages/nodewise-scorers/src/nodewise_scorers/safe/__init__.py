@@ -16,7 +16,7 @@ import msgspec
 
 from nodewise.agent import LoadScoring
 from nodewise_scorers.scoring_agent import MissingRules, Score, ScoringAgentKind, When
-from nodewise_scorers.statistics.prometheus_load_queries import StatisticsOptions
+from nodewise_scorers.statistics.node_usage_reader import StatisticsOptions
 
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
