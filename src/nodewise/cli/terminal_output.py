@@ -1,4 +1,7 @@
-"""Messages on stderr, exit codes, the current step of a slow command, and `--watch`."""
+"""What commands print: tables, messages on stderr, exit codes, the current step of a slow command, and `--watch`.
+
+In a pipe each row of a table is one line; on a terminal the last column is folded.
+"""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""The usage of all nodes, from annotations or from metrics, as the same arrays."""
+"""The usage of all nodes, from annotations or from queries of Prometheus, as the same arrays."""
 
 from collections.abc import Generator
 from operator import attrgetter
