@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+import structlog
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -108,6 +109,7 @@ class ControlPlaneHost:
             pytest.raises(SystemExit) as ended,
         ):
             main.run(["configure", *words])
+        structlog.reset_defaults()
         out.seek(0)
         return RunResult(int(ended.value.code or 0), out.read(), err.getvalue())
 
