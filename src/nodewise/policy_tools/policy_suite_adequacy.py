@@ -106,7 +106,7 @@ def mutants(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[PolicyMutant]
     if kind == "TASPolicy":
         return
     if spec.get("avoid"):
-        before = spec.get("enforcement", "Required")
+        before = spec.get("enforcement") or "Required"
         after = _OTHER[before]
         yield PolicyMutant("spec.enforcement", f"{before} → {after}", {**spec, "enforcement": after})
     if spec.get("mode") == "Canary":
