@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -343,6 +343,26 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         assert fixture.native.findings.refusals == {}
 
 
+async def test_a_node_that_refused_a_label_stays_excluded_while_it_may_be_replaced() -> None:
+    async with native_mode() as fixture:
+        fixture.api.refused = "n1"
+        await fixture.step("n0", "n1")
+        excluding = fixture.status_with(active=False, excludedNodes=["n1"])
+        assert fixture.status() == excluding
+        fixture.api.refusal = NotFound("patch node", [Problem("", "not found", "")])
+        await fixture.step("n0", "n1")
+        assert fixture.status() == excluding
+
+
+async def test_a_new_leader_reports_no_refusals_of_its_earlier_time() -> None:
+    async with native_mode() as fixture:
+        fixture.api.refused = "n1"
+        await fixture.step("n0", "n1")
+        assert fixture.native.findings.refusals.keys() == {fixture.uid}
+        fixture.native.begin()
+        assert fixture.native.findings.refusals == {}
+
+
 async def test_an_active_policy_excludes_a_node_that_begins_to_violate_it_and_refuses_the_label() -> None:
     async with native_mode() as fixture:
         await fixture.activate("n0")
@@ -633,9 +653,19 @@ async def test_a_waiting_pod_that_is_older_than_its_policy_is_named() -> None:
         assert fixture.native.findings.uncovered == {}
 
 
-async def test_the_policies_beyond_the_budget_are_named() -> None:
+async def test_the_policies_beyond_the_budget_are_named_before_labels_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named: list[Mapping[str, str]] = []
     async with native_mode() as fixture:
-        codes = np.zeros(4, np.int16)
+        patch = fixture.api.patch
+
+        async def record_patch(*arguments: Any, **options: Any) -> bytes:
+            named.append(fixture.native.findings.not_enforced)
+            return await patch(*arguments, **options)
+
+        monkeypatch.setattr(fixture.api, "patch", record_patch)
+        codes = np.array([1, 0, 0, 0], np.int16)
         states = {}
         for number in range(11):
             policy = Policy(
@@ -648,7 +678,7 @@ async def test_the_policies_beyond_the_budget_are_named() -> None:
             states[policy.key] = PolicyState(policy, AvoidVerdict(codes, ()), (), None, None)
         snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
         await fixture.native.step(snapshot, TelemetryState(states, SelectionIndex((), {})))
-        assert fixture.native.findings.not_enforced == {"uid10": "no space"}
+        assert named[0] == fixture.native.findings.not_enforced == {"uid10": "no space"}
 
 
 def _rejected_pod(name: str, key: str) -> Any:

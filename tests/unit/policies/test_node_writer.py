@@ -203,6 +203,27 @@ async def test_a_step_ends_in_time_for_the_next_snapshot() -> None:
     assert fixture.labelled() == set(), "labels of an earlier snapshot are no longer written"
 
 
+async def test_nodes_that_wait_stay_before_new_ones_after_a_step_that_failed_early() -> None:
+    fixture = ApiServerFixture(60)
+    fixture.api.takes_s = 0.1
+    await fixture.step(*fixture.names)
+    changed = min(fixture.labelled())
+    fixture.api.put(NODES, {"metadata": {"name": changed, "labels": {}}})
+    fixture.watch()
+    fixture.api.fail(DOWN, 1)
+    with pytest.raises(Unavailable):
+        await fixture.step(*fixture.names)
+    added = tuple(f"a{number}" for number in range(20))
+    for name in added:
+        fixture.api.put(NODES, {"metadata": {"name": name, "labels": {}}})
+    fixture.names += added
+    fixture.watch()
+    before = fixture.labelled()
+    await fixture.step(*fixture.names)
+    assert len(fixture.labelled() - before) > 10
+    assert fixture.labelled().isdisjoint(added)
+
+
 async def test_labels_of_one_namespace_that_change_everywhere_do_not_delay_those_of_another() -> None:
     """20 nodes are written in a step. The labels of the hostile namespace change on 1,000 nodes before each step."""
     fixture = ApiServerFixture(1000)

@@ -327,6 +327,7 @@ class NativeMode:
         self._labels.begin()
         self._progress.begin()
         self._statuses.begin()
+        self.findings = self.findings._replace(refusals={})
         self._is_new_leader = True
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
@@ -363,6 +364,11 @@ class NativeMode:
                 policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
             )
         )
+        not_enforced = {labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values()}
+        # the status is written at the same time as the labels
+        self.findings = self.findings._replace(
+            not_enforced={uid: reason for uid, reason in not_enforced.items() if reason}
+        )
         try:
             rejected = native_mode_pods.count_rejected(pods)
             await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected)
@@ -377,14 +383,7 @@ class NativeMode:
             uncovered = await cooperative_scheduling.run(
                 self._uncovered.find(selection, covered, clock.monotonic())
             )
-            not_enforced = {
-                labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values()
-            }
-            self.findings = NativeFindings(
-                {uid: reason for uid, reason in not_enforced.items() if reason},
-                self._progress.refusals,
-                uncovered,
-            )
+            self.findings = self.findings._replace(refusals=self._progress.refusals, uncovered=uncovered)
             await self._write_statuses_and_gates(wanted, pods, policies, deleted)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
 

@@ -117,7 +117,10 @@ class LabelWriter:
         """The number of steps that wrote labels."""
         self._pending: dict[str, Labels] | None = None
         """By node, the labels that it should have, of those that the last step left to be written, or that are refused;
-        None if the step failed early. Nodes that have waited for longer come first, so that new ones do not delay them.
+        None if the step failed early."""
+        self._queue: tuple[str, ...] = ()
+        """The nodes that wait for a write. Those that have waited for longer come first, so that new ones do not delay
+        them.
         """
         self._done: _DesiredLabels | None = None
         """What the last step wrote completely; None if something is pending."""
@@ -180,8 +183,7 @@ class LabelWriter:
         nodes, or if no request gets a response, the first error is raised at the end.
         """
         desired = _DesiredLabels(columns, held, snapshot.nodes)
-        done, pending = self._done, self._pending or {}
-        self._done, self._pending = None, None
+        done, self._done, self._pending = self._done, None, None
         self._expire_conflicts()
         await self._apply_node_changes()
         if not self._unconfirmed and done is not None and done[1:] == desired[1:]:
@@ -194,14 +196,11 @@ class LabelWriter:
             self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
         )
         await asyncio.sleep(0)
-        await self._write_differing_labels(desired, pending, waiting_pods)
+        await self._write_differing_labels(desired, waiting_pods)
         if not self._pending and not self._conflicts:
             self._done = desired
 
-    async def _write_differing_labels(
-        self, desired: _DesiredLabels, queue: Iterable[str], waiting_pods: int
-    ) -> None:
-        """Write the nodes that differ; those of `queue` have waited before."""
+    async def _write_differing_labels(self, desired: _DesiredLabels, waiting_pods: int) -> None:
         owned, columns, failures = self._owned, desired.columns, self._patcher.failures
         wanted = await cooperative_scheduling.run(
             node_labels.desired_labels(columns, desired.nodes, owned, desired.held)
@@ -210,8 +209,9 @@ class LabelWriter:
             node: self._labels_without_conflict(node, wanted.get(node, {})) for node in wanted.keys() | owned
         }
         changed = {node for node, labels in allowed.items() if labels != owned.get(node, {})}
-        waiting = [*filter(changed.__contains__, queue), *sorted(changed)]
+        waiting = [*filter(changed.__contains__, self._queue), *sorted(changed)]
         differing = {node: allowed[node] for node in dict.fromkeys(waiting)}
+        self._queue = tuple(differing)
         registry, unfinished = self._handle.metrics_registry, set(differing)
         registry.set(self._owner.pending_nodes_metric, len(unfinished))
         self._turn += 1
@@ -230,10 +230,14 @@ class LabelWriter:
 
         # nodes that failed before come last
         writes = ((node, partial(write, node)) for node in sorted(ordered, key=failures.__contains__))
+        before = dict(failures)
         try:
             errors = await self._patcher.run(writes, is_admitted)
         finally:
             registry.set(self._owner.pending_nodes_metric, len(unfinished))
+            # nothing was written to a node that may be replaced
+            for node in before.keys() & self._replaced.keys() - failures.keys():
+                failures[node] = before[node]
             self._set_pending({node: wanted.get(node, {}) for node in {**differing, **self._conflicts}})
         if errors and (len(failures) > MAX_FAILING_NODES or len(failures) >= len(desired.nodes)):
             raise errors[0]
