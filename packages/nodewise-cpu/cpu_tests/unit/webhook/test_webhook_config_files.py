@@ -58,6 +58,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         https_server.parse_server_settings(str(tmp_path / "none.yaml"))
     with pytest.raises(BadSettings, match=r"no \*.yaml there"):
         https_server.parse_server_settings(str(tmp_path))
+    with pytest.raises(BadSettings, match="File name too long"):
+        https_server.parse_server_settings(str(tmp_path / ("x" * 256)))
 
 
 def test_the_mutations_that_we_come_with_can_be_read(tmp_path: Path) -> None:

@@ -54,11 +54,11 @@ def read_webhook_config_files(source: str) -> Contents:
     """The content of the files. BadSettings if there is no file, or one cannot be read."""
     path = Path(source)
     paths = [path]
-    if path.is_dir():
-        paths = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
-    elif not path.exists() and glob.has_magic(source):
-        paths = sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
     try:
+        if path.is_dir():
+            paths = sorted(file for file in path.glob("*.yaml") if not file.name.startswith("."))
+        elif not path.exists() and glob.has_magic(source):
+            paths = sorted(map(Path, glob.glob(source)))  # noqa: PTH207 - an absolute pattern, as the file has it
         documents = {str(path): path.read_bytes() for path in paths}
     except OSError as error:
         seen = f"{error.filename or source}: {error.strerror or error}"
