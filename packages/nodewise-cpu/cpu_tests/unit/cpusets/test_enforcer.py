@@ -172,10 +172,14 @@ def test_a_container_that_holds_nothing_and_never_did_is_left_alone(memory: Path
     assert runtime.sets == []
 
 
-def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [('{"x": {"cpus": "one"}}', "mems"), ("[]", "'list' object"), ("{", "Expecting property name")],
+)
+def test_a_memory_that_cannot_be_read_is_named(memory: Path, text: str, seen: str) -> None:
     memory.parent.mkdir()
-    memory.write_text('{"x": {"cpus": "one"}}')
-    with pytest.raises(BadInput, match="cannot read the original cpusets"):
+    memory.write_text(text)
+    with pytest.raises(BadInput, match=f"cannot read the original cpusets.*{seen}"):
         enforcer(FakeCpusetRuntime(), memory).check(stored, {})
 
 

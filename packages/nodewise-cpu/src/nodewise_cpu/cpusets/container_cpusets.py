@@ -108,16 +108,14 @@ def load_container_file(
     """
     try:
         trusted_files.check_folder(file.parent)
-        document = json.loads(trusted_files.read_bytes(file))
+        text = trusted_files.read_bytes(file)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise Unavailable.of(f"cannot read {content}", str(file), str(error)) from error
-    except ValueError as error:
-        document = error
     try:
-        return {container: parse(container, value) for container, value in document.items()}
-    except (AttributeError, BadInput, KeyError, TypeError) as error:
+        return {container: parse(container, value) for container, value in json.loads(text).items()}
+    except (AttributeError, BadInput, KeyError, TypeError, ValueError) as error:
         expected = "what nodewise wrote"
         raise BadInput.of(
             f"cannot read {content}", str(file), shown(str(error)), expected, remedy=remedy
