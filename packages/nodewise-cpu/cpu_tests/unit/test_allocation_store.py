@@ -33,8 +33,10 @@ def test_an_intent_is_read_as_it_was_written() -> None:
         ({"by": {"pid": -1}}, "intent.by"),
         ({"moves": "x"}, "intent.moves"),
         ({"moves": [1]}, "intent.moves"),
+        ({"moves": {}}, "intent.moves"),
         ({"moves": [{"task": TASK._asdict(), "before": "x", "after": "1"}]}, "intent.moves.before"),
         ({"threads": [1]}, "intent.threads"),
+        ({"threads": []}, "intent.threads"),
         ({"threads": {"1-2": "x"}}, "intent.threads.1-2"),
     ],
 )

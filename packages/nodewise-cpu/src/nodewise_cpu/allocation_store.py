@@ -65,7 +65,9 @@ def load_intent(text: str | None, field: str) -> Intent | None:
 def parse_intent(value: object) -> Intent:
     """The intent from the value of `as_dict`; socket numbers may be texts. BadInput names what is wrong."""
     fields = value if isinstance(value, Mapping) else {}
-    moves, threads = fields.get("moves") or [], fields.get("threads") or {}
+    moves, threads = fields.get("moves"), fields.get("threads")
+    moves = [] if moves is None else moves
+    threads = {} if threads is None else threads
     expected = ""
     if not isinstance(fields.get("since"), str):
         field, expected = "intent", "an object with config, tasks, by and since"
