@@ -73,5 +73,11 @@ def test_invalid_files_are_named(files: dict[str, str | None], message: str) -> 
     assert message in str(caught.value)
 
 
+def test_a_list_whose_tasks_are_a_folder_is_free() -> None:
+    files = {"pools/a/exclusive": "1", "pools/a/0": None, "pools/a/0/1": None, "pools/a/0/1/tasks": None}
+    (cpu_list,) = directory_store.parse_files(files).pools["a"].sockets[0]
+    assert (cpu_list.text, cpu_list.tasks) == ("1", ())
+
+
 def test_an_empty_directory_has_no_pool() -> None:
     assert directory_store.parse_files({}).pools == {}

@@ -275,7 +275,7 @@ def _parse_pools(files: Files) -> Mapping[str, Mapping[str, Mapping[str, list[st
     config: dict[str, dict[str, dict[str, list[str]]]] = {}
     for path, text in files.items():
         match = _PLACE.fullmatch(path)
-        if not match or (text is None) == bool(match["list"] or match["flag"]):
+        if not match or (text is not None and not (match["list"] or match["flag"])):
             continue
         sockets = config.setdefault(match["pool"], {})
         if match["socket"]:
