@@ -114,6 +114,12 @@ def test_invalid_files_are_refused(
     assert problem in str(caught.value)
 
 
+def test_a_file_that_cannot_be_looked_up_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pigeon_cfg_file, "DEFAULT", "x" * 256)
+    with pytest.raises(BadSettings, match=r"--pigeon-config: x+: .*File name too long"):
+        aim(folder, None)
+
+
 def test_all_problems_are_reported_together(folder: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         aim(folder, "policyObjective=x\npolicyResourceIndex=y")

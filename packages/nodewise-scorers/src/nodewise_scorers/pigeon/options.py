@@ -127,9 +127,9 @@ def load_config(options: PigeonOptions) -> PigeonConfig:  # complexity: two sett
 
 def _read_config_file(path: str, *, is_needed: bool) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
     """The entries of a file by key, and its harmless problems."""
-    if not is_needed and not Path(path).exists():
-        return {}, ()
     try:
+        if not is_needed and not Path(path).exists():
+            return {}, ()
         with Path(path).open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         text, error = content.decode("utf-8-sig"), f"more than {_MAX_BYTES} bytes"
