@@ -178,7 +178,7 @@ _LABEL = {"nodeLabels": [{"metric": "temp", "above": 95, "labels": {"heat.nodewi
         {**_AVOID, **_PREFER, "guard": {"maxRejectedShare": "0.5"}, "enforcement": "Preferred"},
         {**_AVOID, **_LABEL, "mode": "Canary", "canary": {"percent": 5}},
         {**_PREFER, **_LABEL, "mode": "Shadow"},
-        {**_AVOID, "enforcement": None},
+        {**_AVOID, **_PREFER, "enforcement": None},
         {"avoid": [{"metric": "temp", "above": 80, "release": 75}], **_PREFER},
         {"avoid": [{"metric": "temp", "atMost": "0.5", "release": 1}], **_PREFER},
     ],
