@@ -115,8 +115,8 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
         os.fchmod(descriptor, mode & PERMISSIONS)
-        for name in _preserved_attributes(like):
-            os.setxattr(descriptor, name, os.getxattr(like, name))
+        for name, value in _preserved_attributes(like):
+            os.setxattr(descriptor, name, value)
         os.fsync(descriptor)
     except BaseException:
         os.unlink(path)
@@ -125,12 +125,13 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         os.close(descriptor)
 
 
-def _preserved_attributes(path: str) -> list[str]:
-    """Names; empty without such a file or without support for attributes."""
+def _preserved_attributes(path: str) -> list[tuple[str, bytes]]:
+    """Names and values; empty without such a file or without support for attributes."""
     try:
-        return [name for name in os.listxattr(path) if name.startswith(_PRESERVED_ATTRIBUTES)] if path else []
+        names = os.listxattr(path) if path else []
+        return [(name, os.getxattr(path, name)) for name in names if name.startswith(_PRESERVED_ATTRIBUTES)]
     except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP}:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.ENODATA}:
             return []
         raise
 
@@ -381,6 +382,7 @@ def commit_changes(
             _check_file_unchanged(change)
             applied.append(change)
             _move_in_place(staged.get(change.path), change.path)
+        _check_files_written(changes)
     except BaseException as error:
         if _revert_changes(applied, [*staged.values()], created_folders) and backup is not None:
             for folder in (backup.path, *list_backups(backup.parent, STAGED_PREFIX)):
@@ -435,6 +437,13 @@ def _restore_interrupted_run(folder: str, index: BackupIndex) -> RecoveryOutcome
 def _check_file_unchanged(change: FileChange) -> None:
     if read_file(change.path) != change.before:
         raise Conflict(f"{change.path} was changed by another process", remedy="run the command again")
+
+
+def _check_files_written(changes: Sequence[FileChange]) -> None:
+    for change in changes:
+        if read_file(change.path) != change.after:
+            remedy = "another program writes to it; run the command again"
+            raise Conflict(f"{change.path} is not what was written", remedy=remedy)
 
 
 def _make_folder(path: str, created_folders: list[str]) -> None:

@@ -77,6 +77,17 @@ def test_extended_attributes_of_a_file_are_kept(host, name):
     assert [os.getxattr(path, name) for path in (host.manifest, host.config)] == [value, value]
 
 
+def test_listed_extended_attributes_without_a_value_are_left_out(tmp_path, monkeypatch):
+    def getxattr(path, name):
+        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
+
+    monkeypatch.setattr(os, "listxattr", lambda path: ["security.selinux"])
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    (tmp_path / "old").write_bytes(b"old")
+    file_transaction.write(str(tmp_path / "new"), b"new", 0o600, None, like=str(tmp_path / "old"))
+    assert (tmp_path / "new").read_bytes() == b"new"
+
+
 @pytest.mark.root
 def test_owners_are_kept(host):
     host.config.write_text("old\n")
@@ -202,6 +213,25 @@ def test_a_later_write_of_another_process_survives_a_failed_run(tmp_path, monkey
     with pytest.raises(Exception, match="Input/output error"):
         file_transaction.commit_changes(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"
+
+
+def test_a_write_of_another_process_after_ours_is_an_error_and_undoes_the_other_files(tmp_path, monkeypatch):
+    config, manifest = (Path(change.path) for change in planned_changes(tmp_path))
+
+    def write_after_the_manifest_is_replaced(folder):
+        if manifest.read_bytes() == b"new":
+            config.write_bytes(b"theirs")
+
+    monkeypatch.setattr(file_transaction, "fsync_folder", write_after_the_manifest_is_replaced)
+    with pytest.raises(Conflict, match="config is not what was written"):
+        file_transaction.commit_changes(
+            [FileChange(str(config), None, b"new", 0o644), FileChange(str(manifest), b"old", b"new", 0o600)],
+            Backup(str(tmp_path), "backup_x"),
+        )
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "config": b"theirs",
+        "manifest": b"old",
+    }
 
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_NONBLOCK = 0x2, 0x80, 0x100, 0x200, 0o4000
