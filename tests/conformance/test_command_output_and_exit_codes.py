@@ -126,10 +126,11 @@ class TestDecide:
         assert done.stderr == f"nodewise: settings: --now: '{time}'; {expected}"
         metrics = tmp_path / "metrics.csv"
         metrics.write_text(f"rack1-a,power,1,{time}\n")
-        dated = run("decide", EXAMPLE, str(metrics), "--policy", str(file))
-        assert (dated.returncode, dated.stdout) == (1, "")
-        field_and_value = f"the timestamp of power of node rack1-a: a time in the year {time[:4]}"
-        assert dated.stderr == f"nodewise: metrics: {field_and_value}; {expected}"
+        for now in ([], ["--now", "2026-11-21T00:43:47Z"]):
+            dated = run("decide", EXAMPLE, str(metrics), "--policy", str(file), *now)
+            assert (dated.returncode, dated.stdout) == (1, "")
+            field_and_value = f"the timestamp of power of node rack1-a: a time in the year {time[:4]}"
+            assert dated.stderr == f"nodewise: metrics: {field_and_value}; {expected}"
 
     def test_a_misspelled_kind_is_a_warning(self, tmp_path: Path) -> None:
         policy = tmp_path / "policy.yaml"

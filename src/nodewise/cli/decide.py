@@ -536,9 +536,10 @@ async def _read_and_evaluate(
         known, at = running.metrics, running.at
         source = f"settings and metric values of {running.source_text()}"
     metrics_snapshot = await decide_inputs.fetch_metrics(inputs, requests, settings, api, known)
-    now = command_line.settings(DecideOptions).now
-    if now or at is None:
-        at = decide_inputs.decision_time(now, inputs.snapshot if api is None else None)
+    if at is None:  # also with --now, as it refuses invalid timestamps of files
+        at = decide_inputs.decision_time("", inputs.snapshot if api is None else None)
+    if now := command_line.settings(DecideOptions).now:
+        at = decide_inputs.decision_time(now, None)
     index = NodeIndex(inputs.node_names)
     cluster_state = ClusterState(index, inputs.objects, metrics_snapshot, at, inputs.nodes)
     agent_states = cluster_state_changes.build_all_agent_states(states, cluster_state)
