@@ -78,11 +78,10 @@ ObjectsByKey = Mapping[ObjectKey, Any]
 
 
 class _PodMetadata(msgspec.Struct, frozen=True, gc=False):
-    creationTimestamp: str | None = None  # noqa: N815 - the API's name
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class _PodSpec(NodeConstraints, frozen=True, gc=False):
+class _PodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
@@ -91,11 +90,22 @@ class _PodStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodPlacement(msgspec.Struct, frozen=True, gc=False):
-    """The node of a pod, the labels that it requires of nodes, and whether the pod is being deleted or finished."""
+    """The node of a pod, and whether the pod is being deleted or finished."""
 
     metadata: _PodMetadata = _PodMetadata()
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
+
+
+class _NativeMetadata(msgspec.Struct, frozen=True, gc=False):
+    creationTimestamp: str | None = None  # noqa: N815 - the API's name
+
+
+class _NativePodFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a pod that native mode reads. The extender does not, so other agents may declare them otherwise."""
+
+    metadata: _NativeMetadata = _NativeMetadata()
+    spec: NodeConstraints = NodeConstraints()
 
 
 class MetricOptions(CommandOptions, frozen=True, kw_only=True):
@@ -215,7 +225,7 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     all_watched = object_feed.watched_objects(kinds, selection.options)
     _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
     node_type = object_feed.merge_node_types(kinds)
-    pod_type = merge("Pod", PodPlacement, *(kind.pod_fields for kind in kinds))
+    pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
     others = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
     nodes, pods, *lists = await _run_queries(

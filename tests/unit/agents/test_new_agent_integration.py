@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from tools import helm_chart_generator
@@ -20,6 +21,7 @@ from nodewise.doctor.collectors.rights_and_admission_policies import needed_righ
 from nodewise.doctor.facts import NodewiseWorkload
 from nodewise.doctor.parsing.objects import Workload
 from nodewise.engine.agent_chain import AgentChain, score_functions
+from nodewise.engine.third_party_agents import Origin, ThirdPartyKind
 from nodewise_scorers.cli import bursts
 
 NAME = "probe"
@@ -58,6 +60,20 @@ def test_its_options_are_settings(kind: AgentKind, tmp_path: Path) -> None:
         str(file), setting_groups(), agents.built_in_agent_kinds()
     )
     assert settings.sections == {NAME: {"probe_label": "example.com/limit"}}
+
+
+class _SpecWithSelector(msgspec.Struct, frozen=True):
+    nodeSelector: dict[str, str] = {}  # noqa: N815 - the API's name
+
+
+class _PodWithSelector(msgspec.Struct, frozen=True):
+    spec: _SpecWithSelector = _SpecWithSelector()
+
+
+def test_an_agent_of_another_package_may_have_an_own_type_of_node_selectors(kind: AgentKind) -> None:
+    installed = ThirdPartyKind(kind, Origin(NAME, "nodewise-probe", "1.0"))
+    installed.pod_fields = _PodWithSelector
+    assert agent_selection.find_settings_conflict(installed, setting_groups()) == ""
 
 
 def test_the_chart_takes_its_options(kind: AgentKind) -> None:
