@@ -203,9 +203,13 @@ async def _policies_by_metric(api: HttpApi) -> tuple[dict[str, list[str]], dict[
     users: dict[str, list[str]] = {}
     requests: dict[str, MetricRequest] = {}
     for key, policy in KIND.state(options, RefreshOptions().sync_period_s).policies(objects).items():
-        for request in dict.fromkeys(rule.metric_request() for rule in policy.usable_comparisons()):
-            requests[request.key] = request
-            users.setdefault(request.key, []).append(key.text())
+        own = {
+            request.key: request
+            for request in (rule.metric_request() for rule in policy.usable_comparisons())
+        }
+        requests |= own
+        for metric in own:
+            users.setdefault(metric, []).append(key.text())
     return users, requests
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
+from nodewise.policies.policy_objects import RESOURCES
 from tests.cluster.read_only_commands import run
-from tests.unit.cli.running_replica import AT, Replica, heat, replica
+from tests.unit.cli.running_replica import AT, POLICY, Replica, heat, replica
 
 __all__ = ["replica"]
 
@@ -45,6 +46,15 @@ def test_metrics_have_nodes_ages_policies_and_causes(serving: Replica) -> None:
     assert (rows["power"]["nodes"], rows["power"]["age_s"], rows["power"]["policies"]) == (1, 9.0, [])
     assert rows["power"]["cause"] == "1 node has no valid value: b: not a number"
     assert (rows["hot"]["nodes"], rows["hot"]["source"], rows["hot"]["cause"]) == (0, None, FAILURES["hot"])
+
+
+def test_a_policy_with_two_ages_of_one_metric_is_listed_once(serving: Replica) -> None:
+    rules = [{"metric": "heat", "above": 80}, {"metric": "heat", "above": 90, "maxAge": "2m"}]
+    serving.api.objects.put(
+        RESOURCES["PlacementPolicy"], POLICY | {"spec": {"podSelector": {}, "avoid": rules}}
+    )
+    rows = {row["metric"]: row for row in listed(serving)["metrics"]}
+    assert rows["heat"]["policies"] == ["placement policy web/cool"]
 
 
 def test_the_table_has_the_same(serving: Replica) -> None:
