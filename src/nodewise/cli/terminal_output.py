@@ -11,9 +11,6 @@ from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, Self, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from nodewise.base.clock import Clock
 from nodewise.base.errors import Unavailable, visible
@@ -150,6 +147,10 @@ def select_nodes_to_list(passing: Sequence[T], rejected: Sequence[T]) -> list[T]
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table. Nothing is cut off, and control characters are made visible."""
+    from rich.console import Console  # start-up time: most commands print no table
+    from rich.table import Table
+    from rich.text import Text
+
     listed = [tuple(head), *(tuple(map(visible, row)) for row in rows)]
     table = Table(box=None, header_style="", pad_edge=False)
     for name in head[:-1]:

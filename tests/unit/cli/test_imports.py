@@ -34,6 +34,12 @@ def test_number_of_imported_modules(command: str, agent: tuple[str, ...], limit:
     assert len(_imported_modules(command, *agent)) < limit
 
 
+def test_declaring_options_imports_no_terminal_output() -> None:
+    program = "import sys; from nodewise.cli import options_from_settings; print('rich' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout == "False\n"
+
+
 def test_declaring_options_of_agents_imports_no_computation() -> None:
     modules = _imported_modules("extender")
     computation = (".gpu.agent", ".gpu.state", ".policies.agent", ".policies.state", ".controller")
