@@ -187,3 +187,30 @@ def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(
         assert metric_request.namespaces == (
             frozenset() if of_agent else frozenset().union(*(request.namespaces for request in same))
         )
+
+
+def test_the_removal_of_old_series_without_a_node_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    series_since = node_matching._series_since
+
+    def record_size(own: list[SeriesValue], since: float) -> list[SeriesValue]:
+        sizes.append(len(own))
+        return series_since(own, since)
+
+    monkeypatch.setattr(node_matching, "_series_since", record_size)
+    unmatched = [SeriesValue({"core": str(number)}, "1", float(number)) for number in range(1000)]
+    grouped = cooperative_scheduling.run_without_pauses(
+        node_matching.group_by_node(unmatched, SERIES_LABELS, FLEET, 100.0)
+    )
+    assert grouped.unmatched == unmatched[899:]
+    assert max(sizes) <= 100
+
+
+def test_a_replaced_series_that_has_ended_makes_no_other_series_old() -> None:
+    labels = SERIES_LABELS._replace(replica=frozenset({"replica"}))
+    current = SeriesValue({"node": "a", "replica": "1"}, "1", 400.0)
+    ended = SeriesValue({"node": "a", "replica": "0"}, "2", 1000.0, has_ended=True)
+    grouped = cooperative_scheduling.run_without_pauses(
+        node_matching.group_by_node([current, ended], labels, FLEET, 300.0)
+    )
+    assert grouped.by_node == {"a": [current]}

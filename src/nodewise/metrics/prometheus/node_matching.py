@@ -338,16 +338,15 @@ def group_by_node(
     owners = yield from match_series(parsed, labels, nodes)
     by_node: dict[str, list[SeriesValue]] = {}
     unmatched: list[SeriesValue] = []
-    newest = -math.inf
     for number, (item, node) in enumerate(zip(parsed, owners.nodes, strict=True)):
         (unmatched if node is None else by_node.setdefault(node, [])).append(item)
-        newest = max(newest, item.at or -math.inf)
         if not number % _STRIDE:
             yield
     for number, node in enumerate(owners.replicated):
         by_node[node] = _newest_replicas(by_node[node], labels.replica)
         if not number % _STRIDE:
             yield
+    newest = yield from _newest_time(chain(unmatched, *by_node.values()))
     distance_s = yield from _sample_distance_s(by_node)
     since = newest - derived_max_age_s(max_age_s, distance_s)
     for number, (node, own) in enumerate(list(by_node.items())):
@@ -356,8 +355,21 @@ def group_by_node(
             del by_node[node]
         if not number % _STRIDE:
             yield
+    current: list[SeriesValue] = []
+    for start in range(0, len(unmatched), _STRIDE):
+        current += _series_since(unmatched[start : start + _STRIDE], since)
+        yield
     conflicts = {node: why for node, why in owners.conflicts.items() if node in by_node}
-    return SeriesByNode(by_node, _series_since(unmatched, since), conflicts, distance_s)
+    return SeriesByNode(by_node, current, conflicts, distance_s)
+
+
+def _newest_time(series: Iterable[SeriesValue]) -> Generator[None, None, float]:
+    newest = -math.inf
+    for number, item in enumerate(series):
+        newest = max(newest, item.at or -math.inf)
+        if not number % _STRIDE:
+            yield
+    return newest
 
 
 def _sample_distance_s(by_node: Mapping[str, list[SeriesValue]]) -> Generator[None, None, float | None]:
