@@ -167,6 +167,13 @@ class TestRisk:
         assert risk_scores.risk([0.5, 1, 0, 0.2], [0.1, 0, 0, 0], 0).tolist() == [1, 1, 0, 1]
 
 
+class TestPrinting:
+    def test_the_last_digits_of_a_table(self) -> None:
+        lines = risk_scores.format_distribution_table(3.0, 3.0).splitlines()
+        assert lines[8] == "0.350000 \t 1.552688 \t 0.235169 \t 0.226975"
+        assert lines[18] == "0.850000 \t 0.487687 \t 0.973388 \t 0.039426"
+
+
 class TestScipy:
     def test_without_it_the_extra_is_named(self, monkeypatch) -> None:
         ours = builtins.__import__

@@ -186,8 +186,9 @@ def distribution_table(alpha: ArrayLike, beta: ArrayLike) -> dict[str, list[floa
 
 
 def format_distribution_table(alpha: float, beta: float) -> str:
-    """Format `distribution_table` as a header and 21 lines."""
-    rows = zip(*distribution_table(alpha, beta).values(), strict=True)
+    """Format a header and 21 lines: x, the density, the distribution function and the mean residual life."""
+    x = np.linspace(0, 1, 21)  # the steps of `distribution_table` differ in the last bit
+    rows = np.transpose([x, pdf(x, alpha, beta), cdf(x, alpha, beta), mean_residual_life(x, alpha, beta)])
     lines = ["x \t pdf(x) \t PDF(x) \t m(x)", *(" \t ".join(f"{value:f}" for value in row) for row in rows)]
     return "\n".join(lines) + "\n"
 
