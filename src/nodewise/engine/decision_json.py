@@ -422,13 +422,14 @@ def _encode_numbers(decision: Decision) -> Generator[None, None, list[bytes]]:
 
 def _encode_by_node(decision: Decision, values: Iterable[tuple[int, Any]], step: int) -> Parts:
     """A JSON object of the values that are not empty, by node. `values` are by position."""
-    members: list[bytes] = []
+    members: dict[str, bytes] = {}
     for number, (position, value) in enumerate(values):
         if number % step == 0:
             yield
         if value:
-            members.append(encode_document(decision.names[position]) + b":" + encode_document(value))
-    return b"{" + b",".join(members) + b"}"
+            name = decision.names[position]
+            members[name] = encode_document(name) + b":" + encode_document(value)
+    return b"{" + b",".join(members.values()) + b"}"
 
 
 def _points_by_node(decision: Decision, points: NDArray[np.int64]) -> dict[str, int]:

@@ -232,6 +232,16 @@ def test_a_filter_answer() -> None:
     assert (values[2]["value"], values[2]["state"], values[2]["age_s"]) == (None, "missing", None)
 
 
+def test_a_node_that_is_named_twice_is_one_member_of_each_object() -> None:
+    details = StaticDetails(["full", "full"], np.zeros(2), [{"free": 0}, {"free": 0}])
+    verdict = Verdict(np.ones(2, np.int16), (StaticReason("full"),), details=details)
+    twice = Decision("filter", PodRef("d", "p", "u"), 0.0, 1, Names.of(["a", "a"]), (("gpu", verdict),))
+    text = cooperative_scheduling.run_without_pauses(decision_json.encode_decision(twice))
+    keys: list[str] = []
+    json.loads(text, object_pairs_hook=lambda pairs: keys.extend(key for key, _ in pairs))
+    assert keys.count("a") == 3
+
+
 def test_policies_are_named_with_the_nodes_that_each_rejects() -> None:
     verdict = decision_notation.policies_verdict(
         ("placement policy d/cool", [decision_notation.evidence("heat", "81 70 90", "above 80")]),
