@@ -45,6 +45,7 @@ _STRIDE: Final = 128
 Amounts = tuple[float, ...]
 """By resource, in the units of quantities."""
 _NOTHING: Final[Amounts] = (0,) * len(NAMES)
+_REQUESTED_FIELDS: Final = tuple(f"requested_{name.replace('-', '_')}" for name in NAMES)
 
 
 class HoldingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -119,8 +120,7 @@ def requests_from_annotations(written: AllocationAnnotations | None) -> Amounts:
 
     Decimal numbers are accepted too, because older annotators wrote `1610612736.0`.
     """
-    fields = (f"requested_{name.replace('-', '_')}" for name in NAMES)
-    return tuple(load_annotations.number(getattr(written, field, None)) for field in fields)
+    return tuple(load_annotations.number(getattr(written, field, None)) for field in _REQUESTED_FIELDS)
 
 
 def to_agent_units(amounts: Floats) -> Floats:
