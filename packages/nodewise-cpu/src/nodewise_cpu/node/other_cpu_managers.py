@@ -99,12 +99,6 @@ def _read_unit_files(root: Path) -> Mapping[str, Cpus]:
     return allowed
 
 
-def _read_parts(parts: Mapping[str, Path]) -> Iterator[str]:
-    for name, file in sorted(parts.items()):
-        if not name or name.endswith(".conf"):
-            yield _read_file(file)
-
-
 def _read_unit_cgroups(root: Path) -> Mapping[str, Cpus]:
     """The cpusets of the cgroups of units, without pods and what is below the units themselves."""
     allowed: dict[str, Cpus] = {}
