@@ -24,7 +24,7 @@ _BUILD: Final = """\
 import sys
 from pathlib import Path
 from nodewise_cpu.cli.install import bundled_modules
-from nodewise_cpu.install import bundle
+from nodewise_cpu import bundle
 bundle.build(Path(sys.argv[1]), bundled_modules())
 """
 _ARCHIVE_BESIDE: Final = b"MEI\r\v\n\v\x0e"
