@@ -99,6 +99,7 @@ def _items(nodes: int, now: float) -> Iterator[Object]:
 def _node(name: str, number: int, now: float, random: np.random.Generator) -> Object:
     """A node with all annotations that agents read."""
     cpu, memory, requested = random.uniform(0.05, 0.95), random.uniform(0.2, 0.9), random.uniform(0.1, 0.9)
+    requested_cpu, requested_memory, requested_pods, *_ = load_annotations.REQUESTED_KEYS
     texts = {
         load_annotations.MEAN_FREE_CPU: f"{(1 - cpu) * _CPU_MILLI:.3f}",
         load_annotations.STD_FREE_CPU: f"{random.uniform(0.01, 0.25) * _CPU_MILLI:.3f}",
@@ -107,9 +108,9 @@ def _node(name: str, number: int, now: float, random: np.random.Generator) -> Ob
         load_annotations.STD_FREE_MEMORY: f"{random.uniform(0.001, 0.1) * _MEMORY:.0f}",
         load_annotations.FORECAST_FREE_MEMORY: f"{(1 - memory) * _MEMORY:.0f}",
         load_annotations.CONGESTION_FACTOR: str(round(100 * cpu)),
-        load_annotations.REQUESTED_CPU: f"{requested * _CPU_MILLI:.0f}",
-        load_annotations.REQUESTED_MEMORY: f"{requested * random.uniform(0.5, 1.0) * _MEMORY:.0f}",
-        load_annotations.REQUESTED_PODS: "30",
+        requested_cpu: f"{requested * _CPU_MILLI:.0f}",
+        requested_memory: f"{requested * random.uniform(0.5, 1.0) * _MEMORY:.0f}",
+        requested_pods: "30",
         load_annotations.ANNOTATED_AT: format_rfc3339(now),
     }
     node = generated_cluster_objects.node(name, number)
