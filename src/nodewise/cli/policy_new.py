@@ -146,17 +146,20 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     )
     lines = [visible(line) for line in policy_writer.policy_lines(policy, distribution, series)]
     text = "\n".join(lines)
-    document: Any = safe_yaml_loader.load(text.encode(), "policy")
-    # a name or labels that the API server would refuse
-    if problems := policy_lint.lint(msgspec.json.encode(document), document["kind"]):
-        raise BadSettings("policy new", problems)
-    if own.folder:
-        suite = policy_writer.format_suite(policy)
-        texts = {policy_writer.POLICY_FILE: f"{text}\n", policy_writer.SUITE_FILE: suite}
-        _write_folder(Path(own.folder), texts)
-    else:
+    _check_manifest(text)
+    if not own.folder:
         for line in lines:
             terminal_output.print_line(line)
+        return
+    suite = policy_writer.format_suite(policy)
+    _write_folder(Path(own.folder), {policy_writer.POLICY_FILE: f"{text}\n", policy_writer.SUITE_FILE: suite})
+
+
+def _check_manifest(text: str) -> None:
+    """`BadSettings` for a name or labels that the API server would refuse."""
+    document: Any = safe_yaml_loader.load(text.encode(), "policy")
+    if problems := policy_lint.lint(msgspec.json.encode(document), document["kind"]):
+        raise BadSettings("policy new", problems)
 
 
 def _write_folder(folder: Path, texts: Mapping[str, str]) -> None:

@@ -80,7 +80,7 @@ def test_a_missing_pod_in_the_namespace_of_the_context(
 
 def parse_pod(spec: Any = None, status: Any = None, **metadata: Any) -> PodState:
     pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
-    return pod_state.parse_pod_state(msgspec.json.encode(pod))
+    return pod_state.to_pod_state(pod_state.decode_pod(msgspec.json.encode(pod)))
 
 
 def container_requesting(**resources: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_scheduling_gates() -> None:
 
 def test_json_that_is_no_pod() -> None:
     with pytest.raises(BadInput, match="the pod"):
-        pod_state.parse_pod_state(b"[]")
+        pod_state.decode_pod(b"[]")
 
 
 def answer(text: str, *, rejected: bool = False) -> object:

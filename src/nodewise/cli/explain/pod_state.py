@@ -263,13 +263,13 @@ async def read_pod(
     """The current state of a pod, and the policies that select it. `own_namespace` is that of nodewise."""
     try:
         body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
-        pod = _decode_pod(body)
+        pod = decode_pod(body)
     except NotFound:
         missing = await describe_missing_pod(api, namespace, name, timeout_s)
         return PodReadResult(None, gone=True, missing=missing)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
-    state = _pod_state(pod)
+    state = to_pod_state(pod)
     try:
         policies = await _read_pod_policies(api, body, own_namespace)
         native = await _read_native_state(api, pod, policies.by_label, own_namespace)
@@ -284,19 +284,16 @@ async def read_pod(
     )
 
 
-def parse_pod_state(body: bytes) -> PodState:
-    """The state in a Pod's JSON. `BadInput` if it is not a Pod."""
-    return _pod_state(_decode_pod(body))
-
-
-def _decode_pod(body: bytes) -> _Pod:
+def decode_pod(body: bytes) -> _Pod:
+    """The fields of a Pod's JSON that `to_pod_state` reads. `BadInput` if it is not a Pod."""
     try:
         return msgspec.json.decode(body, type=_Pod)
     except UNREADABLE as error:
         raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
 
 
-def _pod_state(pod: _Pod) -> PodState:
+def to_pod_state(pod: _Pod) -> PodState:
+    """The state of a Pod as `explain` describes it."""
     spec, labels = pod.spec, pod.metadata.labels or {}
     scheduled = (each for each in pod.status.conditions or () if each.type == "PodScheduled")
     condition = next((each for each in scheduled if each.status != "True"), _Condition())
