@@ -32,7 +32,7 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import POLICY_KINDS, PolicyState
 from nodewise.policy_tools import policy_diff, policy_history_diff, policy_timeline
 from nodewise.policy_tools.backtest_history import HistoryRange
-from nodewise.policy_tools.policy_diff import NodeVerdict, SelectedPodGroup
+from nodewise.policy_tools.policy_diff import ModeChange, NodeVerdict, SelectedPodGroup
 from nodewise.policy_tools.policy_history_diff import HistoryComparison
 from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
 
@@ -79,6 +79,9 @@ class PolicyComparison(NamedTuple):
     """Which metrics of the compared policies have no value on any node, and why; empty if all have values."""
     has_values: bool = True
     """Whether a rule of the compared policies is valid and its metric has a value."""
+    modes: Sequence[ModeChange] = ()
+    notes: Sequence[str] = ()
+    """Which policies are compared as if they were enforced."""
     history: HistoryComparison | None = None
 
     @property
@@ -88,7 +91,7 @@ class PolicyComparison(NamedTuple):
 
     @property
     def has_changes(self) -> bool:
-        return bool(self.groups or self.labels or (self.history and self.history.groups))
+        return bool(self.groups or self.labels or self.modes or (self.history and self.history.groups))
 
 
 @settings_command(
@@ -106,9 +109,10 @@ def command(command_line: CommandLine) -> None:
 
     OLD and NEW are files or folders with policies, also of different kinds or names. Nodes, pods, metrics and all other
     policies are read from FILE as by nodewise decide, or with --cluster from the cluster. Pods with the same policies
-    are compared once. If none is selected, an example for the selectors of each policy is compared. Node
-    labels of policies are compared as if no node had any. With --since, rejections are also compared over the history
-    of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
+    are compared once. If none is selected, an example for the selectors of each policy is compared. Node labels of
+    policies are compared as if no node had any. Policies in the mode Shadow or Canary are compared as if they were
+    enforced, unless NEW gives a policy more effect: from Shadow to Enforce, or another canary. With --since, rejections
+    are also compared over the history of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
 
     \b
     Examples:
@@ -122,7 +126,7 @@ def command(command_line: CommandLine) -> None:
       0  nothing changes; with --since, at the times that could be compared
       1  a file or the cluster cannot be read, or no rule could be compared
       2  the command line or a setting is invalid
-      3  a node changes for a pod, or a node label changes
+      3  a node changes for a pod, or a node label or the mode of a policy changes
     """
     logs.configure("error")
     own = command_line.settings(DiffOptions)
@@ -177,7 +181,8 @@ async def _compare(  # complexity: reads, evaluates and compares
                 "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one Node")]
             )
         settings = TimelineSettings(options, fetching.refresh.sync_period_s)
-        objects = policy_diff.replace_policies(inputs.objects, old, new)
+        modes = policy_diff.comparable_modes(old, new)
+        objects = policy_diff.replace_policies(inputs.objects, modes.old, modes.new)
         timelines = [PolicyTimeline(objects_of_side, settings) for objects_of_side in objects]
         requests = [request for timeline in timelines for request in timeline.requests.values()]
         snapshot = await decide_inputs.fetch_metrics(inputs, requests, fetching, api)
@@ -194,6 +199,8 @@ async def _compare(  # complexity: reads, evaluates and compares
         list(policy_diff.label_changes(before, after)),
         _missing_metrics(states, snapshot),
         _have_values(states),
+        modes.changes,
+        modes.notes,
     )
     if not own.since_s:
         return comparison
@@ -246,28 +253,36 @@ def _group_pods(before: Moment, after: Moment, inputs: ObjectsAndMetrics) -> lis
     )
 
 
-def _print_text(comparison: PolicyComparison) -> None:  # complexity: one line per result
+def _print_text(comparison: PolicyComparison) -> None:
+    for note in comparison.notes:
+        terminal_output.print_line(f"Note: {note}")
+    for change in comparison.modes:
+        terminal_output.print_line(
+            f"{change.policy.text()}: mode {change.before} before, {change.after} after"
+        )
     for group in comparison.groups:
         _print_group(group, comparison.node_count)
-    labels, now = comparison.labels, " now" if comparison.history else ""
+    labels = comparison.labels
     if labels:
         rows = [(node, key, before or "-", after or "-") for node, key, before, after in labels]
         terminal_output.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows[:_MAX_ROWS])
         if len(labels) > _MAX_ROWS:
             click.echo(f"… and {len(labels) - _MAX_ROWS} more labels")
-    if comparison.groups or labels:
-        pods = sum(len(group.pods) for group in comparison.groups)
-        click.echo(
-            f"{pods:,} of {comparison.pod_count:,} selected pods change, {len(labels):,} node labels change"
-        )
-    elif not comparison.is_comparable:
-        click.echo("nothing was compared")
-    else:
-        click.echo(
-            f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
-        )
+    click.echo(_summary(comparison))
     if comparison.history:
         _print_history(comparison.history)
+
+
+def _summary(comparison: PolicyComparison) -> str:
+    """What changes now, in one line."""
+    if comparison.groups or comparison.labels or comparison.modes:
+        pods = sum(len(group.pods) for group in comparison.groups)
+        selected = f"{pods:,} of {comparison.pod_count:,} selected pods change"
+        return f"{selected}, {len(comparison.labels):,} node labels change"
+    if not comparison.is_comparable:
+        return "nothing was compared"
+    now = " now" if comparison.history else ""
+    return f"nothing changes{now}" + (", as far as metrics have values" if comparison.missing else "")
 
 
 def _print_history(history: HistoryComparison) -> None:
@@ -356,6 +371,11 @@ def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
             {"node": node, "key": key, "before": before or None, "after": after or None}
             for node, key, before, after in comparison.labels
         ],
+        "modes": [
+            {"policy": change.policy.text(), "before": change.before, "after": change.after}
+            for change in comparison.modes
+        ],
+        "notes": comparison.notes,
         **({"history": _history_document(comparison.history)} if comparison.history else {}),
     }
 

@@ -26,7 +26,7 @@ from nodewise.policies import policy_selection
 from nodewise.policies.placement_policy import LabelSelector, PodSelection, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex, daemon_set_pod
-from nodewise.policy_tools import backtest_report, policy_backtest
+from nodewise.policy_tools import backtest_report, policy_backtest, policy_timeline
 from nodewise.policy_tools.backtest_report import BacktestReport
 from nodewise.policy_tools.backtest_summary import StartedPod
 from nodewise.policy_tools.policy_backtest import Backtest, Variant
@@ -151,21 +151,14 @@ async def backtest(
     if problems:
         raise BadInput(_WHAT, problems)
     history, index = open_history(nodes, prometheus)
-    setup = _Setup(history, index, history_range.recording, list(_mode_notes(timeline)), on_progress)
+    rejecting = {key: policy for key, policy in timeline.policies.items() if policy.avoid}
+    notes = list(policy_timeline.mode_notes(rejecting))
+    setup = _Setup(history, index, history_range.recording, notes, on_progress)
     try:
         grid = await time_grid(history, history_range, setup.notes)
         return await _evaluate(setup, timeline, objects, settings, grid)
     finally:
         await history.close()
-
-
-def _mode_notes(timeline: PolicyTimeline) -> Iterator[str]:
-    """What a backtest does not consider of the policies."""
-    for key, policy in timeline.policies.items():
-        ignored = [f"mode {policy.mode}"] if policy.mode != "Enforce" else []
-        ignored += ["guard"] if policy.guard is not None else []
-        if ignored and policy.avoid:
-            yield f"{key.text()} is evaluated as if it were enforced for all pods, without {' and '.join(ignored)}"
 
 
 def open_history(

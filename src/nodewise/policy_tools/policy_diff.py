@@ -1,18 +1,22 @@
 """What changes if some policies replace others: rejections and ranks of nodes by pod, and node labels. No I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
-from nodewise.policies import node_labels
+from nodewise.policies import node_labels, placement_policy_parser
 from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKey
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL, is_enforced_for
 from nodewise.policies.state import POLICY_KINDS
+from nodewise.policy_tools import policy_timeline
 from nodewise.policy_tools.policy_timeline import POD_TYPE, Moment, Objects
+
+_MODES: Final = ("Shadow", "Canary", "Enforce")
+"""In the order in which a policy is introduced."""
 
 
 class NodeVerdict(NamedTuple):
@@ -62,6 +66,79 @@ class SelectedPodGroup(NamedTuple):
     after: SelectingPolicies
     nodes: Sequence[NodeVerdictChange] = ()
     """Those whose verdict changes come first, in the order of the nodes."""
+
+
+class ModeChange(NamedTuple):
+    """The mode of a policy before and after."""
+
+    policy: PolicyKey
+    before: str
+    after: str
+
+
+class ComparableModes(NamedTuple):
+    """The policies of both sides with the modes in which they are compared."""
+
+    old: Objects
+    new: Objects
+    changes: Sequence[ModeChange]
+    notes: Sequence[str]
+    """Which policies are compared as if they were enforced."""
+
+
+def comparable_modes(old: Objects, new: Objects) -> ComparableModes:
+    """Both sides with each policy as if it were enforced for all pods: the modes Shadow and Canary, and a guard that
+    has stepped back, would hide what its rules do.
+
+    A policy that exists on both sides keeps its modes if the new one has more effect, or another canary: then the
+    effect is what changes.
+    """
+    parsed_old, parsed_new = _parse(old), _parse(new)
+    changes, notes, kept = [], dict[str, None](), set()
+    for key in parsed_old.keys() & parsed_new.keys():
+        before, after = parsed_old[key], parsed_new[key]
+        if (before.mode, before.canary) != (after.mode, after.canary):
+            changes.append(ModeChange(key, _mode_text(before), _mode_text(after)))
+            is_demoted = _MODES.index(before.mode) > _MODES.index(after.mode)
+            kept |= set() if is_demoted else {key}
+    sides = []
+    for objects, parsed in ((old, parsed_old), (new, parsed_new)):
+        changed = {key: policy for key, policy in parsed.items() if key not in kept}
+        notes |= dict.fromkeys(policy_timeline.mode_notes(changed))
+        sides.append(_as_enforced(objects, changed))
+    return ComparableModes(sides[0], sides[1], sorted(changes), list(notes))
+
+
+def _parse(objects: Objects) -> dict[PolicyKey, Policy]:
+    """The policies of the kinds that have a mode."""
+    parsed = {}
+    for name, kind in POLICY_KINDS.items():
+        if kind != "TASPolicy":
+            for item in objects.get(name, {}).values():
+                policy = placement_policy_parser.parse_policy(item, kind)
+                parsed[policy.key] = policy
+    return parsed
+
+
+def _mode_text(policy: Policy) -> str:
+    if policy.mode != "Canary" or policy.canary is None:
+        return policy.mode
+    return f"Canary ({'podSelector' if policy.canary.pods is not None else f'{policy.canary.percent} %'})"
+
+
+def _as_enforced(objects: Objects, policies: Mapping[PolicyKey, Policy]) -> Objects:
+    """The objects with some policies as if they were enforced. An invalid policy rejects all nodes in any mode."""
+    enforced = {name: dict(items) for name, items in objects.items()}
+    for name, kind in POLICY_KINDS.items():
+        for key, item in objects.get(name, {}).items():
+            policy = policies.get(PolicyKey(kind, *key))
+            if policy and not policy.problems and (policy.mode != "Enforce" or policy.guard):
+                spec = {**msgspec.json.decode(item.spec), "mode": "Enforce"}
+                # no step-back in the status is one of generation 0
+                metadata = msgspec.structs.replace(item.metadata, generation=0)
+                raw = msgspec.Raw(msgspec.json.encode(spec))
+                enforced[name][key] = msgspec.structs.replace(item, metadata=metadata, spec=raw)
+    return enforced
 
 
 def replace_policies(base: Objects, old: Objects, new: Objects) -> tuple[Objects, Objects]:

@@ -10,7 +10,7 @@ with sorted names, for all series of the same nodes: then nothing is computed pe
 take about a millisecond per time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -167,3 +167,12 @@ def without_statuses(objects: Objects) -> Objects:
         }
         for name, own in objects.items()
     }
+
+
+def mode_notes(policies: Mapping[PolicyKey, Policy]) -> Iterator[str]:
+    """What an evaluation without a cluster does not consider of policies."""
+    for key, policy in policies.items():
+        ignored = [f"mode {policy.mode}"] if policy.mode != "Enforce" else []
+        ignored += ["guard"] if policy.guard is not None else []
+        if ignored:
+            yield f"{key.text()} is evaluated as if it were enforced for all pods, without {' and '.join(ignored)}"

@@ -107,6 +107,7 @@ def test_pods_of_a_canary_and_others_are_compared_separately(folder: Path) -> No
     (folder / "old.yaml").write_text(_SHADOW)
     result = diff(folder, _CANARY)
     assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "placement policy web/cool: mode Shadow before, Canary (podSelector) after",
         "web/web-2: of 4 nodes, 1 verdicts and 3 ranks change",
         "NODE BEFORE AFTER",
         "d accepted rejected: placement policy web/cool: temp above 80",
@@ -115,6 +116,64 @@ def test_pods_of_a_canary_and_others_are_compared_separately(folder: Path) -> No
         "c accepted rank 3",
         "1 of 2 selected pods change, 0 node labels change",
     ]
+
+
+_PERCENT = _CANARY.replace("podSelector: {matchLabels: {try: it}}", "percent: 1")
+_GUARD = _POLICY.replace("avoid:", 'guard: {maxRejectedShare: "0.5"}\n  avoid:')
+_NOTE = "Note: placement policy web/cool is evaluated as if it were enforced for all pods, without"
+_MODE = "placement policy web/cool: mode"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "notes", "changed"),
+    [
+        (_SHADOW, _SHADOW, [f"{_NOTE} mode Shadow"], "bc"),
+        (_CANARY, _CANARY, [f"{_NOTE} mode Canary"], "bc"),
+        (_PERCENT, _PERCENT, [f"{_NOTE} mode Canary"], "bc"),
+        (_GUARD, _GUARD, [f"{_NOTE} guard"], "bc"),
+        (_POLICY, _SHADOW, [f"{_NOTE} mode Shadow", f"{_MODE} Enforce before, Shadow after"], "bc"),
+        (
+            _CANARY,
+            _SHADOW,
+            [
+                f"{_NOTE} mode Canary",
+                f"{_NOTE} mode Shadow",
+                f"{_MODE} Canary (podSelector) before, Shadow after",
+            ],
+            "bc",
+        ),
+        # more effect: the policy rejects nothing before
+        (_SHADOW, _POLICY, [f"{_MODE} Shadow before, Enforce after"], "abcd"),
+        (_SHADOW, _PERCENT, [f"{_MODE} Shadow before, Canary (1 %) after"], ""),
+        (_PERCENT, _CANARY, [f"{_MODE} Canary (1 %) before, Canary (podSelector) after"], ""),
+        (_SHADOW, _SHADOW.replace("name: cool", "name: cold"), None, "bc"),
+    ],
+)
+def test_modes_are_compared_as_if_enforced_unless_new_has_more_effect(
+    folder: Path, old: str, new: str, notes: list[str] | None, changed: str
+) -> None:
+    (folder / "old.yaml").write_text(old)
+    result = diff(folder, new.replace("above: 80", "above: 55"))
+    lines = result.stdout.splitlines()
+    head = [line for line in lines if line.startswith((_NOTE, _MODE))]
+    assert head == (head if notes is None else notes)
+    assert (
+        "".join(sorted(line[2] for line in lines if line.startswith("  ") and "NODE" not in line)) == changed
+    )
+    assert result.exit_code == 3
+
+
+def test_the_same_rules_in_another_mode(folder: Path) -> None:
+    result = diff(folder, _SHADOW)
+    assert (result.stdout.splitlines()[1:], result.exit_code) == (
+        [f"{_MODE} Enforce before, Shadow after", "0 of 2 selected pods change, 0 node labels change"],
+        3,
+    )
+    (folder / "old.yaml").write_text(_SHADOW)
+    result = diff(folder, _SHADOW)
+    assert (result.stdout.splitlines()[1:], result.exit_code) == (["nothing changes"], 0)
+    invalid = _SHADOW.replace("Shadow", "Shdow")
+    assert "spec.mode" in diff(folder, invalid).stdout, "an invalid policy still rejects all nodes"
 
 
 @pytest.mark.parametrize(
@@ -250,8 +309,11 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = msgspec.json.decode(diff(folder, _POLICY, *options, "-o", "json").stdout)
     assert document["history"]["pods"] == []
     (folder / "inputs" / "pods.yaml").write_text(_CANARY_PODS)
-    [group] = msgspec.json.decode(diff(folder, _SHADOW, *options, "-o", "json").stdout)["history"]["pods"]
-    assert (group["pods"], group["nodes"][0]["only_before"]) == (["web/web-1", "web/web-2"], 600)
+    document = msgspec.json.decode(diff(folder, _SHADOW, *options, "-o", "json").stdout)
+    assert (document["history"]["pods"], document["modes"][0]["after"]) == ([], "Shadow")
+    stricter = _SHADOW.replace("above: 80", "above: 70")
+    [group] = msgspec.json.decode(diff(folder, stricter, *options, "-o", "json").stdout)["history"]["pods"]
+    assert (group["pods"], group["nodes"][0]["only_after"]) == (["web/web-1", "web/web-2"], 1200)
     (folder / "old.yaml").write_text(_SHADOW)
     [group] = msgspec.json.decode(diff(folder, _CANARY, *options, "-o", "json").stdout)["history"]["pods"]
     assert (group["pods"], group["nodes"][0]["only_after"]) == (["web/web-2"], 600)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from nodewise.kube import object_files
+from nodewise.policies import placement_policy_parser
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policy_tools import policy_diff, policy_timeline
 
@@ -37,3 +38,25 @@ def test_policies_of_new_replace_those_of_old_and_keep_statuses() -> None:
     assert [name for _, name in without_old["placementpolicies"]] == ["other"]
     stripped = policy_timeline.without_statuses(with_new)["placementpolicies"].values()
     assert {bytes(policy.status) for policy in stripped} == {b"null"}
+
+
+def test_a_guard_that_has_stepped_back_hides_no_change() -> None:
+    [(key, item)] = _objects("cool")["placementpolicies"].items()
+    spec = {
+        "podSelector": {},
+        "guard": {"maxRejectedShare": "0.5"},
+        "avoid": [{"metric": "temp", "above": 80}],
+    }
+    metadata = msgspec.structs.replace(item.metadata, generation=2)
+    status = msgspec.Raw(b'{"steppedBack":{"generation":2}}')
+    item = msgspec.structs.replace(item, metadata=metadata, spec=msgspec.Raw(msgspec.json.encode(spec)))
+    side = {"placementpolicies": {key: item}}
+    base = {"placementpolicies": {key: msgspec.structs.replace(item, status=status)}}
+    modes = policy_diff.comparable_modes(side, side)
+    stepped_back = [
+        placement_policy_parser.parse_policy(
+            objects["placementpolicies"][key], "PlacementPolicy"
+        ).stepped_back
+        for objects in (base, *policy_diff.replace_policies(base, modes.old, modes.new))
+    ]
+    assert (stepped_back, len(modes.notes)) == ([True, False, False], 1)
