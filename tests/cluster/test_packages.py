@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import nodewise
+from nodewise.install import platform_manifests
 
 pytestmark = pytest.mark.cluster
 
@@ -47,6 +48,8 @@ def test_it_installs_into_an_empty_environment_and_decides(
     program = environment / "bin/nodewise"
     native = _run(program, "configure", "--mode=native", "--kubernetes-version=1.36", folder=tmp_path)
     assert "kind: MutatingAdmissionPolicy" in native
+    parts = _run(program, "configure", "manifests", *platform_manifests.PARTS, folder=tmp_path)
+    assert "nodewise-extender-pods" in parts
     assert _run(program, "--version", folder=tmp_path) == f"nodewise {nodewise.__version__}\n"
     (example,) = environment.glob("lib/python*/site-packages/nodewise/examples/health-metric")
     assert "rack1-a" in _run(program, "decide", example, folder=tmp_path)

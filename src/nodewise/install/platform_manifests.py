@@ -8,6 +8,7 @@ are those of deploy/rbac.yaml, gpu.yaml and memory.yaml, and those of kube-sched
 import functools
 import json
 import posixpath
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -160,10 +161,11 @@ def _second_scheduler_deployment(options: SecondSchedulerOptions) -> dict[str, A
 
 OLDEST_NATIVE: Final = SchedulerVersion(36)
 """The first version in which MutatingAdmissionPolicies are enabled by default."""
+_DEFINITIONS: Final = tuple(
+    f"crds/{plural}.yaml" for plural in ("taspolicies", "placementpolicies", "clusterplacementpolicies")
+)
 FILES: Final = (
-    "crds/taspolicies.yaml",
-    "crds/placementpolicies.yaml",
-    "crds/clusterplacementpolicies.yaml",
+    *_DEFINITIONS,
     "rbac.yaml",
     "policy-fields.yaml",
     "policy-roles.yaml",
@@ -173,6 +175,15 @@ FILES: Final = (
     "controller.yaml",
 )
 """The files of `deploy`, in the order in which they are applied. They are part of the wheel (pyproject.toml)."""
+_ONLY_EXTENDER: Final = ("extender-pods.yaml", "gpu.yaml", "memory.yaml")
+"""Files that native mode does not use; also part of the wheel, as are the following."""
+_ONLY_READERS: Final = ("doctor.yaml", "reader.yaml")
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {"crds": _DEFINITIONS} | {
+    file.removesuffix(".yaml"): (file,)
+    for file in (*FILES, *_ONLY_EXTENDER, *_ONLY_READERS)
+    if file not in _DEFINITIONS
+}
+"""The parts of an installation by name, in the order in which they are applied."""
 _COMMAND: Final = "command: [nodewise, controller, --native-mode, --health-address=0.0.0.0]"
 
 
@@ -187,17 +198,46 @@ def build_native_manifest(namespace: str, image: str, prometheus_urls: Sequence[
     """The files of `FILES` as one YAML stream."""
     urls = "".join(", " + json.dumps(f"--prometheus-url={url}") for url in prometheus_urls)
     replacements = {
-        "namespace: nodewise}": f"namespace: {namespace}}}",
-        "namespace: nodewise,": f"namespace: {namespace},",
-        "kind: Namespace\nmetadata: {name: nodewise}": f"kind: Namespace\nmetadata: {{name: {namespace}}}",
-        "system:serviceaccount:nodewise:": f"system:serviceaccount:{namespace}:",
-        "values: [kube-system, nodewise]": f"values: [kube-system, {namespace}]",
         f"image: nodewise:{nodewise.__version__}": f"image: {image}",
         # pods need no request, because kube-scheduler does not call nodewise for them
         "{name: resource, expression: \"'telemetry/scheduling'\"}": "{name: resource, expression: \"''\"}",
         _COMMAND: f"{_COMMAND[:-1]}{urls}]",
     }
-    text = "---\n".join((_deploy_folder() / name).read_text() for name in FILES)
+    text = _read_shipped_files(FILES, namespace)
+    for shipped, own in replacements.items():
+        text = text.replace(shipped, own)
+    return text
+
+
+def build_parts(parts: Sequence[str], namespace: str, name: str) -> str:
+    """The objects of some of `PARTS` as one YAML stream, without Deployments and Jobs.
+
+    `name` is that of nodewise's account, with which the names of the objects begin.
+    """
+    files = [file for part, files in PARTS.items() if part in parts for file in files]
+    documents = re.split(r"^---\n", _read_shipped_files(files, namespace), flags=re.MULTILINE)
+    text = "---\n".join(
+        document
+        for document in documents
+        if not re.search(r"^kind: (Deployment|Job)$", document, re.MULTILINE)
+    )
+    text = text.replace(
+        f"system:serviceaccount:{namespace}:nodewise'", f"system:serviceaccount:{namespace}:{name}'"
+    )
+    return re.sub(r"\b(name|policyName): nodewise(?=[-,}\n])", rf"\1: {name}", text)
+
+
+def _read_shipped_files(files: Sequence[str], namespace: str) -> str:
+    """Files of `deploy` as one YAML stream, with the namespace of an installation."""
+    replacements = {
+        "namespace: nodewise}": f"namespace: {namespace}}}",
+        "namespace: nodewise,": f"namespace: {namespace},",
+        # in quotes, so that it is not taken for the name of an installation
+        "kind: Namespace\nmetadata: {name: nodewise}": f'kind: Namespace\nmetadata: {{name: "{namespace}"}}',
+        "system:serviceaccount:nodewise:": f"system:serviceaccount:{namespace}:",
+        "values: [kube-system, nodewise]": f"values: [kube-system, {namespace}]",
+    }
+    text = "---\n".join((_deploy_folder() / name).read_text() for name in files)
     for shipped, own in replacements.items():
         text = text.replace(shipped, own)
     return text

@@ -1,6 +1,7 @@
 """`nodewise configure`: objects of native mode, warnings about untested versions, and `render-scheduler`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,47 @@ def test_other_modes_have_the_source_of_metrics_where_they_run_nodewise() -> Non
     assert url in second.stdout
     for mode in ("kubeadm", "host"):
         assert isinstance(CliRunner().invoke(command, [f"--mode={mode}", url]).exception, BadSettings)
+
+
+def parts(*words: str) -> list[Any]:
+    done = CliRunner().invoke(command, ["manifests", *words])
+    assert done.exit_code == 0, done.output
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("part", platform_manifests.PARTS)
+def test_a_part_is_printed_as_it_ships_without_workloads(part: str) -> None:
+    shipped = [
+        document
+        for name in platform_manifests.PARTS[part]
+        for document in yaml.safe_load_all((DEPLOY / name).read_text())
+    ]
+    assert parts(part) == [item for item in shipped if item["kind"] not in {"Deployment", "Job"}]
+
+
+def test_parts_are_printed_in_the_order_in_which_they_are_applied() -> None:
+    assert parts("gpu", "rbac", "crds") == [*parts("crds"), *parts("rbac"), *parts("gpu")]
+
+
+def test_namespace_and_account_of_parts_are_options() -> None:
+    made = parts(*platform_manifests.PARTS, "-n", "mine", "--name", "sun")
+    text = json.dumps(made)
+    assert [document["metadata"]["name"] for document in of_kind(made, "Namespace")] == ["mine"]
+    assert {item["metadata"].get("namespace", "mine") for item in made} == {"mine", "kube-system"}
+    assert {item["metadata"]["name"] for item in of_kind(made, "ServiceAccount")} == {"sun", "sun-doctor"}
+    bindings = [item for item in made if item["kind"].endswith("PolicyBinding")]
+    policies = [item for item in made if item["kind"].endswith("AdmissionPolicy")]
+    assert {item["spec"]["policyName"] for item in bindings} == {
+        item["metadata"]["name"] for item in policies
+    }
+    assert "system:serviceaccount:mine:sun'" in text
+    assert not re.search(r'"(name|policyName|namespace)": "nodewise', text)
+
+
+def test_a_part_that_does_not_exist_is_refused_with_the_closest_one() -> None:
+    done = CliRunner().invoke(command, ["manifests", "crd"])
+    assert isinstance(done.exception, BadSettings)
+    assert 'did you mean "crds"?' in str(done.exception)
 
 
 NEWER = "1.39 is newer than what was tried, 1.37"

@@ -1,28 +1,35 @@
 """`nodewise configure`: configures kube-scheduler to call nodewise."""
 
 import itertools
-import re
 from typing import Final
 
 import click
 import msgspec
 
-from nodewise.base.errors import BadSettings, Problem
 from nodewise.cli import agent_selection, older_program_flags
 from nodewise.cli.command_help import SectionedCommand
 from nodewise.cli.configure import host, platform_modes
-from nodewise.cli.configure.options import HOST, ConfigureOptions, check_options_of_mode
+from nodewise.cli.configure.options import (
+    HOST,
+    ConfigureOptions,
+    check_object_names,
+    check_options_of_mode,
+)
 from nodewise.cli.main import CommandTable
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.observe import logs
 
 COMMANDS: Final = {
+    "manifests": (
+        "nodewise.cli.configure.manifests",
+        "Print definitions, rights or admission policies of nodewise.",
+    ),
     "render-scheduler": (
         "nodewise.cli.configure.render_scheduler",
         "Print a configuration of kube-scheduler.",
     ),
 }
-"""Loaded only when it runs, because it needs the options of all agents, including those of other packages."""
+"""Loaded only when they run: render-scheduler needs the options of all agents, including those of other packages."""
 
 
 class _ConfigureCommand(CommandTable, SectionedCommand):
@@ -66,6 +73,7 @@ def command(command_line: CommandLine) -> None:
       nodewise configure -cert client.crt -key client.key --print-plan
       nodewise configure --restore
       nodewise configure --mode native | kubectl apply --server-side -f -
+      nodewise configure manifests crds | kubectl apply --server-side -f -
       nodewise configure --mode second-scheduler | kubectl apply -f -
 
     \b
@@ -80,14 +88,19 @@ def command(command_line: CommandLine) -> None:
         return
     logs.configure("warning")
     options = command_line.settings(ConfigureOptions)
-    _check_object_names(options)
+    names = {
+        "--namespace": options.namespace,
+        "--scheduler-name": options.scheduler_name,
+        "--image": options.image,
+    }
+    check_object_names(names, options.prometheus_url)
     older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
     if options.extender == "both":
         options = msgspec.structs.replace(options, one_entry_per_agent=True)
-    names = options.agents or older.get(options.extender or "", "telemetry")
+    agents = options.agents or older.get(options.extender or "", "telemetry")
     roles = [
         agent_selection.agent_role_in_extender_entry(kind, kind.options())
-        for kind in agent_selection.parse_agents(names)
+        for kind in agent_selection.parse_agents(agents)
     ]
     weights = agent_selection.parse_agent_weights(options.entry_weights)
     check_options_of_mode(options)
@@ -96,31 +109,3 @@ def command(command_line: CommandLine) -> None:
         return
     host.check_container_mounts(options)
     ctx.exit(host.run(options, roles, weights))
-
-
-_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_NAMES: Final = {
-    "namespace": (_LABEL, "a namespace's name: a-z, 0-9 and -, at most 63"),
-    "scheduler_name": (
-        rf"(?=.{{1,63}}\Z){_LABEL}(\.{_LABEL})*",
-        "a name of a-z, 0-9, - and dots, at most 63",
-    ),
-    "image": (r"[a-zA-Z0-9][-\w.:/@]*", "an image's name, such as nodewise:1.0"),
-}
-
-
-def _check_object_names(options: ConfigureOptions) -> None:
-    """`BadSettings` for names that are not valid in objects and addresses."""
-    names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
-    problems = [
-        Problem("--prometheus-url", repr(url), "an address such as http://prometheus.monitoring:9090")
-        for url in options.prometheus_url
-        if not re.fullmatch(r"https?://[!-~]+", url)
-    ]
-    problems += [
-        Problem(f"--{field.replace('_', '-')}", repr(name), _NAMES[field][1])
-        for field, name in names.items()
-        if name and not re.fullmatch(_NAMES[field][0], name, re.ASCII)
-    ]
-    if problems:
-        raise BadSettings("settings", problems)

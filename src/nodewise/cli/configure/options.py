@@ -1,6 +1,7 @@
 """Options of `nodewise configure`: the flags of the older configurator by their names, and newer ones."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -237,6 +238,34 @@ _CONTRADICTIONS: Final = (
 )
 """Pairs of options that exclude each other."""
 _SETTINGS: Final = {setting.field: setting for setting in list_settings(ConfigureOptions)}
+
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAMES: Final = {
+    "--namespace": (_LABEL, "a namespace's name: a-z, 0-9 and -, at most 63"),
+    "--name": (_LABEL, "a name of a-z, 0-9 and -, at most 63"),
+    "--scheduler-name": (
+        rf"(?=.{{1,63}}\Z){_LABEL}(\.{_LABEL})*",
+        "a name of a-z, 0-9, - and dots, at most 63",
+    ),
+    "--image": (r"[a-zA-Z0-9][-\w.:/@]*", "an image's name, such as nodewise:1.0"),
+}
+
+
+def check_object_names(names: Mapping[str, str], prometheus_urls: Iterable[str] = ()) -> None:
+    """`BadSettings` for names, by flag, that are not valid in objects, and for URLs that are no addresses."""
+    problems = [
+        Problem("--prometheus-url", repr(url), "an address such as http://prometheus.monitoring:9090")
+        for url in prometheus_urls
+        if not re.fullmatch(r"https?://[!-~]+", url)
+    ]
+    problems += [
+        Problem(flag, repr(name), _NAMES[flag][1])
+        for flag, name in names.items()
+        if name and not re.fullmatch(_NAMES[flag][0], name, re.ASCII)
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
 
 
 def check_options_of_mode(options: ConfigureOptions) -> None:
