@@ -8,9 +8,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from nodewise.base.quantity import NANO
 from nodewise.kube.resource_kinds import Resource
 from nodewise.kube.store import Change, Changes, difference
+from nodewise.metrics import series
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
@@ -41,6 +45,9 @@ ObjectKey = tuple[str, str]
 
 NODES: Final = "nodes"
 """The key of node objects in `ClusterState.changes`."""
+
+_MAX_AGE_S: Final = 60.0
+"""The least maximum age of values whose request has none."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -76,6 +83,21 @@ class ClusterState(msgspec.Struct, frozen=True):
     None: everything is new, and the builder starts from nothing: at the start, after a failed build, on a resync, and
     offline.
     """
+
+    def metric_values(self, request: MetricRequest) -> Generator[None, None, NDArray[np.float64]]:
+        """A metric of `StateBuilder.metric_requests` by node number, one entry more for the unknown node.
+
+        Yields between its parts. NaN for nodes without a fresh value: never fetched, missing, invalid, or older than
+        `max_age_s` of the request, by default 60 s or 2.5 times the distance of samples.
+        """
+        metric = self.metrics.series.get(request.key)
+        if metric is None:
+            return np.full(len(self.nodes) + 1, np.nan)
+        column = yield from series.build_column(metric, self.nodes)
+        max_age_s = request.max_age_s or series.derived_max_age_s(_MAX_AGE_S, column.sample_distance_s)
+        fresh = column.states(self.now, max_age_s) == series.ValueState.FRESH
+        values: NDArray[np.float64] = np.where(fresh, column.values, np.nan).astype(np.float64) / NANO
+        return values
 
     def changes_of(self, name: str) -> Iterable[tuple[ObjectKey, Change[Any]]]:
         """The changes of one kind of object; if everything is new, all objects as added."""
