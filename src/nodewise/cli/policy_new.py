@@ -2,24 +2,29 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
 from nodewise.base import quantity, safe_yaml_loader
-from nodewise.base.errors import BadInput, BadSettings, Problem, shown, visible
+from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide_inputs import MetricOptions
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
+from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
-from nodewise.metrics import aggregation
+from nodewise.kube.http_client import HttpApi
+from nodewise.kube.object_files import DEFAULT_NAMESPACE
+from nodewise.kube.resource_kinds import PODS
+from nodewise.metrics import aggregation, metric_files
 from nodewise.metrics.aggregation import Direction, ValueDistribution
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -31,6 +36,11 @@ from nodewise.policy_tools.policy_writer import NewPolicy
 
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
+_ALL_PODS: Final = "{}"
+_MOST_PODS: Final = "500"
+"""Pods whose labels are read to propose a selector."""
+_NAMING_LABELS: Final = ("app", "app.kubernetes.io/name", "k8s-app")
+"""Keys of labels that name an application. The first one wins between labels of equally many pods."""
 
 
 class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
@@ -60,7 +70,8 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """Avoid a node for this time after it was last beyond the threshold; not together with --release."""
 
     selector: Annotated[str, Option("-l --selector", metavar="LABELS")] = ""
-    """Labels of the pods that the policy affects, such as app=web,tier=batch; default: all pods."""
+    """Labels of the pods that the policy affects, such as app=web,tier=batch; {} for all pods. Without it, nodewise
+    asks on a terminal, and selects all pods elsewhere."""
 
     name: Annotated[str, Option(metavar="NAME")] = ""
     """Name of the policy; default: from the metric."""
@@ -71,7 +82,7 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     enforcement: Literal["Required", "Preferred"] = "Required"
     """Whether pods must avoid the nodes, or only prefer others."""
 
-    mode: Literal["Enforce", "Shadow"] = "Enforce"
+    mode: Literal["Enforce", "Shadow"] = "Shadow"
     """With Shadow, the policy is evaluated and has no effect until you edit its mode."""
 
     cluster_wide: bool = False
@@ -96,15 +107,16 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     The metric is read once, for all nodes, from the sources that --metrics or the settings file of the extender name.
     With FILE (files or folders with metrics and Nodes, as for nodewise decide) no cluster is read. The distribution of
     the values is part of the comments, with the nodes that the threshold rejects now. On a terminal, nodewise asks for
-    what no flag says, and proposes a threshold that at most a tenth of the nodes exceeds. With --folder the policy and
-    a suite for nodewise policy test are written.
+    what no flag says: it proposes the label of most pods of the namespace, and a threshold that at most a tenth of the
+    nodes exceeds. The policy begins in the mode Shadow, without any effect. With --folder the policy and a suite for
+    nodewise policy test are written.
 
     \b
     Examples:
       nodewise policy new
       nodewise policy new --metric health_metric --above 0 -l app=web >policy.yaml
-      nodewise policy new --metric cpu_usage_share --above 0.8 --folder cpu
-      nodewise policy new --metric temp --above 80 --for 2m --mode Shadow
+      nodewise policy new --metric cpu_usage_share --above 0.8 -l app=web --folder cpu
+      nodewise policy new --metric temp --above 80 --for 2m -l '{}' --mode Enforce
       nodewise policy new --metric cpu_usage_share --above 0.8 --cluster-wide
 
     \b
@@ -115,6 +127,7 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     """
     logs.configure("error")  # a metric that no source has is an error of the command
     own = command_line.settings(NewPolicyOptions)
+    is_selector_given = command_line.is_given("selector")
     labels = _parse_selector(own.selector)
     if own.above and own.below:
         raise BadSettings(
@@ -122,8 +135,15 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
         )
     metric = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
     request = MetricRequest(metric, aggregate=own.aggregate or "")
-    series, nodes = asyncio.run(_read_metric(request, own.paths, command_line))
-    distribution = _distribution(request, series, nodes)
+    asks_selector = is_interactive() and not is_selector_given
+    inputs = asyncio.run(_read_inputs(request, own, command_line, reads_pods=asks_selector))
+    series = inputs.series
+    distribution = _distribution(request, series, inputs.nodes)
+    inside = "the selected namespaces" if own.cluster_wide else "the namespace"
+    if asks_selector:
+        labels = _ask_selector(inputs.pod_labels, inside)
+    elif not is_selector_given:
+        terminal_output.print_message(f"no --selector: the policy selects all pods of {inside}")
     if is_interactive():
         for line in policy_writer.distribution_lines(distribution, series):
             click.echo(visible(line), err=True)
@@ -189,8 +209,30 @@ def _ask_or_fail(question: str, flag: str, expected: str, default: str | None = 
     return answer.strip()
 
 
+def _ask_selector(pod_labels: Counter[str], inside: str) -> dict[str, str]:
+    """The answer to a question that proposes the label of most pods; all pods only if the answer says so."""
+    frequent = pod_labels.most_common(_MOST_SUGGESTIONS)
+    if frequent:
+        listed = ", ".join(f"{label} ({count})" for label, count in frequent)
+        click.echo(visible(f"Labels of pods of {inside}, with numbers of pods: {listed}"), err=True)
+    question = f"Labels of the pods that the policy affects ({_ALL_PODS} for all pods of {inside})"
+    proposed = visible(frequent[0][0]) if frequent else None
+    answer: dict[str, str] = click.prompt(question, default=proposed, value_proc=_parse_answer, err=True)
+    return answer
+
+
+def _parse_answer(text: str) -> dict[str, str]:
+    try:
+        return _parse_selector(text)
+    except BadSettings as error:
+        [problem] = error.problems
+        raise click.UsageError(f"found {problem.found}, expected {problem.expected}") from error
+
+
 def _parse_selector(text: str) -> dict[str, str]:
     labels: dict[str, str] = {}
+    if text.strip() == _ALL_PODS:
+        return labels
     for part in filter(None, map(str.strip, text.split(","))):
         key, separator, value = part.partition("=")
         if not separator or not key:
@@ -201,24 +243,79 @@ def _parse_selector(text: str) -> dict[str, str]:
     return labels
 
 
-async def _read_metric(
-    request: MetricRequest, paths: Sequence[str], command_line: CommandLine
-) -> tuple[Series, Sequence[str]]:
-    """The metric and the names of all nodes; without Nodes in files, of those that have a value."""
+class _Owner(msgspec.Struct, frozen=True):
+    kind: str = ""
+
+
+class _PodMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: Mapping[str, str] | None = None
+    ownerReferences: tuple[_Owner, ...] | None = None  # noqa: N815 - the API's name
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _PodMetadata = _PodMetadata()
+
+
+class _PodList(msgspec.Struct, frozen=True):
+    items: tuple[_Pod, ...] = ()
+
+
+class _Inputs(NamedTuple):
+    """What a new policy depends on."""
+
+    series: Series
+    nodes: Sequence[str]
+    """All nodes; without Nodes in files, those that have a value."""
+    pod_labels: Counter[str]
+    """The number of pods of the namespace with each label that names an application, such as `app=web`."""
+
+
+async def _read_inputs(
+    request: MetricRequest, own: NewPolicyOptions, command_line: CommandLine, *, reads_pods: bool
+) -> _Inputs:
     settings = decide_inputs.metric_settings(command_line)
     kube = command_line.settings(ClusterOptions).kube
-    async with nullcontext() if paths else open_api(kube) as api:
-        inputs = await decide_inputs.read_nodes(paths, api)
+    async with nullcontext() if own.paths else open_api(kube) as api:
+        inputs = await decide_inputs.read_nodes(own.paths, api)
         snapshot = await decide_inputs.fetch_metrics(inputs, [request], settings, api)
         series = snapshot.series.get(request.key)
         if series is not None:
-            return series, inputs.node_names or sorted({*series.samples, *series.invalid})
+            labels = Counter[str]()
+            if reads_pods and not own.cluster_wide:
+                namespace = own.namespace or (api.namespace if api else DEFAULT_NAMESPACE)
+                labels = _count_labels(await _read_pods(own.paths, api, namespace))
+            return _Inputs(series, inputs.node_names or sorted({*series.samples, *series.invalid}), labels)
         why = snapshot.failures.get(request.key, "no source has it")
         similar = await decide_inputs.similar_metrics(
             request.metric, inputs, settings, api, _MOST_SUGGESTIONS
         )
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
     raise BadInput("policy new", [Problem("--metric", f"{shown(request.metric)}: {why}", expected)])
+
+
+async def _read_pods(paths: Sequence[str], api: HttpApi | None, namespace: str) -> Sequence[_Pod]:
+    """The first pods of a namespace; none if they cannot be read."""
+    if api is None:
+        plain, _ = metric_files.split_paths(paths)
+        pods = object_files.read(plain).of(PODS, _Pod) if plain else ()
+        return [pod for pod in pods if (pod.metadata.namespace or DEFAULT_NAMESPACE) == namespace]
+    with suppress(NodewiseError):
+        body = await api.get(PODS.path(namespace), {"limit": _MOST_PODS})
+        return msgspec.json.decode(body, type=_PodList).items
+    return ()
+
+
+def _count_labels(pods: Iterable[_Pod]) -> Counter[str]:
+    """The number of pods with each label that names an application; policies select no pods of DaemonSets."""
+    counts = Counter[str]()
+    for pod in pods:
+        labels = pod.metadata.labels or {}
+        if all(owner.kind != "DaemonSet" for owner in pod.metadata.ownerReferences or ()):
+            counts.update(f"{key}={labels[key]}" for key in _NAMING_LABELS if key in labels)
+    return counts
 
 
 def _distribution(request: MetricRequest, series: Series, nodes: Sequence[str]) -> ValueDistribution:

@@ -32,6 +32,21 @@ def new(folder: str, *flags: str, answers: str = "") -> Result:
     return CliRunner().invoke(command, [folder, *flags], input=answers)
 
 
+def add_pods(folder: str, *labels: str, namespace: str = "default", owner: str = "ReplicaSet") -> None:
+    """Pods with one label each."""
+    with (Path(folder) / "nodes.yaml").open("a") as file:
+        for number, label in enumerate(labels):
+            key, _, value = label.partition("=")
+            metadata = {
+                "name": f"{namespace}-{owner.lower()}-{number}",
+                "namespace": namespace,
+                "labels": {key: value, "pod-template-hash": "x"},
+                "ownerReferences": [{"kind": owner, "apiVersion": "apps/v1", "name": "x", "uid": "x"}],
+            }
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+            file.write(f"---\n{yaml.safe_dump(pod)}")
+
+
 def printed(result: Result) -> Any:
     """The printed policy, which `policy lint` accepts."""
     assert result.exit_code == 0, result.output
@@ -53,6 +68,7 @@ def test_a_policy_of_flags(folder: str) -> None:
         "metadata": {"name": "avoid-disk-errors", "namespace": "shop"},
         "spec": {
             "podSelector": {"matchLabels": {"app": "web", "tier": "a"}},
+            "mode": "Shadow",
             "avoid": [{"metric": "disk_errors", "above": 0, "whenMissing": "Allow"}],
         },
     }
@@ -66,11 +82,11 @@ def test_a_policy_that_pods_prefer(folder: str) -> None:
     assert spec["enforcement"] == "Preferred"
 
 
-def test_a_policy_for_values_near_a_threshold_that_only_observes(folder: str) -> None:
+def test_a_policy_for_values_near_a_threshold_that_is_enforced(folder: str) -> None:
     spec = printed(
-        new(folder, "--metric=disk_errors", "--above=2", "--for=90s", "--release=0.5", "--mode=Shadow")
+        new(folder, "--metric=disk_errors", "--above=2", "--for=90s", "--release=0.5", "--mode=Enforce")
     )
-    assert spec["spec"]["mode"] == "Shadow"
+    assert "mode" not in spec["spec"]
     [rule] = spec["spec"]["avoid"]
     assert (rule["for"], rule["release"]) == ("1m30s", "0.5")
     [rule] = printed(new(folder, "--metric=disk_errors", "--above=2", "--keep-for=1h"))["spec"]["avoid"]
@@ -90,12 +106,52 @@ def test_a_policy_of_the_whole_cluster(folder: str) -> None:
 
 def test_on_a_terminal_it_asks_and_proposes(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_new, "is_interactive", lambda: True)
-    result = new(folder, answers="disk_errors\n\n\n")
+    result = new(folder, answers="disk_errors\n{}\n\n\n")
     assert printed(result)["spec"]["avoid"][0]["above"] == 1
     assert "90th percentile 1, maximum 2" in result.stderr
     assert "Threshold [1]" in result.stderr
-    below = new(folder, "--metric=disk_errors", answers="below\n0.2\n")
+    below = new(folder, "--metric=disk_errors", "-l{}", answers="below\n0.2\n")
     assert printed(below)["spec"]["avoid"][0]["below"] == "0.2"
+
+
+def test_on_a_terminal_all_pods_are_selected_only_if_the_answer_says_so(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_new, "is_interactive", lambda: True)
+    flags = ("--metric=disk_errors", "--above=0")
+    result = new(folder, *flags, answers="\nweb\n{}\n")
+    assert printed(result)["spec"]["podSelector"] == {}
+    assert "Error: found 'web', expected labels such as app=web,tier=batch" in result.stderr
+    assert new(folder, *flags, answers="\n\n").exit_code == 1
+    labelled = new(folder, *flags, answers="app=web, tier=a\n")
+    assert printed(labelled)["spec"]["podSelector"] == {"matchLabels": {"app": "web", "tier": "a"}}
+
+
+def test_on_a_terminal_the_label_of_most_pods_is_proposed(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_new, "is_interactive", lambda: True)
+    add_pods(folder, "app=web", "app=db", "app=web", "tier=batch")
+    add_pods(folder, *["app=logs"] * 3, owner="DaemonSet")
+    add_pods(folder, *["app.kubernetes.io/name=cart"] * 3, namespace="shop")
+    flags = ("--metric=disk_errors", "--above=0")
+    result = new(folder, *flags, answers="\n")
+    assert printed(result)["spec"]["podSelector"] == {"matchLabels": {"app": "web"}}
+    assert "with numbers of pods: app=web (2), app=db (1)\n" in result.stderr
+    shop = printed(new(folder, *flags, "-nshop", answers="\n"))
+    assert shop["spec"]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "cart"}}
+    assert "[" not in new(folder, *flags, "--cluster-wide", answers="{}\n").stderr
+
+
+def test_without_a_terminal_and_a_selector_it_says_that_all_pods_are_selected(folder: str) -> None:
+    flags = ("--metric=disk_errors", "--above=0")
+    result = new(folder, *flags)
+    assert printed(result)["spec"]["podSelector"] == {}
+    assert result.stderr == "nodewise: no --selector: the policy selects all pods of the namespace\n"
+    wide = new(folder, *flags, "--cluster-wide")
+    assert "selects all pods of the selected namespaces" in wide.stderr
+    for selector in ("-l{}", "-lapp=web"):
+        assert new(folder, *flags, selector).stderr == ""
 
 
 def test_without_a_terminal_it_names_the_flags(folder: str) -> None:
