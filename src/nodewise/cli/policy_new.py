@@ -115,7 +115,7 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     Examples:
       nodewise policy new
       nodewise policy new --metric health_metric --above 0 -l app=web >policy.yaml
-      nodewise policy new --metric cpu_usage_share --above 0.8 -l app=web --folder cpu
+      nodewise policy new --metric cpu_usage_share --above 0.8 -l app=a --folder f
       nodewise policy new --metric temp --above 80 --for 2m -l '{}' --mode Enforce
       nodewise policy new --metric cpu_usage_share --above 0.8 --cluster-wide
 
@@ -127,23 +127,19 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     """
     logs.configure("error")  # a metric that no source has is an error of the command
     own = command_line.settings(NewPolicyOptions)
-    is_selector_given = command_line.is_given("selector")
-    labels = _parse_selector(own.selector)
     if own.above and own.below:
         raise BadSettings(
             "settings", [Problem("--below", shown(own.below), "only one of --above and --below")]
         )
     metric = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
     request = MetricRequest(metric, aggregate=own.aggregate or "")
-    asks_selector = is_interactive() and not is_selector_given
+    asks_selector = is_interactive() and not command_line.is_given("selector")
+    labels = _parse_selector(own.selector)
     inputs = asyncio.run(_read_inputs(request, own, command_line, reads_pods=asks_selector))
     series = inputs.series
     distribution = _distribution(request, series, inputs.nodes)
-    inside = "the selected namespaces" if own.cluster_wide else "the namespace"
-    if asks_selector:
-        labels = _ask_selector(inputs.pod_labels, inside)
-    elif not is_selector_given:
-        terminal_output.print_message(f"no --selector: the policy selects all pods of {inside}")
+    if not command_line.is_given("selector"):
+        labels = _ask_selector(inputs.pod_labels, is_cluster_wide=own.cluster_wide)
     if is_interactive():
         for line in policy_writer.distribution_lines(distribution, series):
             click.echo(visible(line), err=True)
@@ -209,8 +205,15 @@ def _ask_or_fail(question: str, flag: str, expected: str, default: str | None = 
     return answer.strip()
 
 
-def _ask_selector(pod_labels: Counter[str], inside: str) -> dict[str, str]:
-    """The answer to a question that proposes the label of most pods; all pods only if the answer says so."""
+def _ask_selector(pod_labels: Counter[str], *, is_cluster_wide: bool) -> dict[str, str]:
+    """The answer to a question that proposes the label of most pods; all pods only if the answer says so.
+
+    Without a terminal all pods, with a message.
+    """
+    inside = policy_writer.namespaces_text(is_cluster_wide)
+    if not is_interactive():
+        terminal_output.print_message(f"no --selector: the policy selects all pods of {inside}")
+        return {}
     frequent = pod_labels.most_common(_MOST_SUGGESTIONS)
     if frequent:
         listed = ", ".join(f"{label} ({count})" for label, count in frequent)

@@ -124,6 +124,11 @@ class NewPolicy(NamedTuple):
     mode: Literal["Enforce", "Shadow"]
 
 
+def namespaces_text(is_cluster_wide: bool) -> str:
+    """Where the pods are that a policy can affect."""
+    return "the selected namespaces" if is_cluster_wide else "the namespace"
+
+
 def policy_lines(policy: NewPolicy, distribution: ValueDistribution, series: Series) -> Iterator[str]:
     """The YAML, with comments that say what each field means."""
     yield f"# Printed by `nodewise policy new` on {clock.format_rfc3339(clock.SystemClock().now())[:10]}."
@@ -139,7 +144,7 @@ def policy_lines(policy: NewPolicy, distribution: ValueDistribution, series: Ser
     if policy.is_cluster_wide:
         yield "  # The namespaces whose pods the policy affects; {} selects all."
         yield "  namespaceSelector: {}"
-    inside = "the selected namespaces" if policy.is_cluster_wide else "the namespace"
+    inside = namespaces_text(policy.is_cluster_wide)
     yield f"  # The pods that the policy affects; {{}} selects all pods of {inside}."
     yield f"  podSelector:{'' if policy.labels else ' {}'}"
     if policy.labels:
