@@ -123,7 +123,7 @@ class TestDecide:
         expected = "expected a time from 1970 to 2106, such as 2026-11-21T00:43:47Z\n"
         done = run("decide", EXAMPLE, "--policy", str(file), "--now", time)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"nodewise: settings: --now: '{time}'; {expected}"
+        assert done.stderr == f"nodewise: --now: '{time}'; {expected}"
         metrics = tmp_path / "metrics.csv"
         metrics.write_text(f"rack1-a,power,1,{time}\n")
         for now in ([], ["--now", "2026-11-21T00:43:47Z"]):

@@ -1,6 +1,7 @@
 """The table of commands. A command's module is imported only when it is called, so that `--help` is fast."""
 
 import gc
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -159,5 +160,9 @@ def run_as_kubectl_plugin() -> NoReturn:
 
 def print_error(error: NodewiseError, code: int) -> int:
     """Print an error in one line. Returns the exit code."""
-    terminal_output.print_message(short(str(error), _MAX_ERROR_LENGTH))
+    text = str(error)
+    # a flag or an argument (FILE) needs no word about where it is; a key of the settings file does
+    if re.match("settings: (--|[A-Z])", text):
+        text = text.removeprefix("settings: ")
+    terminal_output.print_message(short(text, _MAX_ERROR_LENGTH))
     return code

@@ -61,13 +61,13 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """Avoid nodes whose value is below this threshold."""
 
     for_s: Annotated[float | None, Option("--for", metavar="DURATION")] = None
-    """Avoid only nodes that have been beyond the threshold for this time."""
+    """Avoid a node only after its value has been above or below the threshold for this time."""
 
     release: Annotated[str, Option(metavar="QUANTITY")] = ""
-    """Avoid a node until its value is beyond this second threshold again."""
+    """Avoid a node until its value is at most this second threshold; with --below, at least."""
 
     keep_for_s: Annotated[float | None, Option("--keep-for", metavar="DURATION")] = None
-    """Avoid a node for this time after it was last beyond the threshold; not together with --release."""
+    """Avoid a node for this time after its value was last above or below the threshold; not with --release."""
 
     selector: Annotated[str, Option("-l --selector", metavar="LABELS")] = ""
     """Labels of the pods that the policy affects, such as app=web,tier=batch; {} for all pods. Without it, nodewise

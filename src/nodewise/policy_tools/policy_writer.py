@@ -166,13 +166,14 @@ def policy_lines(policy: NewPolicy, distribution: ValueDistribution, series: Ser
 def _hold_lines(policy: NewPolicy) -> Iterator[str]:
     """The fields that keep the verdict about a node whose value is near the threshold."""
     if policy.for_s is not None:
-        yield "    # How long a node must be beyond the threshold before it is avoided."
+        yield f"    # How long the value of a node must be {policy.direction} the threshold before it is avoided."
         yield f"    for: {clock.format_duration(policy.for_s)}"
     if policy.release:
-        yield "    # An avoided node takes pods again when its value is not beyond this."
+        bound = "at most" if policy.direction == "above" else "at least"
+        yield f"    # An avoided node takes pods again when its value is {bound} this."
         yield f"    release: {_written_value(policy.release)}"
     if policy.keep_for_s is not None:
-        yield "    # How long a node is still avoided when its value is no longer beyond the threshold."
+        yield f"    # How long a node is still avoided when its value is no longer {policy.direction} the threshold."
         yield f"    keepFor: {clock.format_duration(policy.keep_for_s)}"
 
 
