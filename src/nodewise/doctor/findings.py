@@ -252,7 +252,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "kubernetes-version-untested": FindingKind(
         "warning",
         "The tests of nodewise do not run on this version of Kubernetes",
-        "use a release of nodewise that was tested with this version: docs/reference/kubernetes-versions.md lists the"
+        "use a release of nodewise that was tested with this version: docs/reference/supported-versions.md lists the"
         " versions of each feature",
     ),
     "scheduler-not-running": FindingKind(

@@ -1,5 +1,7 @@
 """Versions of Kubernetes: which are tested, and those that API servers state."""
 
+from pathlib import Path
+
 import pytest
 
 from nodewise.base.errors import BadInput
@@ -48,3 +50,20 @@ def test_the_version_of_an_api_server_may_be_that_of_a_distribution(text: str, m
 def test_a_text_that_is_no_version_of_kubernetes_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="gitVersion"):
         scheduler_versions.parse_cluster_version(text)
+
+
+def test_page_of_supported_versions_has_the_versions_that_the_tests_run() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/supported-versions.md").read_text()
+    modules = {
+        "prometheus-adapter": program_cache.PROMETHEUS_ADAPTER,
+        "OpenTelemetry Collector": program_cache.OTELCOL,
+        "Helm": program_cache.HELM,
+        "descheduler": program_cache.DESCHEDULER,
+        "Karpenter": program_cache.KARPENTER,
+        "krew": program_cache.KREW,
+    }
+    rows = [f"| {name} | {module.version.removeprefix('v')} |" for name, module in modules.items()]
+    rows.append(f"| {program_cache.VERSION.removeprefix('v')} |")
+    assert [row for row in rows if f"\n{row}" not in page] == []
+    releases = [release.version.removeprefix("v") for release in program_cache.RELEASES.values()]
+    assert [version for version in releases if version not in page] == []
