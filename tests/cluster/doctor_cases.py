@@ -493,4 +493,18 @@ DOCTOR_CASES: Final = (
         "my-scheduler",
         (),
     ),
+    DoctorCase(
+        "scheduler-configuration-refused",
+        "a misspelt field of an entry",
+        misconfigurations.entry(nodeCacheCapabel=True),
+        "configuration-",
+        ("does not start",),
+    ),
+    DoctorCase(
+        "scheduler-configuration-refused",
+        "a version that was removed",
+        misconfigurations.configured(misconfigurations.removed_version),
+        "configuration-",
+        ("does not start",),
+    ),
 )

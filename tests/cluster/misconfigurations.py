@@ -174,6 +174,10 @@ def no_extender(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     del config["extenders"]
 
 
+def removed_version(cluster: HealthyCluster, config: Object, entry: Object) -> None:
+    config["apiVersion"] = "kubescheduler.config.k8s.io/v1beta3"
+
+
 def elsewhere(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     entry["urlPrefix"] = f"https://{child_processes.own_address()}:{child_processes.free_port()}/scheduler"
 

@@ -220,6 +220,8 @@ class SchedulerInfo(NamedTuple):
     """By the number of the entry, like the following."""
     servers: Mapping[int, ProbedServer] = {}
     services: Mapping[int, Service | UnavailableFact] = {}
+    refusal: str = ""
+    """Why neither doctor nor kube-scheduler can decode the text of its configuration."""
 
     @property
     def is_readable(self) -> bool:

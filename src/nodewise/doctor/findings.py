@@ -36,6 +36,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "make the urlPrefix an address that kube-scheduler's own host reaches: the Service's cluster IP, or"
         " its name with dnsPolicy: ClusterFirstWithHostNet",
     ),
+    "scheduler-configuration-refused": FindingKind(
+        "error",
+        "kube-scheduler refuses its configuration",
+        "correct what is found: kube-scheduler does not start with unknown fields, duplicate keys or values of"
+        " another type",
+    ),
     "names-not-used": FindingKind(
         "warning", "kube-scheduler sends whole nodes with each call", "nodeCacheCapable: true"
     ),

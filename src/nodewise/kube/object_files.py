@@ -65,6 +65,41 @@ _Loader.add_constructor(
 )
 
 
+class _LoaderOfDuplicates(_Loader):
+    """Loader of documents as pairs of a value, in which the last of duplicate keys counts, and the paths of these."""
+
+    def construct_document(self, node: Any) -> tuple[Any, list[str]]:
+        duplicates: list[str] = []
+        stack, visited = [(node, "")], set()
+        while stack:
+            inner, path = stack.pop()
+            if isinstance(inner, yaml.SequenceNode) and id(inner) not in visited:
+                stack += [(item, f"{path}[{number}]") for number, item in enumerate(inner.value)]
+            elif isinstance(inner, yaml.MappingNode) and id(inner) not in visited:
+                pairs = {}
+                for key, item in inner.value:
+                    name = f"{path}.{key.value}".removeprefix(".")
+                    duplicates += [name] if name in pairs else []
+                    pairs[name] = key, item
+                inner.value = list(pairs.values())
+                stack += [(item, name) for name, (_, item) in pairs.items()]
+            visited.add(id(inner))
+        return super().construct_document(node), duplicates
+
+
+def load_with_duplicate_keys(text: bytes, source: str) -> list[tuple[Any, list[str]]]:
+    """The documents of a text in YAML or JSON, each with the paths of its duplicate keys, of which the last one counts.
+
+    `BadInput` as for `split_documents`.
+    """
+    is_json = text.lstrip()[:1] in _JSON_START
+    # YAML does not allow all tabs that JSON does, where they are between values only
+    documents = safe_yaml_loader.load_all(
+        text.replace(b"\t", b" ") if is_json else text, source, _LoaderOfDuplicates
+    )
+    return [(value, duplicates) for value, duplicates in documents if value is not None]
+
+
 def split_documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
     """The documents of a text as JSON, each with its number from 1. Empty documents are left out.
 

@@ -131,7 +131,7 @@ def test_value_that_does_not_match_its_tag_is_refused() -> None:
 
 
 def test_doctor_ignores_refused_documents() -> None:
-    assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problems)
+    assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problem)
     assert str(MOST_FROM_ALIASES) in str(workloads.parse_descheduler_policy("here", BOMB.encode()).plugins)
 
 

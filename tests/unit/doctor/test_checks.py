@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import yaml
 
 from nodewise.doctor.check_runner import examine
 from nodewise.doctor.facts import (
@@ -25,7 +26,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.findings import CATALOGUE
-from nodewise.doctor.parsing import certificates
+from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics.missing_values import Cause
@@ -206,6 +207,18 @@ def key_in_entry(image: str, cluster_version: SchedulerVersion | None = None) ->
 NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
 OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
 SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
+
+
+def with_configuration_text(text: str) -> Facts:
+    parsed = scheduler_configuration.parse(text.encode())
+    return SOUND._replace(schedulers=(scheduler()._replace(configuration=parsed),))
+
+
+def with_unparsed_configuration() -> Facts:
+    unreadable = scheduler()._replace(configuration=UnavailableFact("file", "no YAML"), refusal="no YAML")
+    return SOUND._replace(schedulers=(unreadable,))
+
+
 CASES: list[tuple[str, Facts, set[str]]] = [
     (
         "a missing definition",
@@ -388,7 +401,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("a flag of TAS and a name", with_client_name("a", cacert="/ca", client_name="a"), set()),
     ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
     ("a key in the entry", tls(keyFile=None, keyData="c2VjcmV0"), {"key-in-configuration"}),
-    ("a key beside a file", tls(keyData="no base64"), {"key-in-configuration"}),
+    ("a key beside a file", tls(keyData="bm8ga2V5"), {"key-in-configuration"}),
     ("an empty key", tls(keyData=""), set()),
     (
         "a key that 1.37 logs",
@@ -436,7 +449,14 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("a policy that filters nothing", with_rejected_nodes(600, strategies=("scheduleonmetric",)), set()),
     ("no timeout", entry(httpTimeout=None), {"http-timeout-missing"}),
-    ("a timeout that is none", entry(httpTimeout="soon"), {"http-timeout-missing"}),
+    ("a timeout that is none", entry(httpTimeout="soon"), {"scheduler-configuration-refused"}),
+    ("a misspelt field", entry(nodeCacheCapabel=True), {"scheduler-configuration-refused"}),
+    (
+        "a duplicate key",
+        with_configuration_text(f"parallelism: 1\n{yaml.safe_dump(CONFIGURATION)}parallelism: 1"),
+        {"scheduler-configuration-refused"},
+    ),
+    ("no configuration", with_unparsed_configuration(), {"scheduler-configuration-refused", "not-looked-at"}),
     ("/configz has 0s", entry(httpTimeout="0s"), {"http-timeout-missing"}),
     ("too short for binds", entry(httpTimeout="1s"), {"http-timeout-short"}),
     ("a minute", entry(httpTimeout="60s"), {"http-timeout-long"}),

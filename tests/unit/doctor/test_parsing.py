@@ -21,6 +21,8 @@ from nodewise.doctor.parsing.scheduler_configuration import (
     parse,
     parse_configz,
 )
+from nodewise.doctor.parsing.scheduler_configuration_fields import list_refusals
+from nodewise.install.scheduler_versions import SchedulerVersion
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -117,12 +119,57 @@ def test_configz_has_the_names_of_gos_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2"]
+    "text",
+    [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2", b"[]: 1"],
 )
 def test_a_text_without_configuration_has_a_problem(text: bytes) -> None:
     configuration = parse(text)
-    assert configuration.problems
+    assert configuration.problem
     assert not configuration.profiles
+
+
+@pytest.mark.parametrize(
+    ("minor", "changed", "refusal"),
+    [
+        (37, {}, ""),
+        (37, {"profile": []}, 'profile: unknown field; did you mean "profiles"?'),
+        (
+            36,
+            {"extenders": [{"filterverb": "filter"}]},
+            'extenders[0].filterverb: unknown field; did you mean "filterVerb"?',
+        ),
+        (
+            36,
+            {"profiles": [{"plugins": {"podGroupPostFilter": {}}}]},
+            "profiles[0].plugins.podGroupPostFilter: unknown field in kube-scheduler 1.36; it exists since 1.37",
+        ),
+        (37, {"extenders": [{"weight": "10"}]}, "extenders[0].weight: found '10', expected a whole number"),
+        (
+            29,
+            {"apiVersion": "kubescheduler.config.k8s.io/v1beta3"},
+            (
+                "apiVersion: found 'kubescheduler.config.k8s.io/v1beta3', which kube-scheduler 1.29 does not load;"
+                " expected kubescheduler.config.k8s.io/v1"
+            ),
+        ),
+        (28, {"apiVersion": "kubescheduler.config.k8s.io/v1beta3"}, ""),
+        (
+            37,
+            {"profiles": [{"pluginConfig": [{"name": "NodeResourcesFit", "args": {"ignoredResource": []}}]}]},
+            'profiles[0].pluginConfig[0].args.ignoredResource: unknown field; did you mean "ignoredResources"?',
+        ),
+    ],
+)
+def test_why_kube_scheduler_refuses_a_configuration(minor: int, changed: Any, refusal: str) -> None:
+    refusals = list_refusals(KIND | changed, SchedulerVersion(minor))
+    assert refusals == ([refusal] if refusal else [])
+
+
+def test_the_last_of_duplicate_keys_counts() -> None:
+    entries = "extenders: [{urlPrefix: a, urlPrefix: b}]\nextenders: [{urlPrefix: c, urlPrefix: d}]"
+    configuration = parse(f"{yaml.safe_dump(KIND)}{entries}".encode())
+    assert configuration.duplicate_keys == ("extenders", "extenders[0].urlPrefix")
+    assert [entry.url for entry in configuration.entries] == ["d"]
 
 
 @pytest.mark.parametrize(
@@ -305,5 +352,5 @@ def test_a_key_leaves_no_trace_in_an_entry() -> None:
 
 def test_a_sound_configuration_is_read_whole() -> None:
     configuration = parsed(CONFIGURATION)
-    assert not configuration.problems
+    assert not configuration.problem
     assert configuration.entries[0].is_nodewise

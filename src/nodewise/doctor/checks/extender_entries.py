@@ -23,8 +23,12 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, list_first
-from nodewise.doctor.parsing import objects
-from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
+from nodewise.doctor.parsing import objects, scheduler_configuration_fields
+from nodewise.doctor.parsing.scheduler_configuration import (
+    ExtenderEntry,
+    SchedulerConfiguration,
+    split_url,
+)
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.install.scheduler_versions import SchedulerVersion, parse_image_version
 from nodewise.server.options import is_loopback
@@ -45,6 +49,7 @@ _LARGE_TIMEOUT_S: Final = 5.0
 """Bodies with whole nodes, and binds, take longer."""
 _MAX_TIMEOUT_S: Final = 10.0
 _LAST_MINOR_TO_LOG_KEYS: Final = 37
+_MAX_REFUSALS: Final = 5
 
 
 def agents_of_entry(registration: Registration, extenders: Extenders) -> frozenset[str]:
@@ -74,6 +79,28 @@ def create_entry_finding(
     return finding(id_, registration.where, f"{registration.entry.field}{actual}", expected, remedy=remedy)
 
 
+@check("scheduler-configuration-refused")
+def check_configuration_is_accepted(
+    registrations: Registrations,  # noqa: ARG001 - declares that every configuration is needed
+    schedulers: Schedulers = (),
+    cluster_version: SchedulerVersion | None = None,
+) -> Iterator[Finding]:
+    """Whether kube-scheduler starts with each configuration, by its strict decoder and its validation."""
+    for scheduler in schedulers:
+        configuration = scheduler.configuration
+        refusals = [scheduler.refusal] if scheduler.refusal else []
+        if isinstance(configuration, SchedulerConfiguration) and configuration.document is not None:
+            version = _image_version(scheduler) or cluster_version
+            refusals += [f"{path}: duplicate key" for path in configuration.duplicate_keys]
+            refusals += scheduler_configuration_fields.list_refusals(configuration.document, version)
+        if refusals:
+            id_, expected = (
+                "scheduler-configuration-refused",
+                "a configuration with which kube-scheduler starts",
+            )
+            yield finding(id_, scheduler.where, list_first(refusals, _MAX_REFUSALS, "; "), expected)
+
+
 @check("names-not-used")
 def check_node_cache_capable(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
     """Whether nodes are sent whole exactly if nodewise has no API server."""
@@ -100,13 +127,12 @@ def check_http_timeout(registrations: Registrations) -> Iterator[Finding]:
             try:
                 timeout_s = clock.parse_duration(timeout)
             except ValueError:
-                actual = f".httpTimeout: invalid duration {timeout[:50]!r}"
-            else:
-                if least_s <= timeout_s <= _MAX_TIMEOUT_S:
-                    continue
-                id_ = "http-timeout-short"
-                if timeout_s > _MAX_TIMEOUT_S:
-                    id_, expected = "http-timeout-long", f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
+                continue  # scheduler-configuration-refused reports it
+            if least_s <= timeout_s <= _MAX_TIMEOUT_S:
+                continue
+            id_ = "http-timeout-short"
+            if timeout_s > _MAX_TIMEOUT_S:
+                id_, expected = "http-timeout-long", f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
         yield create_entry_finding(id_, registration, actual, expected)
 
 

@@ -245,8 +245,8 @@ def read_configuration_file(path: str) -> SchedulerInfo:
         problem = Problem("--scheduler-config", f"{path}: {error}", "a readable KubeSchedulerConfiguration")
         raise BadSettings("settings", [problem]) from error
     configuration = scheduler_configuration.parse(data)
-    if configuration.problems and not configuration.profiles:
-        actual = f"{path}: {'; '.join(configuration.problems)}"
+    if configuration.problem:
+        actual = f"{path}: {configuration.problem}"
         raise BadSettings("settings", [Problem("--scheduler-config", actual, "a KubeSchedulerConfiguration")])
     return SchedulerInfo(path, configuration)
 
@@ -294,9 +294,9 @@ async def _read_scheduler_of_workload(session: Session, workload: Workload) -> S
         kind = "ConfigMap" if source[0].kind == "configMap" else "Secret"
         where = f"{kind}/{workload.namespace}/{source[0].name}"
     configuration = scheduler_configuration.parse(data)
-    if configuration.problems and not configuration.profiles:
-        problem = UnavailableFact(f"{path} of {workload.where}", "; ".join(configuration.problems))
-        return SchedulerInfo(where, problem, workload)
+    if configuration.problem:
+        problem = UnavailableFact(f"{path} of {workload.where}", configuration.problem)
+        return SchedulerInfo(where, problem, workload, refusal=configuration.problem)
     return SchedulerInfo(where, configuration, workload)
 
 

@@ -16,9 +16,10 @@ from nodewise.doctor.parsing.objects import (
     get_list,
     get_number,
     get_text,
-    parse_documents,
 )
+from nodewise.doctor.parsing.scheduler_configuration_fields import KIND
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.kube import object_files
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000
@@ -87,8 +88,12 @@ class SchedulerConfiguration(NamedTuple):
     profiles: tuple[Profile, ...] = (Profile(DEFAULT_SCHEDULER),)
     percentage: int = 0
     entries: tuple[ExtenderEntry, ...] = ()
-    problems: tuple[str, ...] = ()
-    """Fields whose value has the wrong type."""
+    problem: str = ""
+    """Why it is no configuration; empty if it is one."""
+    document: Any = None
+    """As it is written; None if kube-scheduler itself printed it, which has accepted it."""
+    duplicate_keys: tuple[str, ...] = ()
+    """The paths of keys that occur twice. The last one counts here, and kube-scheduler refuses them."""
 
     @property
     def nodewise_entries(self) -> tuple[ExtenderEntry, ...]:
@@ -99,16 +104,17 @@ class SchedulerConfiguration(NamedTuple):
 
 
 def parse(text: bytes) -> SchedulerConfiguration:
-    """The configuration in a YAML or JSON text. A text that contains none has a problem and no profile."""
+    """The configuration in a YAML or JSON text, of several documents the first, as kube-scheduler reads it. A text
+    that contains none has a problem and no profile.
+    """
     if len(text) > _MAX_BYTES:
         return _invalid_configuration(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
     try:
-        values = parse_documents(text, "configuration")
+        documents = object_files.load_with_duplicate_keys(text, "configuration")
     except BadInput as error:
         return _invalid_configuration(short(str(error)))
-    if len(values) != 1:
-        return _invalid_configuration(f"found {len(values)} documents, expected 1")
-    return read(values[0])
+    document, duplicate_keys = documents[0] if documents else (None, ())
+    return read(document)._replace(duplicate_keys=tuple(map(short, duplicate_keys)))
 
 
 def parse_configz(value: Any) -> SchedulerConfiguration:
@@ -125,23 +131,15 @@ def read(
     if not isinstance(value, dict):
         return _invalid_configuration(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
     kind = get_field_ignoring_case(value, "kind")
-    if has_kind and kind != "KubeSchedulerConfiguration":
-        return _invalid_configuration(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
+    if has_kind and kind != KIND:
+        return _invalid_configuration(f"kind: found {shown(kind)}, expected {KIND}")
     extenders, profiles = (get_field_ignoring_case(value, name) for name in ("extenders", "profiles"))
     items = get_list(extenders)[:_MAX_ENTRIES]
-    problems = [
-        f"{name}: found {shown(listed)}, expected a list"
-        for name, listed in (("extenders", extenders), ("profiles", profiles))
-        if not isinstance(listed, list | None)
-    ]
-    problems += [
-        f"extenders[{at}]: expected an object" for at, item in enumerate(items) if not isinstance(item, dict)
-    ]
     entries = tuple(_parse_extender_entry(at, item) for at, item in enumerate(items))
     listed = tuple(_parse_profile(item) for item in get_list(profiles) if isinstance(item, dict))
     percentage = get_number(get_field_ignoring_case(value, "percentageOfNodesToScore")) or 0
     return SchedulerConfiguration(
-        listed or (Profile(DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
+        listed or (Profile(DEFAULT_SCHEDULER),), percentage, entries, document=value if has_kind else None
     )
 
 
@@ -156,7 +154,7 @@ def split_url(url: str) -> tuple[str, str, str, int]:
 
 
 def _invalid_configuration(problem: str) -> SchedulerConfiguration:
-    return SchedulerConfiguration((), problems=(problem,))
+    return SchedulerConfiguration((), problem=problem)
 
 
 def _parse_profile(value: Any) -> Profile:

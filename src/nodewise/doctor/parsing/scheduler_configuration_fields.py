@@ -1,0 +1,239 @@
+"""The fields of kube-scheduler's configuration, and why kube-scheduler refuses a configuration.
+
+kube-scheduler decodes its configuration strictly and does not start with an unknown field, a duplicate key or a value
+of another type. Field names are case-sensitive. Source: `config/v1/types.go` and `types_pluginargs.go` of
+k8s.io/kube-scheduler v0.34 to v0.38, `config/v1alpha1/types.go` of component-base, and for values
+`pkg/scheduler/apis/config/validation/validation.go`. A test runs kube-scheduler with the same configurations.
+"""
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nodewise.base.errors import did_you_mean, shown
+from nodewise.doctor.parsing.objects import get, get_list, get_mapping, get_number, get_text
+from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.install.scheduler_versions import NEWEST, SchedulerVersion
+
+KIND: Final = "KubeSchedulerConfiguration"
+_GROUP_VERSION: Final = "kubescheduler.config.k8s.io/v1"
+_ARGS: Final = "Args"
+_PLUGIN_SETS: Final = (
+    "preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind multiPoint"
+    " placementGenerate@36 placementScore@36 podGroupPostFilter@37 placementFeasible@38"
+)
+_TYPES: Final[Mapping[str, str]] = {
+    KIND: "apiVersion kind parallelism:int32 leaderElection:LeaderElection clientConnection:ClientConnection"
+    " enableProfiling:bool enableContentionProfiling:bool percentageOfNodesToScore:int32"
+    " percentageOfPlacementsToScore@38:int32 podInitialBackoffSeconds:int64 podMaxBackoffSeconds:int64"
+    " profiles:[]Profile extenders:[]Extender delayCacheUntilActive:bool",
+    "LeaderElection": "leaderElect:bool leaseDuration:duration renewDeadline:duration retryPeriod:duration"
+    " resourceLock resourceName resourceNamespace",
+    "ClientConnection": "kubeconfig acceptContentTypes contentType qps:float burst:int32",
+    "Profile": "schedulerName percentageOfNodesToScore:int32 percentageOfPlacementsToScore@38:int32 plugins:Plugins"
+    " pluginConfig:[]PluginConfig",
+    "Plugins": " ".join(f"{name}:PluginSet" for name in _PLUGIN_SETS.split()),
+    "PluginSet": "enabled:[]Plugin disabled:[]Plugin",
+    "Plugin": "name weight:int32",
+    "PluginConfig": "name args:any",
+    "Extender": "urlPrefix filterVerb preemptVerb prioritizeVerb weight:int64 bindVerb enableHTTPS:bool"
+    " tlsConfig:TLSConfig httpTimeout:duration nodeCacheCapable:bool managedResources:[]ManagedResource ignorable:bool",
+    "ManagedResource": "name ignoredByScheduler:bool",
+    "TLSConfig": "insecure:bool serverName certFile keyFile caFile certData:bytes keyData:bytes caData:bytes",
+    "DefaultPreemptionArgs": "minCandidateNodesPercentage:int32 minCandidateNodesAbsolute:int32",
+    "DynamicResourcesArgs": "filterTimeout:duration? bindingTimeout@35:duration?",
+    "InterPodAffinityArgs": "hardPodAffinityWeight:int32 ignorePreferredTermsOfExistingPods:bool",
+    "NodeAffinityArgs": "addedAffinity:NodeAffinity",
+    "NodeResourcesBalancedAllocationArgs": "resources:[]Resource",
+    "NodeResourcesFitArgs": "ignoredResources:[]string ignoredResourceGroups:[]string scoringStrategy:ScoringStrategy",
+    "PodTopologySpreadArgs": "defaultConstraints:[]TopologySpreadConstraint defaultingType",
+    "VolumeBindingArgs": "bindTimeoutSeconds:int64 shape:[]ShapePoint",
+    "Resource": "name weight:int64",
+    "ScoringStrategy": "type resources:[]Resource requestedToCapacityRatio:RequestedToCapacityRatio",
+    "RequestedToCapacityRatio": "shape:[]ShapePoint",
+    "ShapePoint": "utilization:int32 score:int32",
+    "NodeAffinity": "requiredDuringSchedulingIgnoredDuringExecution:NodeSelector"
+    " preferredDuringSchedulingIgnoredDuringExecution:[]PreferredTerm",
+    "NodeSelector": "nodeSelectorTerms:[]NodeSelectorTerm",
+    "PreferredTerm": "weight:int32 preference:NodeSelectorTerm",
+    "NodeSelectorTerm": "matchExpressions:[]Requirement matchFields:[]Requirement",
+    "Requirement": "key operator values:[]string",
+    "TopologySpreadConstraint": "maxSkew:int32 topologyKey whenUnsatisfiable labelSelector:LabelSelector"
+    " minDomains:int32 nodeAffinityPolicy nodeTaintsPolicy matchLabelKeys:[]string",
+    "LabelSelector": "matchLabels:map matchExpressions:[]Requirement",
+}
+"""The fields of each type as `name@FIRST-MINOR-VERSION:type`; without a type a string, without a version in all
+versions; `?` after a duration that may be null. The arguments of a plugin are of the type `<plugin>Args`, which may
+have apiVersion and kind, too."""
+_FIELDS: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
+    name: {
+        field.partition(":")[0].partition("@")[0]: (
+            int(field.partition(":")[0].partition("@")[2] or 0),
+            field.partition(":")[2] or "string",
+        )
+        for field in (f"apiVersion kind {fields}" if name.endswith(_ARGS) else fields).split()
+    }
+    for name, fields in _TYPES.items()
+}
+_DURATION: Final = re.compile(r"[-+]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)")
+_EXPECTED: Final = {
+    "string": "a string",
+    "bool": "true or false",
+    "float": "a number",
+    "map": "a map of strings",
+    "duration": "a duration such as 1s",
+    "bytes": "base64",
+    "int32": "a whole number",
+    "int64": "a whole number",
+}
+_REMOVED_PLUGINS: Final = frozenset({"AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"})
+_RESOURCE_NAME: Final = re.compile(
+    r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
+    r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+)
+_MAX_REFUSALS: Final = 20
+
+
+def list_refusals(document: Any, version: SchedulerVersion | None) -> list[str]:
+    """Why kube-scheduler does not start with a document of the kind KubeSchedulerConfiguration; empty if it does.
+
+    Without a version, every field of the newest known version is accepted. A weight that is missing beside
+    prioritizeVerb is left out: a finding of its own reports it.
+    """
+    known = version or SchedulerVersion(max(NEWEST, _NEWEST_FIELD))
+    api_version = get(document, "apiVersion")
+    if not isinstance(api_version, str) or not known.loads(api_version):
+        text = f"apiVersion: found {shown(api_version)}"
+        return [f"{text}, which kube-scheduler {known} does not load; expected {known.api_version}"]
+    if (
+        api_version != _GROUP_VERSION
+    ):  # a version of kube-scheduler older than those whose fields are listed here
+        return []
+    refusals = [*_check_type(document, KIND, "", known)]
+    return (refusals or [*_check_values(document)])[:_MAX_REFUSALS]
+
+
+_NEWEST_FIELD: Final = max(first for fields in _FIELDS.values() for first, _ in fields.values())
+
+
+def _check_type(value: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+    """Unknown fields and values of another type. kube-scheduler takes null for a missing value, except of a duration
+    that it does not store by a pointer.
+    """
+    if (value is None and type_ != "duration") or type_ == "any":
+        return
+    type_ = type_.removesuffix("?")
+    if type_.startswith("[]"):
+        if not isinstance(value, list):
+            yield f"{path}: found {shown(value)}, expected a list"
+            return
+        for number, item in enumerate(value):
+            yield from _check_type(item, type_[2:], f"{path}[{number}]", version)
+    elif type_ not in _FIELDS:
+        if not _has_type(value, type_):
+            yield f"{path}: found {shown(value)}, expected {_EXPECTED[type_]}"
+    elif not isinstance(value, dict):
+        yield f"{path}: found {shown(value)}, expected an object"
+    else:
+        yield from _check_fields(value, type_, path, version)
+
+
+def _check_fields(value: dict[str, Any], type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+    fields = _FIELDS[type_]
+    for name, item in value.items():
+        first_minor, field_type = fields.get(name, (0, ""))
+        inner = f"{path}.{name}" if path else name
+        if not field_type:
+            missing = [
+                field for field, (first, _) in fields.items() if first <= version.minor and field not in value
+            ]
+            yield f"{inner}: unknown field{did_you_mean(name, missing)}"
+        elif first_minor > version.minor:
+            yield f"{inner}: unknown field in kube-scheduler {version}; it exists since 1.{first_minor}"
+        else:
+            yield from _check_type(item, field_type, inner, version)
+    args_type = f"{get_text(value, 'name')}{_ARGS}"
+    if type_ == "PluginConfig" and args_type in _FIELDS:
+        yield from _check_args(get(value, "args"), args_type, f"{path}.args", version)
+
+
+def _check_args(args: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+    """The arguments of a plugin; those of plugins that kube-scheduler does not know are not decoded."""
+    for name, expected in (("apiVersion", _GROUP_VERSION), ("kind", type_)):
+        actual = get(args, name)
+        if isinstance(actual, str) and actual not in ("", expected):
+            yield f"{path}.{name}: found {shown(actual)}, expected {expected}"
+    yield from _check_type(args, type_, path, version)
+
+
+def _has_type(value: Any, type_: str) -> bool:  # complexity: one branch for each type of value
+    if type_ == "bool":
+        return isinstance(value, bool)
+    if type_ == "map":
+        return isinstance(value, dict) and all(isinstance(item, str | None) for item in value.values())
+    if type_ in ("int32", "int64", "float"):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        bits = {"int32": 31, "int64": 63, "float": 127}[type_]
+        return -(2**bits) <= value < 2**bits and (type_ == "float" or value == int(value))
+    if not isinstance(value, str):
+        return False
+    if type_ == "bytes":
+        try:
+            base64.b64decode(value.replace("\n", "").replace("\r", ""), validate=True)
+        except ValueError:
+            return False
+    return type_ != "duration" or _DURATION.fullmatch(value) is not None
+
+
+def _check_values(document: Any) -> Iterator[str]:
+    """Values that kube-scheduler refuses after it has decoded the configuration."""
+    profiles = get_list(document, "profiles")
+    yield from _check_percentage(document, "")
+    if (parallelism := get_number(document, "parallelism")) is not None and parallelism < 0:
+        yield f"parallelism: found {parallelism}, expected 1 or more"
+    names = Counter(get(profile, "schedulerName") or DEFAULT_SCHEDULER for profile in profiles)
+    for name, count in names.items():
+        if count > 1:
+            yield f"profiles: found {count} with the schedulerName {shown(name)}, expected one"
+    for at, profile in enumerate(profiles):
+        yield from _check_profile(profile, f"profiles[{at}].")
+    yield from _check_extenders(get_list(document, "extenders"))
+
+
+def _check_percentage(value: Any, path: str) -> Iterator[str]:
+    percentage = get_number(value, "percentageOfNodesToScore") or 0
+    if not 0 <= percentage <= 100:  # noqa: PLR2004 - percent
+        yield f"{path}percentageOfNodesToScore: found {percentage}, expected 0 to 100"
+
+
+def _check_profile(profile: Any, path: str) -> Iterator[str]:
+    yield from _check_percentage(profile, path)
+    if get(profile, "schedulerName") == "":
+        yield f"{path}schedulerName: found an empty text, expected a name"
+    for point in get_mapping(profile, "plugins"):
+        for number, plugin in enumerate(get_list(profile, "plugins", point, "enabled")):
+            name = get_text(plugin, "name")
+            if name in _REMOVED_PLUGINS and point != "multiPoint":
+                yield f"{path}plugins.{point}.enabled[{number}]: {name} no longer exists; remove it"
+    for name, count in Counter(get_text(item, "name") for item in get_list(profile, "pluginConfig")).items():
+        if count > 1:
+            yield f"{path}pluginConfig: found {count} of the plugin {shown(name)}, expected one"
+
+
+def _check_extenders(extenders: list[Any]) -> Iterator[str]:
+    binders = [f"extenders[{at}]" for at, extender in enumerate(extenders) if get_text(extender, "bindVerb")]
+    if len(binders) > 1:
+        yield f"{' and '.join(binders[:2])}: found bindVerb in {len(binders)} entries, expected one"
+    seen: set[str] = set()
+    for at, extender in enumerate(extenders):
+        for number, resource in enumerate(get_list(extender, "managedResources")):
+            name = get_text(resource, "name")
+            place = f"extenders[{at}].managedResources[{number}].name"
+            if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
+                yield f"{place}: found {shown(name)}, expected an extended resource such as example.com/name"
+            elif name in seen:
+                yield f"{place}: found {shown(name)} twice in the configuration, expected once"
+            seen.add(name)
