@@ -6,7 +6,7 @@ they do to a pod. `make chart` writes the file, and a test compares it.
 
 from typing import Final
 
-from nodewise.policies.native_mode_pods import GATE
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 from tools.native_mode_expressions import (
     DENIED_ANNOTATION,

@@ -98,6 +98,10 @@ class Controller(ABC):
         """Endless tasks for every replica, the leader or not."""
         return ()
 
+    def lease_annotations(self) -> Mapping[str, str]:
+        """What the leader's Lease tells about this controller, as annotations."""
+        return {}
+
 
 class LeaderTask(ABC):
     """Work of the extender's leader beside the agents, an entry point of the group `nodewise.leader_tasks`.

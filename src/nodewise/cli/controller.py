@@ -25,6 +25,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.policies import native_mode_admission
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server, restrict_to_loopback
@@ -89,6 +90,9 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     api = connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
     config = server_components.set_namespace_of_agents(config, api.namespace)
     needs = object_feed.data_requirements(config.agents, config.agent_options)
+    if config.agent_options[TELEMETRY.name].native_mode is not True:
+        # off by default only while its admission policies are absent, and never right while they are installed
+        needs = needs._replace(watched=[*needs.watched, *native_mode_admission.WATCHED])
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
     snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
     leader = server_components.create_leader_tasks(config, api, snapshots, tools, "controller")

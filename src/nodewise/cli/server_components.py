@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -320,12 +321,18 @@ def create_leader_tasks(
     limited = api.with_rate_limit(5.0, 10, liveness.record_response)
     lock = LeaseLock(api.namespace, lease, identity, process=f"{host}_{suffix}")
     evaluation = EvaluationTime(registry)
-    elector = Elector(limited, lock, clock, registry, random.random, evaluation.annotations)
+    controllers: list[Controller] = []
+
+    def lease_annotations() -> dict[str, str]:
+        of_controllers = (controller.lease_annotations().items() for controller in controllers)
+        return {**evaluation.annotations(), **dict(chain.from_iterable(of_controllers))}
+
+    elector = Elector(limited, lock, clock, registry, random.random, lease_annotations)
     relister = SnapshotRelister(snapshots)
     own = (api.namespace, lambda: snapshots.cache.snapshot, relister, reservations, api.with_metadata_only())
     feed = snapshots.feed
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
-    controllers: list[Controller] = [
+    controllers += [
         kind.controller(config.agent_options[kind.name], handle)
         for kind in config.agents
         if isinstance(kind, ControllerKind)

@@ -302,6 +302,13 @@ class NodewiseWorkload(NamedTuple):
     def is_set(self, setting: str) -> bool:
         return self.settings.get(setting, "").lower() in ("true", "1", "yes", "on")
 
+    @property
+    def may_use_native_mode(self) -> bool:
+        """Whether native mode is on. A controller follows the admission policies if no setting says otherwise."""
+        if self.is_set("no_native_mode"):
+            return False
+        return self.is_set("native_mode") or (self.is_controller and not self.settings.get("native_mode"))
+
     def values(self, setting: str) -> list[str]:
         """The values of a setting that is a list."""
         return [value.strip() for value in self.settings.get(setting, "").split(",") if value.strip()]
@@ -313,7 +320,7 @@ Controllers = tuple[NodewiseWorkload, ...]
 
 def native_mode_workloads(*listed: tuple[NodewiseWorkload, ...]) -> list[NodewiseWorkload]:
     """The workloads that label nodes with the verdicts of policies."""
-    return [workload for workloads in listed for workload in workloads if workload.is_set("native_mode")]
+    return [workload for workloads in listed for workload in workloads if workload.may_use_native_mode]
 
 
 class AccessRight(NamedTuple):

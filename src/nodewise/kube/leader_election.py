@@ -36,6 +36,9 @@ CONTROLLER_LEASE: Final = "nodewise-controller"
 other agents have work of their own for a leader."""
 EVALUATION_ANNOTATION: Final = "nodewise.io/last-evaluation"
 """The annotation of the leader's Lease with the time of the last evaluation of all policies, RFC 3339."""
+NATIVE_MODE_ANNOTATION: Final = "nodewise.io/native-mode"
+"""The annotation of the leader's Lease with `on` or `off`: whether the leader labels nodes with verdicts and removes
+scheduling gates."""
 PROCESS_ANNOTATION: Final = "nodewise.io/leader-process"
 """The annotation of the leader's Lease with `LeaseLock.process`."""
 

@@ -43,7 +43,12 @@ _INFO: Final = {
     "kube_back": "Objects of a kind can be listed and watched again.",
     "kube_kind_left_out": (
         "The API server does not serve an optional kind, or refuses it to this account, so it has no objects:"
-        " nodes with GPUs of a DRA driver count as without GPUs. It is listed again every 30 s."
+        " nodes with GPUs of a DRA driver count as without GPUs, and without MutatingAdmissionPolicy native mode is off"
+        " by default. It is listed again every 30 s."
+    ),
+    "native_mode_changed": (
+        "Native mode is `on` or `off` from now on, by the settings or because its admission policies were installed or"
+        " removed."
     ),
     "kube_answers": "The API server responds again, after `away_s` seconds.",
     "leading": "This process leads: its controllers run.",
@@ -305,6 +310,10 @@ _ERROR: Final = {
     ),
     "request_failed": "A call failed with status 500 because of a defect. Please report it.",
     "task_failed": "A background task failed because of a defect and was restarted.",
+    "native_mode_off": (
+        "Native mode is off by `--no-native-mode`, and its admission policies are installed: new pods of `policies`"
+        " policies wait with a scheduling gate that nothing removes. Remove the option, or delete `deploy/native.yaml`."
+    ),
     "identity_duplicate": (
         "Another running process has the `--identity` of this one and holds the Lease. This process does not"
         " lead until the other one has ended: give each replica its own identity, such as the name of its"

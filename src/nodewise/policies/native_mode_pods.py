@@ -24,15 +24,13 @@ import numpy as np
 
 from nodewise.agent.verdicts import Reason
 from nodewise.policies import policy_selection, verdict_labels
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import interleave
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
 from nodewise.policies.selected_pods import ListedPodMetadata, PodLabelGroup, PodLabelGroups
 from nodewise.policies.state import PolicyState
 from nodewise.policies.verdict_labels import LabelledPolicy, NodeConstraints, PodConditions
-
-GATE: Final = "nodewise.io/policy-not-active"
-"""The scheduling gate of pods that were created before all nodes had the label of their policy."""
 
 _NAME_FIELD: Final = "metadata.name"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

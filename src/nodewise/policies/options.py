@@ -49,9 +49,10 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     queries_per_namespace: Annotated[int, msgspec.Meta(ge=1)] = 8
     """Limit of different queries in the rules of one trusted namespace."""
 
-    native_mode: bool = False
+    native_mode: Annotated[bool | None, Option("--native-mode/--no-native-mode")] = None
     """Label nodes with the verdict of each policy, and release the pods that wait for the first labels, for the
-    admission policies of deploy/native.yaml: kube-scheduler then enforces policies without calling nodewise."""
+    admission policies of deploy/native.yaml: kube-scheduler then enforces policies without calling nodewise. By
+    default, `nodewise controller` does so while these admission policies are installed, and the extender does not."""
 
     advertise_resource: Annotated[str, Option(metavar="NAME=AMOUNT")] = ""
     """Extended resource that is added to every node, such as `telemetry/scheduling=1000`. Without it, the descheduler

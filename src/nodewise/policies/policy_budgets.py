@@ -245,10 +245,9 @@ class NamespaceBudgets:
         self._rules = options.rules_per_namespace
         self._metrics = options.metrics_per_namespace
         self._queries = options.queries_per_namespace
-        self._native_mode = options.native_mode
         self._excluded = frozenset(filter(None, (SYSTEM_NAMESPACE, options.own_namespace)))
 
-    def enforce(self, policies: Mapping[PolicyKey, Policy]) -> dict[PolicyKey, Policy]:
+    def enforce(self, policies: Mapping[PolicyKey, Policy], *, native_mode: bool) -> dict[PolicyKey, Policy]:
         """All policies, in the same order, with what is beyond a budget made unusable or left out."""
         by_namespace: dict[str, list[Policy]] = {}
         for policy in self._limit_policies(policies.values()):
@@ -257,7 +256,7 @@ class NamespaceBudgets:
             name: self._enforce_rule_budgets(listed) if name else listed
             for name, listed in by_namespace.items()
         }
-        labelled = enforce_node_label_budget(evaluated, native_mode=self._native_mode)
+        labelled = enforce_node_label_budget(evaluated, native_mode=native_mode)
         enforced = {policy.key: policy for listed in labelled for policy in listed}
         return {key: enforced[key] for key in policies}
 

@@ -31,6 +31,10 @@ Status = PolicyStatus | PlacementPolicyStatus
 
 REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
 """The message of the condition AllNodesRejected of a policy that rejects every node without others."""
+_GATED: Final = (
+    "new pods of the policy wait with a scheduling gate that nothing removes: native mode is off, and the admission"
+    " policies of deploy/native.yaml are installed; remove --no-native-mode, or delete these admission policies"
+)
 _MAX_NAMED: Final = 5
 """Policies or nodes that a message names."""
 _MAX_SUGGESTED_FOR_S: Final = 1800.0
@@ -57,6 +61,9 @@ class StatusFacts(NamedTuple):
     """Which nodes refuse the label of native mode, and why; empty for none."""
     uncovered_pod: str = ""
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
+    are_pods_gated: bool = False
+    """Whether new pods get a scheduling gate that nothing removes: native mode is off, and its admission policies are
+    installed."""
 
 
 class ConditionKind(NamedTuple):
@@ -92,6 +99,9 @@ _SPARSE_SAMPLES: Final = ConditionKind(
 _LABEL_REFUSED: Final = ConditionKind(
     "LabelRefused", "False", "NodeRefusesLabel", "no node refuses the node label"
 )
+_PODS_GATED: Final = ConditionKind(
+    "PodsGated", "False", "NativeModeOff", "native mode is on, or its admission policies are not installed"
+)
 CONDITIONS: Final = (
     ConditionKind("Ready", "True", "", "every rule applies", is_always_set=True),
     ConditionKind("MetricsAvailable", "True", "", "every metric is available", is_always_set=True),
@@ -113,6 +123,7 @@ CONDITIONS: Final = (
     _INCOMPLETE,
     _SPARSE_SAMPLES,
     _LABEL_REFUSED,
+    _PODS_GATED,
 )
 """The conditions of a PlacementPolicy or ClusterPlacementPolicy."""
 TASPOLICY_CONDITIONS: Final = (
@@ -137,6 +148,7 @@ TASPOLICY_CONDITIONS: Final = (
     ),
     _NOT_ENFORCED,
     _LABEL_REFUSED,
+    _PODS_GATED,
 )
 NOT_READY: Final = {
     "Invalid": "Valid",
@@ -145,6 +157,7 @@ NOT_READY: Final = {
     "NotTrusted": "NotTrusted",
     "MetricsUnavailable": "MetricsAvailable",
     "LabelRefused": "LabelRefused",
+    "PodsGated": "PodsGated",
 }
 """The reasons of the condition Ready, most important first, each with the condition whose message it has."""
 GOOD_STATUSES: Final[Mapping[str, str]] = {kind.type: kind.good for kind in CONDITIONS}
@@ -258,6 +271,7 @@ def _condition_messages(  # complexity: one entry for each condition
             state.sparse_samples, "max_age" if is_taspolicy else "maxAge"
         ),
         "LabelRefused": facts.label_refusal,
+        "PodsGated": _GATED if facts.are_pods_gated else "",
     }
 
 

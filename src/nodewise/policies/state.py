@@ -8,6 +8,7 @@ from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
 from nodewise.metrics.series import Column, Series, build_column, empty_column, is_near
 from nodewise.policies import (
+    native_mode_admission,
     node_labels,
     placement_policy_parser,
     policy_rejection_reasons,
@@ -102,17 +103,27 @@ class TelemetryState(NamedTuple):
 
     policies: Mapping[PolicyKey, PolicyState]
     selection: SelectionIndex
+    native_mode: bool = True
+    """Whether native mode is on, by the settings or because its admission policies are installed."""
+    has_native_admission: bool = False
+    """Whether its admission policies are installed; False where they are not watched, as in the extender."""
 
 
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     """Caches parsed policies and metric columns, so that only changes are computed again."""
 
-    inputs = Inputs(frozenset({*POLICY_KINDS, NAMESPACES}))
+    inputs = Inputs(
+        frozenset({*POLICY_KINDS, NAMESPACES, *(watched.name for watched in native_mode_admission.WATCHED)})
+    )
 
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
+        self._configured_native_mode = options.native_mode
+        self._native_mode = False
+        """Whether native mode is on, by the objects of the last call of `policies`."""
+        self._has_native_admission = False
         self._own_namespace = options.own_namespace
         self._parsed: dict[PolicyKey, tuple[PolicyObject, bool, Policy]] = {}
         """By key: the object, whether its namespace is trusted, and the parsed policy, before budgets."""
@@ -149,9 +160,13 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                     policy = self._trust.restrict_untrusted_policy(policy)
                 known = (policy_object, is_trusted, policy)
             policies_by_key[key] = known
-        if policies_by_key != self._parsed:
+        self._has_native_admission = native_mode_admission.is_installed(objects)
+        configured, before = self._configured_native_mode, self._native_mode
+        self._native_mode = self._has_native_admission if configured is None else configured
+        if policies_by_key != self._parsed or self._native_mode != before:
             self._enforced = self._budgets.enforce(
-                {key: policy for key, (_, _, policy) in policies_by_key.items()}
+                {key: policy for key, (_, _, policy) in policies_by_key.items()},
+                native_mode=self._native_mode,
             )
         self._parsed = policies_by_key
         return self._enforced
@@ -195,7 +210,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             yield
         self._rules.finish()
         self._rule_states.finish()
-        return TelemetryState(states, self._update_selection(cluster_state.objects))
+        selection = self._update_selection(cluster_state.objects)
+        return TelemetryState(states, selection, self._native_mode, self._has_native_admission)
 
     def _update_column(
         self, metric_request: MetricRequest, cluster_state: ClusterState

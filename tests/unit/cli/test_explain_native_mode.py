@@ -11,7 +11,7 @@ from nodewise.cli.explain import explanation, pod_state, rendering
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.kube.resource_kinds import LEASES, NAMESPACES, NODES, PODS
-from nodewise.policies.native_mode_pods import GATE
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policies.verdict_labels import label_key
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -219,6 +219,7 @@ def with_unparsed_configuration() -> Facts:
     return SOUND._replace(schedulers=(unreadable,))
 
 
+LEFT_ALONE = {"labels-frozen", "policy-without-effect"}
 CASES: list[tuple[str, Facts, set[str]]] = [
     (
         "a missing definition",
@@ -239,7 +240,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
     ("native mode", NATIVE, set()),
-    ("a controller without native mode", with_controller(), {"labels-frozen", "policy-without-effect"}),
+    ("a controller that follows the admission policies", with_controller(), set()),
+    *(
+        ("a controller without native mode", with_controller(**{name: value}), LEFT_ALONE)
+        for name, value in (("native_mode", "false"), ("no_native_mode", "true"))
+    ),
     ("a controller that is not ready", with_controller(ready=0, native_mode="true"), {"replicas-not-ready"}),
     ("no replica leads", native(leases=()), {"labels-frozen"}),
     (

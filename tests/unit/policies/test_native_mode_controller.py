@@ -21,6 +21,7 @@ from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
@@ -69,6 +70,9 @@ class SlowApi(FakeApi):
         name = path.rpartition("/")[2]
         if self.refused and (name == self.refused or (self.refuses_prefix and name.startswith(self.refused))):
             raise self.refusal
+        if kind == "json":  # only gates of pods
+            self.calls.append(("patch", path))
+            return b"{}"
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
     async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
@@ -136,6 +140,7 @@ class NativeModeFixture:
         mode: Mode = "Enforce",
         canary: Canary | None = None,
         selects: bool = False,
+        is_on: bool = True,
     ) -> None:
         """Run one step with a snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
@@ -144,7 +149,7 @@ class NativeModeFixture:
         policy = Policy(KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid)
         verdict = AvoidVerdict(codes, (RuleBroken(KEY, (RULE,)),)) if avoids else None
         state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
-        agent_state = TelemetryState({KEY: state}, SelectionIndex([policy], {}))
+        agent_state = TelemetryState({KEY: state}, SelectionIndex([policy], {}), is_on)
         await self.native.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), agent_state)
 
     async def activate(self, *violating: str) -> None:
@@ -450,6 +455,50 @@ async def test_a_policy_in_the_mode_shadow_has_no_labels_and_is_new_when_it_is_e
         fixture.watch()
         await fixture.step("n0", awaits_metrics=True)
         assert fixture.status() == fixture.status_with(active=False)
+
+
+async def test_a_policy_is_new_when_native_mode_is_installed_after_the_controller() -> None:
+    async with native_mode(100) as fixture:
+        fixture.api.takes_s = 0.1
+        for _ in range(3):
+            await fixture.step(*fixture.names, is_on=False)
+            fixture.api.clock.advance(5)
+        assert (fixture.labelled(), fixture.status()) == ({}, None)
+        await fixture.step(*fixture.names)
+        assert 0 < len(fixture.labelled()) < 100
+        assert fixture.status() == fixture.status_with(active=False)
+
+
+async def test_labels_go_a_moment_after_native_mode_was_removed() -> None:
+    async with native_mode() as fixture:
+        await fixture.activate("n0")
+        fixture.api.clock.advance(9)
+        await fixture.step("n0", is_on=False)  # an update deletes and creates the admission policies
+        assert (fixture.labelled(), fixture.status()) == (
+            {"n0": "violating"},
+            fixture.status_with(active=True),
+        )
+        fixture.api.clock.advance(2)
+        await fixture.step("n0", is_on=False)
+        assert (fixture.labelled(), fixture.status()["active"]) == ({}, False)
+
+
+@pytest.mark.parametrize("namespace", ["web", "other"])
+async def test_pods_that_wait_when_native_mode_is_removed_keep_the_labels_of_their_policies_and_lose_the_gate(
+    namespace: str,
+) -> None:
+    """The policy of another namespace is not the pod's own: it keeps no label, and the pod does not wait for it."""
+    async with native_mode() as fixture:
+        pod = _waiting_pod("waits", fixture.label, namespace=namespace)
+        await fixture.put_pods(pod | {"spec": pod["spec"] | {"schedulingGates": [{"name": GATE}]}})
+        await fixture.step("n0", awaits_metrics=True)
+        fixture.watch()
+        for _ in range(3):
+            fixture.api.clock.advance(11)
+            await fixture.step("n0", is_on=False)
+            fixture.watch()
+        assert fixture.labelled() == ({"n0": "violating"} if namespace == "web" else {})
+        assert ("patch", PODS.path(namespace, "waits")) in fixture.api.calls
 
 
 async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:

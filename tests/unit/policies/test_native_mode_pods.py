@@ -8,7 +8,8 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import native_mode_pods
-from nodewise.policies.native_mode_pods import GATE, UncoveredPods, UnscheduledPod
+from nodewise.policies.native_mode_admission import GATE
+from nodewise.policies.native_mode_pods import UncoveredPods, UnscheduledPod
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,

@@ -9,7 +9,7 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
-from nodewise.policies import native_mode_pods
+from nodewise.policies import native_mode_admission, native_mode_pods
 from nodewise.policies.native_mode_pods import NoteSchedule, UnscheduledPod
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleBroken
@@ -42,7 +42,7 @@ def pod(name: str, namespace: str = "web", *, message: str = MISMATCH, gated: bo
         "metadata": {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}"},
         "spec": {
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
-            "schedulingGates": [{"name": native_mode_pods.GATE}] if gated else [],
+            "schedulingGates": [{"name": native_mode_admission.GATE}] if gated else [],
         },
         "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
     }

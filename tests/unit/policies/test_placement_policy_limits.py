@@ -26,7 +26,9 @@ def policy(name: str, kind: PolicyKind = "PlacementPolicy", created: str = "", *
 
 
 def enforce(*policies: Policy, **options: Any) -> dict[PolicyKey, Policy]:
-    return NamespaceBudgets(TelemetryOptions(**options)).enforce({policy.key: policy for policy in policies})
+    return NamespaceBudgets(TelemetryOptions(**options)).enforce(
+        {policy.key: policy for policy in policies}, native_mode=False
+    )
 
 
 def test_at_most_50_policies_of_a_namespace_and_of_the_cluster_are_enforced_the_oldest_first() -> None:

@@ -19,8 +19,9 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
-from nodewise.policies import KIND, native_mode_pods, policy_selection
+from nodewise.policies import KIND, policy_selection
 from nodewise.policies.agent import find_misspelt_policy_label
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, VERDICT_LABELS
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
@@ -433,7 +434,7 @@ async def _read_native_state(  # complexity: one result of several parts
 ) -> NativeState | None:
     """The state of a pod, given the policies by label key; None if native mode does not concern the pod."""
     wanted = verdict_requirements(pod.spec)
-    gated = any(gate.name == native_mode_pods.GATE for gate in pod.spec.schedulingGates or ())
+    gated = any(gate.name == GATE for gate in pod.spec.schedulingGates or ())
     keys = {requirement.key for requirement in wanted}
     not_covering = tuple(
         f"{policy.policy} selects the pod and has no effect on it: "

@@ -19,7 +19,7 @@ from nodewise.engine.scheduling_attempt_explanation import (
     NodeExplanation,
     ScorePart,
 )
-from nodewise.policies.native_mode_pods import GATE
+from nodewise.policies.native_mode_admission import GATE
 
 
 def format_agent_values(by_agent: Mapping[str, Mapping[str, Any]]) -> str:

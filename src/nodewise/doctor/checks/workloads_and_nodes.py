@@ -101,7 +101,7 @@ def check_missing_admission_policies(
     for listed in writing:
         namespace, account = listed.workload.namespace, listed.workload.account
         files = {"nodes": "deploy/rbac.yaml"}
-        if "gpu" in listed.agents or listed.is_set("native_mode"):
+        if "gpu" in listed.agents or listed.may_use_native_mode:
             files["pods"] = "deploy/gpu.yaml" if "gpu" in listed.agents else "deploy/controller.yaml"
         for resource, file in files.items():
             if not is_limited(resource, f"'system:serviceaccount:{namespace}:{account}'"):

@@ -122,7 +122,7 @@ def needed_rights(  # complexity: each agent and mode adds rules
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
     files = {("rbac.yaml", "ClusterRole"), ("rbac.yaml", "Role")}
-    if extender.is_set("native_mode"):
+    if extender.may_use_native_mode:
         files.add(("controller.yaml", "ClusterRole"))
     if extender.is_controller:
         files.add(("controller.yaml", "Role"))
@@ -156,6 +156,8 @@ def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
         return not extender.is_controller
     if right.group in ("telemetry.intel.com", "nodewise.io") or right.resource == "namespaces":
         return "telemetry" in extender.agents
+    if right.group == _MUTATING[0].group:
+        return extender.is_controller
     if right.resource == "nodes/status":
         return "advertise_resource" in extender.settings
     return True

@@ -12,8 +12,9 @@ from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.base import cooperative_scheduling
 from nodewise.kube.api_server_interface import run_api_calls
+from nodewise.kube.leader_election import NATIVE_MODE_ANNOTATION
 from nodewise.observe import logs
-from nodewise.policies import node_labels, selected_pods
+from nodewise.policies import native_mode_admission, node_labels, selected_pods
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
 from nodewise.policies.controller.policy_guard import GuardWatch
@@ -33,7 +34,11 @@ class TelemetryController(Controller):
         self._pods = SelectedPodWatch(handle)
         self._guards = GuardWatch(handle)
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
-        self._native_mode = NativeMode(handle) if options.native_mode else NativeStatusReset(handle)
+        # where the admission policies are not watched, as in the extender, native mode is off by default
+        follows = options.native_mode is None and native_mode_admission.POLICIES in handle.objects
+        may_be_on = options.native_mode or follows
+        self._native_mode = NativeMode(handle) if may_be_on else NativeStatusReset(handle)
+        self._is_native_mode_on = False
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -54,12 +59,18 @@ class TelemetryController(Controller):
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
+            if agent_state.native_mode != self._is_native_mode_on:
+                self._is_native_mode_on = agent_state.native_mode
+                logs.emit("native_mode_changed", native_mode=_on_or_off(agent_state.native_mode))
             parts = (
                 partial(self._write, snapshot, agent_state),
                 self._advertiser.step,
                 partial(self._native_mode.step, snapshot, agent_state),
             )
             await run_api_calls(part() for part in parts)
+
+    def lease_annotations(self) -> Mapping[str, str]:
+        return {NATIVE_MODE_ANNOTATION: _on_or_off(self._is_native_mode_on)}
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
@@ -94,7 +105,12 @@ class TelemetryController(Controller):
                 step_back=step_backs.get(key),
                 label_refusal=native.refusals.get(state.policy.uid, ""),
                 uncovered_pod=native.uncovered.get(state.policy.uid, ""),
+                are_pods_gated=state.policy.uid in native.gated,
             )
             for key, state in states.items()
         }
         await self._statuses.step(states, facts)
+
+
+def _on_or_off(is_on: bool) -> str:
+    return "on" if is_on else "off"

@@ -270,6 +270,8 @@ _VISIBLE_S: Final = 2.0
 """The time between the last label of a new policy and its first pods. kube-scheduler watches nodes and pods by separate
 requests, so it may see a pod without a gate before it sees labels that were written earlier.
 """
+_REMOVED_S: Final = 10.0
+"""The time after which absent admission policies count as removed. An update may delete and create them."""
 _CONFIRMED_S: Final = 60.0
 """The time after which a status is written again if the watch does not show it."""
 _ONLY_EXTENDER: Final = (
@@ -298,6 +300,8 @@ class NativeFindings(NamedTuple):
     """A message about the nodes that refuse the label of a policy."""
     uncovered: Mapping[str, str] = {}
     """A pod that a policy selects and that does not require its label."""
+    gated: frozenset[str] = frozenset()
+    """The policies whose new pods get a scheduling gate that nothing removes."""
 
 
 class NativeMode:
@@ -320,6 +324,8 @@ class NativeMode:
         self._uncovered = UncoveredPods()
         self._notes = NoteSchedule()
         self._event_limit = TokenBucket(_EVENTS_PER_S, _BURST)
+        self._last_on_s = float("-inf")
+        """The monotonic time of the last step in which native mode was on."""
         self.findings = NativeFindings()
 
     def begin(self) -> None:
@@ -339,14 +345,18 @@ class NativeMode:
         return None if kept is None else msgspec.structs.replace(kept, group=group)
 
     async def step(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
-        """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others."""
+        """Write what differs from the snapshot. A failure of one node, policy or pod does not affect the others.
+
+        After the admission policies were removed, only policies have labels for whose pods there is a requirement, so
+        that these pods do not wait for ever.
+        """
         if not self._pods.synced:
             return
         if self._is_new_leader:
             self._deleted.begin(await self._deleted_lease.load())
             self._is_new_leader = False
         clock = self._handle.clock
-        states, selection = agent_state
+        states, selection = agent_state.policies, agent_state.selection
         pods = list(self._pods.store.values())
         policies = {key: _labelled_policy(state) for key, state in states.items() if state.policy.uid}
         live = {labelled.label: key for key, labelled in policies.items()}
@@ -355,6 +365,14 @@ class NativeMode:
         own_pods = await cooperative_scheduling.run(
             native_mode_pods.remove_foreign_keys(pods, live, selection)
         )
+        if agent_state.native_mode:
+            self._last_on_s = clock.monotonic()
+        is_on = clock.monotonic() - self._last_on_s < _REMOVED_S
+        needed = live.keys() if is_on else _labels_that_pods_require(own_pods, live.keys())
+        policies = {
+            key: labelled if labelled.label in needed else labelled._replace(codes=None)
+            for key, labelled in policies.items()
+        }
         required_ok = native_mode_pods.keys_with_ok(own_pods)
         waited_for = self._labels_of_waiting_pods(policies.values(), required_ok)
         self._deleted.keep(waited_for)
@@ -364,7 +382,9 @@ class NativeMode:
                 policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
             )
         )
-        not_enforced = {labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values()}
+        not_enforced = {
+            labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values() if is_on
+        }
         # the status is written at the same time as the labels
         self.findings = self.findings._replace(
             not_enforced={uid: reason for uid, reason in not_enforced.items() if reason}
@@ -373,18 +393,19 @@ class NativeMode:
             rejected = native_mode_pods.count_rejected(pods)
             await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected)
         finally:
-            wanted = self._desired_statuses(policies, columns)
+            wanted = self._desired_statuses(policies, columns, needed)
             # pods of a TASPolicy without the requirement are denied
             covered = {
                 key: policies[key]
                 for key, status in wanted.items()
-                if status.node_label and key.kind != "TASPolicy"
+                if is_on and status.node_label and key.kind != "TASPolicy"
             }
             uncovered = await cooperative_scheduling.run(
                 self._uncovered.find(selection, covered, clock.monotonic())
             )
             self.findings = self.findings._replace(refusals=self._progress.refusals, uncovered=uncovered)
-            await self._write_statuses_and_gates(wanted, pods, policies, deleted)
+            unused = frozenset(live.keys() - needed)
+            await self._write_statuses_and_gates(wanted, pods, policies, deleted | unused)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
 
     def _deleted_keys(self, pods: Iterable[UnscheduledPod], live: Container[str]) -> frozenset[str]:
@@ -420,14 +441,16 @@ class NativeMode:
         return policy_budgets.admit_labels_of_waiting_pods(wanted, counts, free)
 
     def _desired_statuses(
-        self, policies: Mapping[PolicyKey, LabelledPolicy], columns: Container[str]
+        self, policies: Mapping[PolicyKey, LabelledPolicy], columns: Container[str], needed: Container[str]
     ) -> dict[PolicyKey, _NativeStatus]:
+        """The status of each policy. `needed` are the keys of the policies that native mode enforces."""
         now_s = self._handle.clock.monotonic()
-        pending = self._labels.pending_labels(self._progress.unlabelled_keys(policies.values()))
-        self._progress.update(policies.values(), pending, self._labels.failures(), now_s)
+        enforced = [labelled for labelled in policies.values() if labelled.label in needed]
+        pending = self._labels.pending_labels(self._progress.unlabelled_keys(enforced))
+        self._progress.update(enforced, pending, self._labels.failures(), now_s)
         wanted = {}
         for key, labelled in policies.items():
-            if not policy_selection.has_labels(labelled.policy):
+            if not policy_selection.has_labels(labelled.policy) or labelled.label not in needed:
                 wanted[key] = _NativeStatus()
                 continue
             uid, node_label = labelled.policy.uid, labelled.label if labelled.label in columns else ""
@@ -449,9 +472,11 @@ class NativeMode:
         wanted: Mapping[PolicyKey, _NativeStatus],
         pods: Iterable[UnscheduledPod],
         policies: Mapping[PolicyKey, LabelledPolicy],
-        deleted: frozenset[str],
+        without_effect: frozenset[str],
     ) -> None:
-        """Pods do not wait for policies that are active, that have no label, or that are deleted."""
+        """Pods do not wait for policies that are active, that have no label, or that have no effect: `without_effect`
+        are the label keys of deleted policies, and of those that native mode does not enforce any more.
+        """
         self._statuses.retain(policies)
         released = {
             policies[key].label
@@ -468,7 +493,7 @@ class NativeMode:
                 uid = policies[key].policy.uid
                 if self._current_status(key, uid) not in (None, status):
                     yield key, partial(self._statuses.write, key, uid, status)
-            for pod in native_mode_pods.releasable_pods(pods, deleted | released):
+            for pod in native_mode_pods.releasable_pods(pods, without_effect | released):
                 nodes = frozenset(chain.from_iterable(excluded.get(key, ()) for key in pod.keys))
                 patch = native_mode_pods.gate_removal(pod, nodes)
                 if patch is not None:  # otherwise it waits until the nodes have their labels
@@ -515,17 +540,16 @@ class NativeStatusReset:
     native mode runs as well, against the documentation, they do not overwrite each other all the time.
     """
 
-    findings = NativeFindings()
-
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
+        self.findings = NativeFindings()
         self._statuses = _status_patcher(handle)
         self._examined: set[str] = set()
         """Policies by uid."""
 
     def begin(self) -> None:
         """Start as the leader: all policies are examined again."""
-        self._examined = set()
+        self._examined, self.findings = set(), NativeFindings()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return ()
@@ -533,6 +557,14 @@ class NativeStatusReset:
     async def step(self, _: Snapshot, agent_state: TelemetryState) -> None:
         """Reset the policies that this leader has not examined, for `STEP_S` at most."""
         policies = [state.policy for state in agent_state.policies.values() if state.policy.uid]
+        gated = [
+            policy.uid
+            for policy in policies
+            if agent_state.has_native_admission and policy_budgets.has_verdict_label(policy)
+        ]
+        if gated and not self.findings.gated:
+            logs.emit("native_mode_off", policies=len(gated))
+        self.findings = NativeFindings(gated=frozenset(gated))
         self._examined &= {policy.uid for policy in policies}
         await self._statuses.run(
             (policy.key, partial(self._reset, policy))
@@ -559,6 +591,17 @@ def _status_patcher(
         isolated,
         confirmed_s=confirmed_s,
     )
+
+
+def _labels_that_pods_require(pods: Iterable[UnscheduledPod], live: Container[str]) -> frozenset[str]:
+    """The label keys of policies that unscheduled pods require, within the limits of their namespaces."""
+    namespaces: dict[str, set[str]] = {}
+    for pod in pods:
+        for key in pod.keys:
+            if key in live:
+                namespaces.setdefault(key, set()).add(pod.metadata.namespace)
+    required = [(key, frozenset(names)) for key, names in sorted(namespaces.items())]
+    return policy_budgets.admit_labels_of_waiting_pods(required, {}, policy_budgets.MAX_NODE_LABEL_BYTES)
 
 
 def _labelled_policy(state: PolicyState) -> LabelledPolicy:
