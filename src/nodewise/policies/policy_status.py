@@ -31,10 +31,6 @@ Status = PolicyStatus | PlacementPolicyStatus
 
 REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
 """The message of the condition AllNodesRejected of a policy that rejects every node without others."""
-_GATED: Final = (
-    "new pods of the policy wait with a scheduling gate that nothing removes: native mode is off, and the admission"
-    " policies of deploy/native.yaml are installed; remove --no-native-mode, or delete these admission policies"
-)
 _MAX_NAMED: Final = 5
 """Policies or nodes that a message names."""
 _MAX_SUGGESTED_FOR_S: Final = 1800.0
@@ -61,9 +57,8 @@ class StatusFacts(NamedTuple):
     """Which nodes refuse the label of native mode, and why; empty for none."""
     uncovered_pod: str = ""
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
-    are_pods_gated: bool = False
-    """Whether new pods get a scheduling gate that nothing removes: native mode is off, and its admission policies are
-    installed."""
+    gated_pods: str = ""
+    """Why new pods get a scheduling gate that nothing removes; empty if they do not."""
 
 
 class ConditionKind(NamedTuple):
@@ -271,7 +266,7 @@ def _condition_messages(  # complexity: one entry for each condition
             state.sparse_samples, "max_age" if is_taspolicy else "maxAge"
         ),
         "LabelRefused": facts.label_refusal,
-        "PodsGated": _GATED if facts.are_pods_gated else "",
+        "PodsGated": facts.gated_pods,
     }
 
 

@@ -105,7 +105,7 @@ class TelemetryController(Controller):
                 step_back=step_backs.get(key),
                 label_refusal=native.refusals.get(state.policy.uid, ""),
                 uncovered_pod=native.uncovered.get(state.policy.uid, ""),
-                are_pods_gated=state.policy.uid in native.gated,
+                gated_pods=native.gated.get(state.policy.uid, ""),
             )
             for key, state in states.items()
         }

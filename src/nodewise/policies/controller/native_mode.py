@@ -7,7 +7,17 @@ and records Events on pods that kube-scheduler finds no node for, because of pol
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -277,6 +287,10 @@ _CONFIRMED_S: Final = 60.0
 _ONLY_EXTENDER: Final = (
     "native mode does not enforce it: a canary by percent needs an extender; use canary.podSelector"
 )
+_GATED: Final = (
+    "new pods of the policy wait with a scheduling gate that nothing removes: native mode is off, and the admission"
+    " policies of deploy/native.yaml are installed; remove --no-native-mode, or delete these admission policies"
+)
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
 
@@ -300,8 +314,8 @@ class NativeFindings(NamedTuple):
     """A message about the nodes that refuse the label of a policy."""
     uncovered: Mapping[str, str] = {}
     """A pod that a policy selects and that does not require its label."""
-    gated: frozenset[str] = frozenset()
-    """The policies whose new pods get a scheduling gate that nothing removes."""
+    gated: Mapping[str, str] = {}
+    """Why the new pods of a policy get a scheduling gate that nothing removes."""
 
 
 class NativeMode:
@@ -326,6 +340,7 @@ class NativeMode:
         self._event_limit = TokenBucket(_EVENTS_PER_S, _BURST)
         self._last_on_s = float("-inf")
         """The monotonic time of the last step in which native mode was on."""
+        self._is_on = False
         self.findings = NativeFindings()
 
     def begin(self) -> None:
@@ -365,10 +380,7 @@ class NativeMode:
         own_pods = await cooperative_scheduling.run(
             native_mode_pods.remove_foreign_keys(pods, live, selection)
         )
-        if agent_state.native_mode:
-            self._last_on_s = clock.monotonic()
-        is_on = clock.monotonic() - self._last_on_s < _REMOVED_S
-        needed = live.keys() if is_on else _labels_that_pods_require(own_pods, live.keys())
+        needed = self._labels_in_effect(agent_state, own_pods, live.keys())
         policies = {
             key: labelled if labelled.label in needed else labelled._replace(codes=None)
             for key, labelled in policies.items()
@@ -383,7 +395,9 @@ class NativeMode:
             )
         )
         not_enforced = {
-            labelled.policy.uid: _not_enforced(labelled.policy) for labelled in policies.values() if is_on
+            labelled.policy.uid: _not_enforced(labelled.policy)
+            for labelled in policies.values()
+            if labelled.label in needed
         }
         # the status is written at the same time as the labels
         self.findings = self.findings._replace(
@@ -394,19 +408,41 @@ class NativeMode:
             await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected)
         finally:
             wanted = self._desired_statuses(policies, columns, needed)
-            # pods of a TASPolicy without the requirement are denied
-            covered = {
-                key: policies[key]
-                for key, status in wanted.items()
-                if is_on and status.node_label and key.kind != "TASPolicy"
-            }
-            uncovered = await cooperative_scheduling.run(
-                self._uncovered.find(selection, covered, clock.monotonic())
-            )
+            uncovered = await cooperative_scheduling.run(self._find_uncovered(selection, policies, wanted))
             self.findings = self.findings._replace(refusals=self._progress.refusals, uncovered=uncovered)
             unused = frozenset(live.keys() - needed)
             await self._write_statuses_and_gates(wanted, pods, policies, deleted | unused)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
+
+    def _labels_in_effect(
+        self, agent_state: TelemetryState, pods: Iterable[UnscheduledPod], live: Collection[str]
+    ) -> Collection[str]:
+        """The keys of the policies that native mode enforces: all, or those that waiting pods still require."""
+        now_s = self._handle.clock.monotonic()
+        self._last_on_s = now_s if agent_state.native_mode else self._last_on_s
+        self._is_on = now_s - self._last_on_s < _REMOVED_S
+        if self._is_on:
+            return live
+        namespaces: dict[str, set[str]] = {}
+        for pod in pods:
+            for key in pod.keys.intersection(live):
+                namespaces.setdefault(key, set()).add(pod.metadata.namespace)
+        required = [(key, frozenset(names)) for key, names in sorted(namespaces.items())]
+        return policy_budgets.admit_labels_of_waiting_pods(required, {}, policy_budgets.MAX_NODE_LABEL_BYTES)
+
+    def _find_uncovered(
+        self,
+        selection: SelectionIndex,
+        policies: Mapping[PolicyKey, LabelledPolicy],
+        statuses: Mapping[PolicyKey, _NativeStatus],
+    ) -> Generator[None, None, dict[str, str]]:
+        """By uid of a policy, a pod that does not require its label. Pods of a TASPolicy without it are denied."""
+        covered = {
+            key: policies[key]
+            for key, status in statuses.items()
+            if self._is_on and status.node_label and key.kind != "TASPolicy"
+        }
+        return self._uncovered.find(selection, covered, self._handle.clock.monotonic())
 
     def _deleted_keys(self, pods: Iterable[UnscheduledPod], live: Container[str]) -> frozenset[str]:
         """The keys of pods that have belonged to no policy for some time."""
@@ -557,14 +593,14 @@ class NativeStatusReset:
     async def step(self, _: Snapshot, agent_state: TelemetryState) -> None:
         """Reset the policies that this leader has not examined, for `STEP_S` at most."""
         policies = [state.policy for state in agent_state.policies.values() if state.policy.uid]
-        gated = [
-            policy.uid
+        gated = {
+            policy.uid: _GATED
             for policy in policies
             if agent_state.has_native_admission and policy_budgets.has_verdict_label(policy)
-        ]
+        }
         if gated and not self.findings.gated:
             logs.emit("native_mode_off", policies=len(gated))
-        self.findings = NativeFindings(gated=frozenset(gated))
+        self.findings = NativeFindings(gated=gated)
         self._examined &= {policy.uid for policy in policies}
         await self._statuses.run(
             (policy.key, partial(self._reset, policy))
@@ -591,17 +627,6 @@ def _status_patcher(
         isolated,
         confirmed_s=confirmed_s,
     )
-
-
-def _labels_that_pods_require(pods: Iterable[UnscheduledPod], live: Container[str]) -> frozenset[str]:
-    """The label keys of policies that unscheduled pods require, within the limits of their namespaces."""
-    namespaces: dict[str, set[str]] = {}
-    for pod in pods:
-        for key in pod.keys:
-            if key in live:
-                namespaces.setdefault(key, set()).add(pod.metadata.namespace)
-    required = [(key, frozenset(names)) for key, names in sorted(namespaces.items())]
-    return policy_budgets.admit_labels_of_waiting_pods(required, {}, policy_budgets.MAX_NODE_LABEL_BYTES)
 
 
 def _labelled_policy(state: PolicyState) -> LabelledPolicy:
