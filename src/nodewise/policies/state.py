@@ -160,8 +160,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
                     policy = self._trust.restrict_untrusted_policy(policy)
                 known = (policy_object, is_trusted, policy)
             policies_by_key[key] = known
-        is_other_mode = self._update_native_mode(objects)
-        if policies_by_key != self._parsed or is_other_mode:
+        had_native_mode = self._native_mode
+        self._update_native_mode(objects)
+        if (policies_by_key, self._native_mode) != (self._parsed, had_native_mode):
             self._enforced = self._budgets.enforce(
                 {key: policy for key, (_, _, policy) in policies_by_key.items()},
                 native_mode=self._native_mode,
@@ -169,12 +170,11 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._parsed = policies_by_key
         return self._enforced
 
-    def _update_native_mode(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> bool:
-        """Follow the admission policies of native mode. Returns whether native mode began or ended."""
+    def _update_native_mode(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
+        """Follow the admission policies of native mode, unless a setting decides."""
         self._has_native_admission = native_mode_admission.is_installed(objects)
-        configured, before = self._configured_native_mode, self._native_mode
+        configured = self._configured_native_mode
         self._native_mode = self._has_native_admission if configured is None else configured
-        return self._native_mode != before
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
