@@ -70,14 +70,17 @@ def test_an_installation_and_a_policy(
     from_nodewise = [
         block for block in docs_page_code_blocks.blocks(CLUSTER) if block not in [*to_nodewise, *end]
     ]
+    policy_file, status = docs_page_code_blocks.blocks(README)[:2]
     readme = [
+        policy_file,
         *docs_page_code_blocks.section(README, "## Install"),
-        *docs_page_code_blocks.section(README, "## The first policy", "\nAdministrators"),
+        *docs_page_code_blocks.section(README, "## The first policy", "\n`nodewise explain"),
+        status,
     ]
     uninstall = docs_page_code_blocks.section(NATIVE, "## Uninstall")
     policy_blocks = docs_page_code_blocks.blocks(POLICY)
     sizes = [len(part) for part in (to_nodewise, readme, uninstall, from_nodewise, policy_blocks, end)]
-    assert sizes == [3, 3, 1, 5, 15, 1]
+    assert sizes == [3, 4, 1, 5, 15, 1]
     with laptop(cluster, control_plane_programs, container_programs.busybox, archive, tmp_path) as reader:
         try:
             reader.follows([*to_nodewise, *readme])

@@ -185,6 +185,17 @@ def test_policies_in_pages_and_examples_have_no_problems() -> None:
     assert kinds == set(RESOURCES)
 
 
+def test_a_clone_has_a_placed_pod_after_at_most_twelve_commands() -> None:
+    """`tests/node/test_docs_learn_pages.py` follows these blocks, with the two commands of kind between them."""
+    readme = ROOT / "README.md"
+    install = docs_page_code_blocks.section(readme, "## Install")
+    first_policy = docs_page_code_blocks.section(readme, "## The first policy", "\n`nodewise explain")
+    typed = [step.typed for block in (*install, *first_policy) for step in docs_page_code_blocks.steps(block)]
+    commands = [command for text in typed for command in docs_page_code_blocks.commands(text)]
+    assert ["kubectl", "run", "web"] in [command[:3] for command in commands]
+    assert len(commands) <= 12
+
+
 def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in COMMANDS if f"nodewise {name}" not in text] == []
