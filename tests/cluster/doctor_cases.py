@@ -29,6 +29,10 @@ class DoctorCase(NamedTuple):
 _POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"
 _NATIVE_ADMISSION = [item for item in native_mode.MANIFEST if item["metadata"]["name"] == "nodewise-native"]
 _DESCHEDULER = f"/apis/apps/v1/namespaces/{healthy_cluster.SYSTEM}/deployments/descheduler"
+_OUTSIDE = misconfigurations.deleted(
+    f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+)
+"""No Deployment of nodewise: the servers that kube-scheduler calls run outside of the cluster."""
 
 DOCTOR_CASES: Final = (
     DoctorCase(
@@ -118,8 +122,8 @@ DOCTOR_CASES: Final = (
         ("nodewise certs",),
     ),
     DoctorCase(
-        "client-certificate-wrong",
-        "expires soon",
+        "certificate-expires-soon",
+        "kube-scheduler's",
         misconfigurations.client(misconfigurations.lasting(2)),
         "entry",
         ("nodewise certs",),
@@ -506,5 +510,12 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.removed_version),
         "configuration-",
         ("does not start",),
+    ),
+    DoctorCase(
+        "client-certificate-wrong",
+        "nodewise outside of the cluster answers with 403",
+        misconfigurations.together(_OUTSIDE, misconfigurations.client(misconfigurations.other_client)),
+        "entry",
+        ("nodewise certs",),
     ),
 )

@@ -74,6 +74,19 @@ def client(pair: Callable[[HealthyCluster], CertificatePair]) -> Defect:
     return configured(change)
 
 
+def together(*defects: Defect) -> Defect:
+    """Several defects at the same time."""
+
+    @contextlib.contextmanager
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for defect in defects:
+                stack.enter_context(defect(cluster))
+            yield
+
+    return apply
+
+
 def undefined(name: str) -> Defect:
     """Without a definition that has no objects."""
 

@@ -172,7 +172,7 @@ def show_agent(name: str, output: str) -> None:
         return
     console = Console(highlight=False)
     console.print(_escape_markup(f"{kind.name}: {kind.summary}"))
-    console.print(_escape_markup(f"reads: {', '.join(reads)}"))
+    console.print(_escape_markup(f"reads: {', '.join(reads) or 'no objects of the API server'}"))
     table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
     for row in rows:
         table.add_row(*map(_escape_markup, (row["flag"], row["default"], row["help"])))

@@ -240,7 +240,7 @@ def _print_renewal_result(options: CertsOptions, done: RenewalPlan, after: Renew
         "nothing": f"nothing is due before {at}: {where}",
     }
     reasons = done.reasons if done.step in {"announce", "make"} else ()
-    click.echo("\n  ".join([messages[done.step], *reasons]))
+    click.echo("\n  ".join([messages[done.step], *(f"before: {reason}" for reason in reasons)]))
     if done.step == "make":
         terminal_output.print_message(
             "if kube-scheduler runs with another caFile, restart all replicas now: it reads its caFile once, and every "
@@ -408,7 +408,7 @@ async def _sign_client_certificate(
                 certificate_secrets.check_ownership(location, existing)
             if not existing.certificates.server.cert:
                 where = f"Secret {location.namespace}/{location.names[0]}"
-                problem = Problem(where, "is not there", "`--apply` without a signer")
+                problem = Problem(where, "does not exist", "`--apply` without a signer")
                 raise BadInput("nodewise's own certificate comes first", [problem])
         leaf = await _request_certificate(api, options, spec)
         if options.apply:

@@ -194,7 +194,7 @@ def _format_findings_summary(report: Report) -> str:
     counts = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items() if number]
     checks = f"{len(report.checked)} of {len(report.checked) + len(report.not_checked)} checks were made"
     result = f"{', '.join(counts)}." if counts else "Nothing is wrong."
-    return f"{result} Looked at: {', '.join(report.examined) or 'nothing'}. {checks}."
+    return f"{result} Examined: {', '.join(report.examined) or 'nothing'}. {checks}."
 
 
 def print_findings_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all forms are called alike

@@ -197,8 +197,10 @@ class ProbedServer(NamedTuple):
     is_refused: bool = False
     """Whether every attempt ended with `connection refused`."""
     rejection: str | None = None
-    """Why it rejected a request with the client certificate of the entry; empty if it answered, None if there was no
+    """Why it ended the connection with the client certificate of the entry; empty if it answered, None if there was no
     request."""
+    refusal: str = ""
+    """What it answered with status 403 to a request with the client certificate; empty if it did not."""
 
 
 class Service(NamedTuple):

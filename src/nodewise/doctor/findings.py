@@ -66,6 +66,11 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "nodewise rejects kube-scheduler's client certificate",
         "make another with its own key: nodewise certs, or nodewise certs --host on the control plane",
     ),
+    "certificate-expires-soon": FindingKind(
+        "warning",
+        "A certificate between kube-scheduler and nodewise expires soon",
+        "renew it before that time: nodewise certs, or nodewise certs --host on the control plane",
+    ),
     "any-client": FindingKind(
         "warning",
         "Every certificate of the client CA may call nodewise",

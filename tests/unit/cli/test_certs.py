@@ -195,7 +195,7 @@ def test_unreadable_certificates_are_replaced_with_instructions(tmp_path: Path) 
     assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     completed = run("--host", tmp_path)
     assert completed.stdout.startswith("made: ")
-    assert "  nodewise's certificate cannot be read" in completed.stdout
+    assert "  before: nodewise's certificate cannot be read" in completed.stdout
     assert "restart all replicas now" in completed.stderr
     assert run_check("--host", tmp_path)[0] == 0
 

@@ -374,7 +374,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("a CA was seen", with_replica_metrics(ca_clients=3), {"ca-key-as-client-key"}),
     ("over", certificates_of(signed(LONG_AGO.client(CLIENT))), {"client-certificate-wrong"}),
-    ("over soon", certificates_of(signed(SOON.client(CLIENT))), {"client-certificate-wrong"}),
+    ("over soon", certificates_of(signed(SOON.client(CLIENT))), {"certificate-expires-soon"}),
     (
         "for servers",
         certificates_of(signed(AUTHORITY.server([CLIENT], CLIENT))),
@@ -427,6 +427,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("no PEM", certificates_of(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
     ("refused by name", with_replica_metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
+    ("answered with 403", server(refusal="Forbidden: client certificate"), {"client-certificate-wrong"}),
     ("turned away", server(rejection="tlsv1 alert unknown ca"), {"unknown-ca"}),
     ("another CA", server(certificates=STRANGE), {"unknown-ca"}),
     (

@@ -589,7 +589,7 @@ def capture_report(
 
 def test_a_sound_cluster_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capture_report(examine(SOUND), capsys).splitlines()
-    assert lines[0].startswith("Nothing is wrong. Looked at: 1 configuration of kube-scheduler")
+    assert lines[0].startswith("Nothing is wrong. Examined: 1 configuration of kube-scheduler")
     assert len(lines) <= 3
 
 

@@ -32,11 +32,11 @@ def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[
 
 
 def _print_native_mode(options: ConfigureOptions) -> None:
-    note = ""
     try:
         version, _ = _kubernetes_version(options.kubernetes_version)
     except _UnknownVersionError as error:
-        note = f" The version of the cluster could not be read: {error}."
+        needed = f"Native mode needs Kubernetes {platform_manifests.OLDEST_NATIVE} or later."
+        click.echo(f"{needed} The version of the cluster could not be read: {error}.", err=True)
     else:
         platform_manifests.check_native_version(version)
         _print_version_warnings(version, "Kubernetes")
@@ -49,7 +49,6 @@ def _print_native_mode(options: ConfigureOptions) -> None:
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
     else:
         click.echo(text, nl=False)
-    click.echo(f"Native mode needs Kubernetes {platform_manifests.OLDEST_NATIVE} or later.{note}", err=True)
 
 
 def _image(options: ConfigureOptions) -> str:

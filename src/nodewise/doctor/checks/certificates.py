@@ -50,7 +50,13 @@ def check_server_verification(registrations: Registrations) -> Iterator[Finding]
         yield create_entry_finding("no-ca-file", registration, actual, expected)
 
 
-@check("ca-key-as-client-key", "client-certificate-wrong", "server-certificate-wrong", "unknown-ca")
+@check(
+    "ca-key-as-client-key",
+    "client-certificate-wrong",
+    "certificate-expires-soon",
+    "server-certificate-wrong",
+    "unknown-ca",
+)
 def check_certificates(
     registrations: Registrations, now: datetime, extenders: Extenders = (), cluster_ca: Chain = ()
 ) -> Iterator[Result]:
@@ -60,7 +66,7 @@ def check_certificates(
                 *_check_client_certificate(registration, now, extenders),
                 *_check_client_key(registration, cluster_ca),
             ]
-            yield from problems or _check_client_ca(registration, extenders)
+            yield from problems or _check_client_is_accepted(registration, extenders)
             yield from _check_server_certificate(registration, now, extenders)
 
 
@@ -74,8 +80,8 @@ def _check_client_certificate(
             actual = ".tlsConfig has no certFile"
             yield create_entry_finding(id_, registration, actual, "a client certificate")
     elif isinstance(client, UnavailableFact):
-        yield NotChecked(id_, client)
-        yield NotChecked("ca-key-as-client-key", client)
+        for unchecked in (id_, "certificate-expires-soon", "ca-key-as-client-key"):
+            yield NotChecked(unchecked, client)
     elif not client:
         actual = f": {name} contains no certificate in PEM"
         yield create_entry_finding(id_, registration, actual, "a client certificate")
@@ -136,8 +142,7 @@ def _check_validity(
         yield create_entry_finding(id_, registration, actual, "a valid certificate")
     elif certificate.not_after - now < min(EXPIRES_SOON, lifetime / 4):
         actual = f"{registration.entry.field}: {name} expires on {ends}"
-        expected = "a certificate that was renewed in time"
-        yield finding(id_, registration.where, actual, expected, severity="warning")
+        yield finding("certificate-expires-soon", registration.where, actual, "a renewed certificate")
 
 
 def _check_client_key(
@@ -166,8 +171,14 @@ def _check_client_key(
         yield create_entry_finding("ca-key-as-client-key", registration, actual, "a key of its own")
 
 
-def _check_client_ca(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
+def _check_client_is_accepted(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
+    """The answer of nodewise to the certificate and, if there is none, whether its --client-ca signed it."""
     name, chain = _client_certificate_file(registration), readable(registration.certificates.client)
+    if registration.server.refusal:
+        actual = f": nodewise answers requests with {name} with 403: {registration.server.refusal}"
+        expected = "a certificate with a name of nodewise's --client-name"
+        yield create_entry_finding("client-certificate-wrong", registration, actual, expected)
+        return
     accepted = [authorities for extender in extenders if (authorities := readable(extender.client_ca))]
     rejection = registration.server.rejection
     if rejection:
@@ -198,8 +209,8 @@ def _check_server_certificate(  # complexity: a branch for each finding
         reason = f"no handshake from here: {short('; '.join(server.attempts) or 'not tried')}"
         remedy = "call doctor where nodewise can be reached, as on a host of the control plane"
         unavailable = UnavailableFact(f"certificate of {entry.url}", reason, remedy=remedy)
-        yield NotChecked("unknown-ca", unavailable)
-        yield NotChecked("server-certificate-wrong", unavailable)
+        for unchecked in ("unknown-ca", "certificate-expires-soon", "server-certificate-wrong"):
+            yield NotChecked(unchecked, unavailable)
         return
     id_, leaf, host = (
         "server-certificate-wrong",

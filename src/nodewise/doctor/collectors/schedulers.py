@@ -69,7 +69,12 @@ _RESPONSE_TIMEOUT_S: Final = 5.0
 _MAX_ADDRESSES: Final = 4
 IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 """The variable that every container of a cluster has."""
-_REQUEST: Final = "GET /nodewise-doctor HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+_PATH, _BINDER_PATH = "/nodewise-doctor", "/decisions?namespace=kube-system&pod=nodewise-doctor&limit=1"
+"""Paths of requests with the client certificate: nodewise answers that of a client whose name it does not accept with
+403 at any path, and with --any-client only at paths for the client that binds pods. They do not count as calls of
+kube-scheduler."""
+_REQUEST: Final = "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+_MAX_RESPONSE: Final = 2**13
 
 Address = tuple[str, int]
 
@@ -109,7 +114,7 @@ async def connect(probe: Probe) -> ProbedServer:
         try:
             server = await _probe_address(probe, address)
             if (is_absolute and address[0] == host) or _is_server_of_entry(probe, server):
-                return server._replace(rejection=await _probe_client_certificate(probe, address))
+                return await _probe_client_certificate(probe, address, server)
             attempts.append(f"{name}: another server responds")
         except ConnectionRefusedError:
             refusals += 1
@@ -154,30 +159,37 @@ def _unverified_tls_context() -> ssl.SSLContext:
     return context
 
 
-async def _probe_client_certificate(probe: Probe, address: Address) -> str | None:
-    """How the server rejects the client certificate; empty if it does not, None if no request can be made."""
+async def _probe_client_certificate(probe: Probe, address: Address, server: ProbedServer) -> ProbedServer:
+    """The server with its answer to a request with the client certificate; unchanged if no request can be made."""
     if not (probe.cert_file and probe.key_file) or split_url(probe.entry.url)[0] == "http":
-        return None
+        return server
     context = _unverified_tls_context()
     try:
         context.load_cert_chain(probe.cert_file, probe.key_file, password="")
     except (OSError, ssl.SSLError, ValueError):
-        return None
+        return server
+    path = _BINDER_PATH if probe.entry.bind_verb else _PATH
     try:
         async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(
                 *address, ssl=context, server_hostname=probe.server_name
             )
             try:
-                writer.write(_REQUEST.format(host=probe.host).encode("ascii", "replace"))
-                line = await reader.readline()
+                writer.write(_REQUEST.format(path=path, host=probe.host).encode("ascii", "replace"))
+                response = await reader.read(_MAX_RESPONSE)
             finally:
                 writer.transport.abort()
     except TimeoutError:
-        return None
+        return server
     except (OSError, ssl.SSLError) as error:
-        return _tls_error_text(error)
-    return "" if line.startswith(b"HTTP/") else "it closes the connection"
+        return server._replace(rejection=_tls_error_text(error))
+    if not response.startswith(b"HTTP/"):
+        return server._replace(rejection="it closes the connection")
+    head, _, body = response.partition(b"\r\n\r\n")
+    if head.split(b" ", 2)[1:2] != [b"403"]:
+        return server._replace(rejection="")
+    refusal = get_text(parse_json(body), "error") or head.partition(b"\r\n")[0].decode("latin-1")
+    return server._replace(rejection="", refusal=short(refusal, 300))
 
 
 def _tls_error_text(error: Exception) -> str:
