@@ -8,10 +8,10 @@ agents with `list_usable_agent_kinds`; `load` is for an agent that the user name
 """
 
 import itertools
-import pkgutil
 from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import Final, NamedTuple, cast
 
 import nodewise
@@ -42,7 +42,10 @@ class InstalledAgent(NamedTuple):
 @cache
 def built_in_names() -> tuple[str, ...]:
     """The names of nodewise's own agents that are installed. No agent is imported."""
-    folders = {module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.ispkg}
+    # not pkgutil, which finds no modules in the program of the kubectl plugin
+    folders = {
+        file.parent.name.replace("_", "-") for path in __path__ for file in Path(path).glob("*/__init__.py")
+    }
     own = {_TELEMETRY, *folders, *_own_entry_points()} - {_TEMPLATE}
     return (*(name for name in _FIRST if name in own), *sorted(own.difference(_FIRST)))
 
