@@ -1,8 +1,8 @@
 """`make release`: writes the files of a release into dist/VERSION.
 
-The folder contains the wheels, the source distributions, the Helm chart, the image with its SBOM, the kubectl plugin
-with its manifest for krew, the release notes, a provenance statement and SHA256SUMS. Where cosign is installed, it
-signs each file (SIGN=1). `docs/how-to/release.md` describes the steps.
+The folder contains the wheels, the source distributions, the Helm chart, the image with its SBOM, the installation
+manifest of native mode, the kubectl plugin with its manifest for krew, the release notes, a provenance statement and
+SHA256SUMS. `--sign` signs each file with cosign. `docs/how-to/release.md` describes the steps.
 """
 
 import argparse
@@ -25,14 +25,16 @@ from tests.cluster.go_toolchain import MissingError
 
 import nodewise
 from nodewise.base.errors import NodewiseError
-from tools import kubectl_plugin
+from nodewise.install import platform_manifests
+from tools import helm_chart_generator, kubectl_plugin
 from tools.helm_chart_generator import CHART
-from tools.image import image_constants
+from tools.image import image_constants, oci
 
 ROOT: Final = Path(__file__).parents[1]
 CHANGELOG: Final = Path("CHANGELOG.md")
 CHECKSUMS: Final = "SHA256SUMS"
 PROVENANCE: Final = "provenance.intoto.json"
+INSTALLATION: Final = "install.yaml"
 _ICON: Final = "docs/site/mark.svg"
 
 
@@ -115,13 +117,56 @@ def sign(cosign: str, files: Iterable[Path]) -> None:
         _run(cosign, "sign-blob", "--yes", "--bundle", f"{file}.sigstore.json", file)
 
 
-def package_chart(folder: Path, url: str) -> None:
-    """Write the chart as an archive."""
+def package_chart(folder: Path, url: str, registry: str) -> None:
+    """Write the chart as an archive, whose default image is that of the registry if there is one."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = shutil.copytree(CHART, Path(temporary, CHART.name))
         metadata = chart_metadata(yaml.safe_load((copy / "Chart.yaml").read_text()), url)
         (copy / "Chart.yaml").write_text(yaml.safe_dump(metadata, sort_keys=False, width=1000))
+        values = (copy / "values.yaml").read_text()
+        repository = f"repository: {image_constants.NAME}\n"
+        (copy / "values.yaml").write_text(
+            values.replace(repository, f"repository: {image_repository(registry)}\n", 1)
+        )
         _run(program_cache.helm(), "package", copy, "--destination", folder)
+
+
+def image_repository(registry: str) -> str:
+    """The name of the image without a tag. Without a registry, the name under which nodes import its archive."""
+    return f"{registry}/{image_constants.NAME}" if registry else image_constants.NAME
+
+
+def write_installation(folder: Path, registry: str) -> None:
+    """Write the objects of native mode as one file.
+
+    With a registry and an image in the folder, the reference contains the digest: a tag can change in a registry.
+    """
+    version = nodewise.__version__
+    archive = folder / f"{image_constants.NAME}-{version}.oci.tar"
+    image = f"{image_repository(registry)}:{version}"
+    if registry and archive.exists():
+        image += f"@{oci.archive_digest(archive)}"
+    source = "" if registry else _IMPORT.format(archive.name)
+    header = _INSTALLATION_HEADER.format(
+        version=version, oldest=platform_manifests.OLDEST_NATIVE, source=source
+    )
+    text = platform_manifests.build_native_manifest(helm_chart_generator.NAMESPACE, image, ())
+    (folder / INSTALLATION).write_text(header + text)
+
+
+_IMPORT: Final = "#   before            on each node: ctr --namespace k8s.io images import {}\n"
+_INSTALLATION_HEADER: Final = """\
+# nodewise {version} in native mode. It needs Kubernetes {oldest} or later: `kubectl version` prints that of the server.
+#
+{source}\
+#   install, upgrade  kubectl apply --server-side -f install.yaml
+#   Prometheus        kubectl -n nodewise set env deployment/nodewise-controller NODEWISE_PROMETHEUS_URL=http://HOST:9090
+#   check             kubectl -n nodewise rollout status deployment/nodewise-controller
+#   uninstall         delete the policies, wait until nodes have no labels of them (docs/native.md), and
+#                     kubectl delete --ignore-not-found -f install.yaml
+#
+# `nodewise configure --mode native` prints the same objects, with a namespace and an image of your choice.
+"""
 
 
 def package_plugin(folder: Path, url: str, archives: Path | None) -> None:
@@ -159,14 +204,17 @@ def _make(folder: Path, arguments: argparse.Namespace) -> None:
     for distribution in (ROOT, *image_constants.PLUGINS):
         _run(sys.executable, "-m", "hatchling", "build", "--directory", folder.absolute(), cwd=distribution)
     url = (arguments.url or repository_url(Path("pyproject.toml").read_text())).rstrip("/")
-    package_chart(folder, url)
+    registry = arguments.registry.rstrip("/")
+    package_chart(folder, url, registry)
     if not arguments.no_image:
         _run(sys.executable, "-m", "tools.image", "--into", folder, "--architecture", "all")
+    write_installation(folder, registry)
     if not arguments.no_plugin:
         package_plugin(folder, url, arguments.plugins)
     parameters = {
         "version": nodewise.__version__,
         "url": url,
+        "registry": registry,
         "image": not arguments.no_image,
         "plugin": not arguments.no_plugin,
     }
@@ -181,6 +229,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument(
         "--url", default="", help="address of the repository; default: that of pyproject.toml"
+    )
+    parser.add_argument(
+        "--registry",
+        default="",
+        help="registry of the image, such as registry.example.org/team; default: none, nodes import the image",
     )
     parser.add_argument("--sign", action="store_true", help="sign with cosign")
     parser.add_argument("--no-image", action="store_true", help="without the image")

@@ -141,7 +141,7 @@ def test_lint_finds_nothing_in_the_released_chart(
 ) -> None:
     """Not even a recommendation, such as that of an icon."""
     monkeypatch.chdir(ROOT)
-    release.package_chart(tmp_path, "https://example.org/team/nodewise")
+    release.package_chart(tmp_path, "https://example.org/team/nodewise", "")
     output = helm.said("lint", "--strict", tmp_path / f"nodewise-{nodewise.__version__}.tgz")
     assert "0 chart(s) failed" in output
     assert not {"[INFO]", "[WARNING]", "[ERROR]"} & {*output.split()}

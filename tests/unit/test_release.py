@@ -1,15 +1,19 @@
 """The files of a release."""
 
 import hashlib
+import io
 import json
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from tools import kubectl_plugin, release
 
 import nodewise
+from nodewise.cli import configure
 
 ROOT = Path(__file__).parents[2]
 CHANGES = (
@@ -58,6 +62,43 @@ def test_the_address_of_the_repository_is_that_of_the_project_file(address: str,
 
 def test_the_project_file_has_the_address_of_the_repository() -> None:
     release.repository_url((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("registry", "has_image", "image"),
+    [
+        ("", True, f"nodewise:{nodewise.__version__}"),
+        (
+            "registry.example.org/team",
+            True,
+            f"registry.example.org/team/nodewise:{nodewise.__version__}@sha256:12",
+        ),
+        ("registry.example.org/team", False, f"registry.example.org/team/nodewise:{nodewise.__version__}"),
+    ],
+    ids=["imported on nodes", "pinned by its digest", "built elsewhere"],
+)
+def test_the_installation_manifest_is_native_mode_with_the_image_of_the_registry(
+    tmp_path: Path, registry: str, has_image: bool, image: str
+) -> None:
+    if has_image:
+        with tarfile.open(tmp_path / f"nodewise-{nodewise.__version__}.oci.tar", "w") as archive:
+            index = b'{"manifests": [{"digest": "sha256:12"}]}'
+            entry = tarfile.TarInfo("index.json")
+            entry.size = len(index)
+            archive.addfile(entry, io.BytesIO(index))
+    release.write_installation(tmp_path, registry)
+    text = (tmp_path / "install.yaml").read_text()
+    assert ("ctr --namespace k8s.io images import" in text) is (registry == "")
+    objects = [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    kinds = [manifest["kind"] for manifest in objects]
+    assert kinds[:4] == ["CustomResourceDefinition"] * 3 + ["Namespace"]
+    assert kinds.count("MutatingAdmissionPolicy") == 4
+    (deployment,) = [manifest for manifest in objects if manifest["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == image
+    arguments = ["--mode=native", "--kubernetes-version=1.36", f"--image={image}"]
+    printed = CliRunner().invoke(configure.command, arguments, catch_exceptions=False).stdout
+    assert text.endswith(printed), "nodewise configure prints the same objects"
 
 
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def combine(file: Path, archives: Sequence[Path], identity: ImageIdentity) -> st
     return digest
 
 
+def archive_digest(file: Path) -> str:
+    """The digest of an archive's image, or of the index of its images, as `write` and `combine` return it."""
+    with tarfile.open(file) as archive:
+        return str(json.loads(_read(archive, "index.json"))["manifests"][0]["digest"])
+
+
 @contextlib.contextmanager
 def _open(file: Path, time_s: int) -> Iterator[tarfile.TarFile]:
     """A new archive with its folders."""
