@@ -196,7 +196,8 @@ def _kustomization(source: str, resources: Sequence[str]) -> str:
 
 def rendered(helm: Path, values: Path, *more: str) -> str:
     """Render a values file with Helm, without Helm's labels."""
-    version = NATIVE_KUBERNETES if "nativeMode" in values.read_text() else KUBERNETES
+    is_native = yaml.safe_load(values.read_text()).get("nativeMode", {}).get("enabled", False)
+    version = NATIVE_KUBERNETES if is_native else KUBERNETES
     command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
     completed = subprocess.run(
         [*map(str, command), "--kube-version", version, "--no-hooks", *more],
@@ -255,23 +256,20 @@ def _value_rows(
 _README_HEAD: Final = """<!-- made by `make chart`; do not edit -->
 # nodewise
 
-Platform-aware scheduling for Kubernetes: kube-scheduler calls nodewise, which filters and scores nodes by live
-telemetry, GPUs and load, and explains each decision.
+Platform-aware scheduling for Kubernetes: kube-scheduler places pods by live telemetry, GPUs and load, and nodewise
+explains each decision. From Kubernetes 1.36 the default is native mode: no certificates, and no configuration of
+kube-scheduler.
 
 ```sh
 helm install nodewise . --namespace nodewise --create-namespace
-nodewise certs --namespace nodewise --apply
 helm test nodewise --namespace nodewise
 ```
 
-From Kubernetes 1.36, native mode needs no certificates and no configuration of kube-scheduler:
+Before Kubernetes 1.36, and for agents other than telemetry, kube-scheduler calls the extender, which needs certificates
+(`nodewise certs --namespace nodewise --apply`). `nativeMode.enabled=false` selects it.
 
-```sh
-helm install nodewise . --namespace nodewise --create-namespace --values values/values-native.yaml
-```
-
-The folder `values/` contains common combinations. The notes of the release print the next steps: certificates, and the
-configuration of kube-scheduler. Helm does not upgrade the definitions in `crds/`; apply them before an upgrade.
+The folder `values/` contains common combinations. The notes of the release print the next steps. Helm does not upgrade
+the definitions in `crds/`; apply them before an upgrade.
 
 | value | default | meaning |
 |---|---|---|

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.cluster import (
     rbac_rights_comparison,
 )
 from tests.cluster.api_client import Object
+from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -64,6 +66,7 @@ NATIVE_MANIFESTS = [
     "native.yaml",
 ]
 NATIVE_SETTINGS = {"native_mode": True}
+IN_EXTENDER = "nativeMode.enabled=false"
 ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
 WORKLOADS = {"Deployment", "DaemonSet", "Job", "CronJob"}
 TLS = "tls.certManager.enabled=true"
@@ -72,7 +75,8 @@ TLS = "tls.certManager.enabled=true"
 def _agents(values: Path) -> list[str]:
     """The agents of the extender that a values file enables."""
     chosen = yaml.safe_load(values.read_text())
-    agents = {"telemetry": {"enabled": "nativeMode" not in chosen}, **chosen.get("agents", {})}
+    is_native = chosen.get("nativeMode", {}).get("enabled", False)
+    agents = {"telemetry": {"enabled": not is_native}, **chosen.get("agents", {})}
     return [name for name, agent in agents.items() if agent["enabled"]]
 
 
@@ -235,7 +239,7 @@ def _key(manifest: Object) -> tuple[str, ...]:
 
 
 NEW = "--kube-version=v1.36.0"
-"""The first version with MutatingAdmissionPolicies, which is newer than the one that helm assumes."""
+"""The first version with MutatingAdmissionPolicies."""
 
 
 @pytest.mark.parametrize(
@@ -351,14 +355,15 @@ def test_pods_are_changed_only_where_that_has_an_effect(
 
 
 def test_a_disabled_feature_has_no_rights(helm: Helm) -> None:
-    assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {
+    made = _roles(helm.rendered("nodewise", "--set", IN_EXTENDER))
+    assert {name for _, name, _ in made} == {
         "nodewise",
         "nodewise-policy-editor",
         "nodewise-policy-viewer",
         "nodewise-reader",
         "nodewise-trust",
     }
-    resources = {right.resource for right in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
+    resources = {right.resource for right in made["ClusterRole", "nodewise", ""]}
     assert "nodes/status" not in resources
     gas = _roles(helm.rendered("nodewise", "--values", CHART / "values/values-gas.yaml"))
     groups = {right.group for right in gas["ClusterRole", "nodewise", ""]}
@@ -497,7 +502,7 @@ def test_pods_without_their_policy_are_reported_as_the_values_have_it(
 ) -> None:
     made = {
         (manifest["kind"], manifest["metadata"]["name"]): manifest["spec"]
-        for manifest in helm.rendered("nodewise", "--set", values)
+        for manifest in helm.rendered("nodewise", "--set", f"{IN_EXTENDER},{values}")
         if manifest["kind"].startswith("ValidatingAdmissionPolicy")
     }
     if actions is None:
@@ -591,21 +596,32 @@ def test_a_webhook_without_a_trusted_certificate_is_refused(helm: Helm) -> None:
     assert "cpu.webhook.caBundle: empty; expected" in done.stderr
 
 
+@contextlib.contextmanager
+def _installed(helm: Helm, sandbox: Sandbox, *options: str) -> Iterator[tuple[list[str | Path], str]]:
+    """The arguments of `helm upgrade` for a release in the sandbox, and the output of its installation."""
+    release: list[str | Path] = ["nodewise", CHART, "--namespace", sandbox.namespace, "--skip-crds"]
+    notes = helm.said("install", *release, *options)
+    try:
+        yield release, notes
+    finally:
+        helm.said("uninstall", "nodewise", "--namespace", sandbox.namespace)
+
+
 def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
     helm: Helm, sandbox: Sandbox, with_definitions: None
 ) -> None:
-    release: list[str | Path] = ["nodewise", CHART, "--namespace", sandbox.namespace, "--skip-crds"]
-    notes = helm.said("install", *release)
-    assert f"https://nodewise.{sandbox.namespace}.svc:9001" in notes
-    assert "nodewise configure render-scheduler --config nodewise.yaml --one-entry-per-agent" in notes
-    try:
+    deployment = f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments/nodewise"
+    with _installed(helm, sandbox, "--set", IN_EXTENDER) as (release, notes):
+        assert f"https://nodewise.{sandbox.namespace}.svc:9001" in notes
+        assert "nodewise configure render-scheduler --config nodewise.yaml --one-entry-per-agent" in notes
         before = yaml.safe_load_all(
             helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace)
         )
         old = {_key(manifest): manifest for manifest in before}
-        deployment = f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments/nodewise"
         first = sandbox.api.get(deployment)
-        helm.said("upgrade", *release, "--set", "agents.gpu.enabled=true,settings.sync_period=2s")
+        helm.said(
+            "upgrade", *release, "--set", f"{IN_EXTENDER},agents.gpu.enabled=true,settings.sync_period=2s"
+        )
         after = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace))
         new = {_key(manifest) for manifest in after}
         assert old.keys() < new
@@ -618,9 +634,86 @@ def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
             "agents": "telemetry,gpu",
             "sync_period": "2s",
         }
-    finally:
-        helm.said("uninstall", "nodewise", "--namespace", sandbox.namespace)
     assert sandbox.api.find(deployment) is None
+
+
+def test_an_upgrade_never_removes_an_extender_that_the_scheduler_may_call(
+    helm: Helm, sandbox: Sandbox, with_definitions: None
+) -> None:
+    """The default is native mode, and the release was installed when it was the extender."""
+    deployments = f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments"
+
+    def names() -> set[str]:
+        return {item["metadata"]["name"] for item in sandbox.api.get(deployments)["items"]}
+
+    with _installed(helm, sandbox, "--set", IN_EXTENDER) as (release, _):
+        defaults = ("upgrade", *release, "--reset-values")
+        notes = helm.said(*defaults)
+        assert names() == {"nodewise"}
+        assert "The agent telemetry stays in the extender of this release" in notes
+        refused = helm.run("upgrade", *release, "--set", "nativeMode.enabled=true")
+        assert "expected nativeMode.keepExtender: true until nodewise is removed" in refused.stderr
+        assert names() == {"nodewise"}
+        # the steps of docs/native.md
+        helm.said("upgrade", *release, "--set", "nativeMode.enabled=true,nativeMode.keepExtender=true")
+        assert names() == {"nodewise"}
+        helm.said("upgrade", *release, "--set", "nativeMode.enabled=true")
+        assert names() == {"nodewise-controller"}
+        notes = helm.said(*defaults)
+        assert names() == {"nodewise-controller"}
+        assert "Native mode: the API server adds the requirements" in notes
+
+
+def test_a_new_release_is_in_native_mode(helm: Helm, sandbox: Sandbox, with_definitions: None) -> None:
+    with _installed(helm, sandbox) as (_, notes):
+        assert "rollout status deployment/nodewise-controller" in notes
+        assert "helm test nodewise" in notes
+        assert "nodewise certs" not in notes
+        for kind, path in (
+            (
+                "policies",
+                "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/nodewise-native-named",
+            ),
+            ("controller", f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments/nodewise-controller"),
+        ):
+            assert sandbox.api.find(path), kind
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "is_native"),
+    [
+        *(
+            (version, "", version >= "v1.36")
+            for version in ("v1.34.3", "v1.35.0", "v1.36.0-gke.1", "v1.37.2")
+        ),
+        ("v1.37.2", IN_EXTENDER, False),
+        ("v1.37.2", "scheduler.enabled=true", False),
+        ("v1.37.2", "podAdmission.addResource=true", False),
+        ("v1.37.2", TLS, False),
+        ("v1.37.2", "tls.renewal.enabled=true", False),
+        ("v1.37.2", "agents.telemetry.enabled=false,agents.gpu.enabled=true", False),
+        ("v1.37.2", "agents.gpu.enabled=true", True),
+        ("v1.37.2", f"{TLS},nativeMode.enabled=true", True),
+    ],
+)
+def test_native_mode_is_the_default_of_versions_that_have_it(
+    helm: Helm, version: str, options: str, is_native: bool
+) -> None:
+    more = ["--set", options] if options else []
+    made = helm.rendered("nodewise", f"--kube-version={version}", *more)
+    names = {manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "Deployment"}
+    assert ("nodewise-controller" in names) is is_native
+    kinds = {manifest["kind"] for manifest in made}
+    assert ("MutatingAdmissionPolicy" in kinds) is (is_native or "addResource" in options)
+    tests = {
+        manifest["metadata"]["name"]
+        for manifest in made
+        if "helm.sh/hook" in manifest["metadata"].get("annotations", {})
+    }
+    expected = {"nodewise-native-test"} if is_native else set()
+    expected |= {"nodewise-test"} if names - {"nodewise-controller", "nodewise-scheduler"} else set()
+    assert tests == expected
+    assert "0 chart(s) failed" in helm.said("lint", "--strict", CHART, f"--kube-version={version}", *more)
 
 
 def _checksum(deployment: Object) -> str:
@@ -726,6 +819,28 @@ def test_the_controller_of_native_mode_labels_nodes_with_the_rights_that_it_has(
         ):
             labels = functools.partial(_labels, sandbox, "hot")
             wait("the node is labelled", lambda: labels().get(key) == "violating" or None, show=labels)
+            done = _run_test_pod(made, account)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "leads, and the API server has the definitions of policies" in done.stdout
+        done = _run_test_pod(made, account)
+        assert done.returncode == 1
+        assert "found no renewal of the Lease nodewise-controller in" in done.stderr
+
+
+def _run_test_pod(made: Sequence[Object], account: User) -> subprocess.CompletedProcess[str]:
+    """Runs the command of the Pod of `helm test` with its account, and a wait of two seconds."""
+    pod = next(manifest for manifest in made if manifest["metadata"]["name"] == "nodewise-native-test")
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["python3", "-c"]
+    (script,) = container["args"]
+    assert script.count("range(60)") == 1
+    return subprocess.run(
+        [sys.executable, "-c", script.replace("range(60)", "range(2)")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"KUBECONFIG": str(account.kubeconfig)},
+    )
 
 
 def _labels(sandbox: Sandbox, node: str) -> dict[str, str]:

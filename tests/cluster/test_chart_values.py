@@ -243,7 +243,7 @@ def _with_value(values: dict[str, Any], path: tuple[str, ...], value: Any) -> No
         ("settings.health_address=0.0.0.0", "additional properties 'health_address' not allowed"),
         ("settings.prometheus_pasword=x", "additional properties 'prometheus_pasword' not allowed"),
         ("agents.telemetry.settings.advertise_resource=a/b'] + ['c=1", "expected NAME=AMOUNT"),
-        ("tls.clientName=a\\,--any-client", "renders as one string"),
+        ("nativeMode.enabled=false,tls.clientName=a\\,--any-client", "renders as one string"),
     ],
 )
 def test_wrong_values_are_refused_with_their_key(helm: Helm, values: str, message: str) -> None:

@@ -53,15 +53,33 @@ app.kubernetes.io/component: {{ .part }}
 
 {{/* Not empty in native mode. The API server changes pods with MutatingAdmissionPolicies since Kubernetes 1.36. */}}
 {{- define "nodewise.nativeMode" -}}
-{{- if .Values.nativeMode.enabled -}}
-{{- if semverCompare "<1.36-0" .Capabilities.KubeVersion.Version -}}
+{{- $isOld := semverCompare "<1.36-0" .Capabilities.KubeVersion.Version -}}
+{{- if eq (toString .Values.nativeMode.enabled) "true" -}}
+{{- if $isOld -}}
 {{- fail (printf "found nativeMode.enabled: true on Kubernetes %s, expected 1.36 or later" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if not .Values.agents.telemetry.enabled -}}
 {{- fail "found nativeMode.enabled: true and agents.telemetry.enabled: false, expected the agent whose policies native mode enforces" -}}
 {{- end -}}
-true
+{{- if include "nodewise.leavesExtender" . -}}
+{{- fail (printf "found nativeMode.enabled: true for a release whose extender %s kube-scheduler may call, expected nativeMode.keepExtender: true until nodewise is removed from its configuration (docs/native.md)" .Values.name) -}}
 {{- end -}}
+true
+{{- else if and (eq (toString .Values.nativeMode.enabled) "auto") (not $isOld) .Values.agents.telemetry.enabled -}}
+{{- $needsExtender := or .Values.scheduler.enabled .Values.podAdmission.addResource .Values.tls.certManager.enabled .Values.tls.renewal.enabled -}}
+{{- if not (or $needsExtender (include "nodewise.leavesExtender" .)) }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+Not empty if native mode would take the agent telemetry from an extender that does not keep labels of nodes yet: pods would
+wait for an extender that no longer exists. The ConfigMap in the cluster has the agents of the release before this one.
+`helm template` and dry runs of the client do not read the cluster.
+*/}}
+{{- define "nodewise.leavesExtender" -}}
+{{- $before := fromYaml (dig "data" "nodewise.yaml" "" (lookup "v1" "ConfigMap" .Release.Namespace .Values.name)) -}}
+{{- $isCalled := has "telemetry" (splitList "," (dig "agents" "" $before)) -}}
+{{- if and $isCalled (not (dig "telemetry" "native_mode" false $before)) (not .Values.nativeMode.keepExtender) }}true{{ end -}}
 {{- end }}
 
 {{/* Not empty if the agent telemetry runs in `nodewise controller` instead of the extender. */}}
