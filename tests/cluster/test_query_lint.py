@@ -1,0 +1,65 @@
+"""What `policy lint` says about queries holds on a real Prometheus: valid syntax, values, labels, and parse errors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise.base import quantity
+from nodewise.metrics.prometheus.options import NODE_LABELS
+from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS
+from tests.cluster import debian_packages, prometheus_process
+from tests.cluster.prometheus_process import PrometheusProcess
+from tests.unit.policy_tools.query_cases import CASES, METRICS, NEVER, NO_NODE, NO_RESULT, QueryCase
+
+VALUES = (-7.5, -1, 0, 0.3, 1, 3, 5, 7, 9.5, 10, 20, 100, 250, 9000)
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrometheusProcess]:
+    """Every metric has all of these values; those of a node differ by metric."""
+    series = {
+        f'{metric}{{node="n{node}",instance="n{node}:9100",job="node",cpu="{cpu}",le="{cpu}",device="sda"}}': (
+            str(VALUES[(node + cpu * position) % len(VALUES)]),
+            1.0,
+        )
+        for position, metric in enumerate(METRICS)
+        for node in range(len(VALUES))
+        for cpu in (1, 2)
+    }
+    series |= {f'{metric}{{node="single",job="one"}}': ("1", 1.0) for metric in METRICS}
+    folder: Path = tmp_path_factory.mktemp("queries")
+    with prometheus_process.prometheus_with_series(prometheus_programs, folder, series) as server:
+        yield server
+
+
+def meets_rule(case: QueryCase, value: float) -> bool:
+    rules = [(name, case.rule[name]) for name in OPERATORS if name in case.rule]
+    for name, entry in RANGE_OPERATORS.items():
+        rules += zip(entry.parts, case.rule.get(name, ()), strict=False)
+    return all(
+        OPERATORS[name].compare(value, quantity.parse(str(target)) / quantity.NANO) for name, target in rules
+    )
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.is_promql is not None], ids=lambda case: case.query[:80]
+)
+def test_what_is_said_about_a_query_holds(prometheus: PrometheusProcess, case: QueryCase) -> None:
+    answer = prometheus.client.get(f"{prometheus.url}/api/v1/query", params={"query": case.query})
+    assert answer.status_code == (200 if case.is_promql else 400), answer.text
+    data = answer.json().get("data", {})
+    if data.get("resultType") != "vector":
+        return
+    values = [float(item["value"][1]) for item in data["result"]]
+    labels = {name for item in data["result"] for name in item["metric"]}
+    if case.finding == NO_RESULT:
+        assert values == []
+    elif case.finding == NEVER:
+        assert not any(meets_rule(case, value) for value in values)
+    elif case.finding == NO_NODE:
+        assert labels.isdisjoint(NODE_LABELS)
+    elif values:
+        assert not labels.isdisjoint(NODE_LABELS)
