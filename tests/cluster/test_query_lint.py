@@ -1,5 +1,6 @@
 """What `policy lint` says about queries holds on a real Prometheus: valid syntax, values, labels, and parse errors."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from nodewise.base import quantity
 from nodewise.metrics.prometheus.options import NODE_LABELS
 from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS
-from tests.cluster import debian_packages, prometheus_process
+from tests.cluster import child_processes, debian_packages, prometheus_process, read_only_commands
 from tests.cluster.prometheus_process import PrometheusProcess
 from tests.unit.policy_tools.query_cases import CASES, METRICS, NEVER, NO_NODE, NO_RESULT, QueryCase
 
@@ -47,7 +48,7 @@ def meets_rule(case: QueryCase, value: float) -> bool:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.is_promql is not None], ids=lambda case: case.query[:80]
 )
-def test_what_is_said_about_a_query_holds(prometheus: PrometheusProcess, case: QueryCase) -> None:
+def test_findings_about_a_query_hold(prometheus: PrometheusProcess, case: QueryCase) -> None:
     answer = prometheus.client.get(f"{prometheus.url}/api/v1/query", params={"query": case.query})
     assert answer.status_code == (200 if case.is_promql else 400), answer.text
     data = answer.json().get("data", {})
@@ -63,3 +64,48 @@ def test_what_is_said_about_a_query_holds(prometheus: PrometheusProcess, case: Q
         assert labels.isdisjoint(NODE_LABELS)
     elif values:
         assert not labels.isdisjoint(NODE_LABELS)
+
+
+QUERIES = ("rate(x[5m)", "x > ", "sum(rate(x))", "x >< 5", "up == 0", 'x{node="n1"} # (')
+POLICY = """\
+apiVersion: nodewise.io/v1alpha1
+kind: ClusterPlacementPolicy
+metadata: {name: queries}
+spec:
+  namespaceSelector: {}
+  podSelector: {}
+  avoid:
+"""
+
+
+def test_errors_of_the_parser_of_prometheus_have_file_and_line(
+    prometheus: PrometheusProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY + "".join(f"  - {{query: '{query}', above: 0}}\n" for query in QUERIES))
+    arguments = ("policy", "lint", str(file), f"--prometheus-url={prometheus.url}")
+    done = read_only_commands.run(*arguments)
+    assert done.returncode == 3, done.stderr
+    texts = [line.removeprefix(f"{file}:") for line in done.stdout.splitlines()]
+    expected = (
+        "8: queries: spec.avoid[0].query: found 1:10: parse error: ",
+        "9: queries: spec.avoid[1].query: found 1:5: parse error: ",
+        "10: queries: spec.avoid[2].query: found 1:10: parse error: expected type range vector",
+        "11: queries: spec.avoid[3].query: found 1:4: parse error: ",
+        "12: queries: spec.avoid[4].query: found only results == 0",
+        "1 policy, 1 with problems",
+    )
+    for text, beginning in zip(texts, expected, strict=True):
+        assert text.startswith(beginning)
+    assert all("expected a query that Prometheus can parse" in text for text in texts[:4])
+    document = json.loads(read_only_commands.run(*arguments, "-o", "json").stdout)
+    assert [problem["line"] for problem in document["policies"][0]["problems"]] == [8, 9, 10, 11, 12]
+
+
+def test_a_prometheus_that_does_not_respond_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(POLICY + "  - {query: x, above: 0}\n")
+    url = f"http://127.0.0.1:{child_processes.free_port()}"
+    done = read_only_commands.run("policy", "lint", str(file), f"--prometheus-url={url}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "start Prometheus, or correct --prometheus-url" in done.stderr

@@ -1,23 +1,29 @@
 """`nodewise policy`: writes policies, and checks, tests and converts them without a cluster."""
 
+import asyncio
 import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
 from nodewise.base.errors import BadInput, Problem
+from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
-from nodewise.cli.options_from_settings import output_option
-from nodewise.cli.setting_declarations import FilePath
+from nodewise.cli.options_from_settings import CommandLine, settings_command
+from nodewise.cli.setting_declarations import CommandOptions, FilePath
 from nodewise.cli.terminal_output import DONE, NO
 from nodewise.kube import object_files
 from nodewise.kube.object_files import ObjectLineFinder
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
+
+if TYPE_CHECKING:
+    from nodewise.policy_tools.query_lint import PrometheusFacts
 
 
 class LintedPolicy(NamedTuple):
@@ -65,42 +71,86 @@ def command() -> None:
     """
 
 
-@command.command(params=[output_option(["text", "json"])])
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=FilePath())
-@click.pass_context
-def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
+class LintOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise policy lint`."""
+
+    paths: Annotated[tuple[str, ...], Argument(metavar="FILE...", is_required=True, type=FilePath())] = ()
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Output format."""
+
+
+@settings_command("lint", LintOptions, PrometheusOptions)
+def lint(command_line: CommandLine) -> None:
     """List every problem of the policies in files or folders (- is standard input).
 
     Policies are PlacementPolicies, ClusterPlacementPolicies and TASPolicies. Problems are everything for which the API
     server rejects a policy: wrong types, unknown fields, values that do not match. They are also parts without effect,
     such as rules of a TASPolicy without a target, and queries with unbalanced brackets or whose results never meet the
     rule. In a cluster, a policy with an unknown field rejects its pods. Notes name fields of a PlacementPolicy that
-    never apply, and queries whose results have no label of a node; they are no problems.
+    never apply, and queries whose results have no label of a node; they are no problems. With --prometheus-url,
+    Prometheus parses the queries, and its errors are problems.
 
     \b
     Examples:
       nodewise policy lint examples/health-metric
+      nodewise policy lint policies --prometheus-url http://localhost:9090
       kubectl get plp,cplp -A -o yaml | nodewise policy lint - -o json
 
     \b
     Exit codes:
       0  no problem
-      1  a file cannot be read, or contains no policy
+      1  a file or Prometheus cannot be read, or there is no policy
       2  the command line or a setting is invalid
       3  problems
     """
-    stdin = sys.stdin.buffer.read() if "-" in paths else b""
-    objects = object_files.read(paths, io.BytesIO(stdin))
+    own, prometheus = command_line.settings(LintOptions), command_line.settings(PrometheusOptions)
+    stdin = sys.stdin.buffer.read() if "-" in own.paths else b""
+    objects = object_files.read(own.paths, io.BytesIO(stdin))
     sources = ObjectLineFinder(stdin)
-    checked = [_lint_policy(key, entry, sources) for key, entry in _policies(objects)]
-    if not checked:
+    policies = list(_policies(objects))
+    if not policies:
         kinds = " or ".join(RESOURCES)
-        raise BadInput("policy lint", [Problem(" ".join(paths), "no policy", f"at least one {kinds}")])
-    if output == "json":
+        raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
+    facts = _prometheus_facts([entry for _, entry in policies], prometheus)
+    checked = [_lint_policy(key, entry, sources, facts) for key, entry in policies]
+    if own.output == "json":
         click.echo(msgspec.json.encode({"policies": [_policy_document(entry) for entry in checked]}))
     else:
         _print_problems(checked)
-    ctx.exit(NO if any(entry.problems for entry in checked) else DONE)
+    click.get_current_context().exit(NO if any(entry.problems for entry in checked) else DONE)
+
+
+command.add_command(lint)
+
+
+def _prometheus_facts(
+    policies: Sequence[object_files.FileObject], options: PrometheusOptions
+) -> "PrometheusFacts":
+    """The labels of nodes and, with a URL, the errors of Prometheus' parser. All servers parse each query."""
+    # start-up time: no other command needs them
+    from nodewise.policy_tools.query_lint import PrometheusFacts, rules_with_query
+
+    if not options.prometheus_url:
+        return PrometheusFacts(options.prometheus_node_label)
+    from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
+    from nodewise.observe.metrics_registry import MetricsRegistry
+
+    specs = (msgspec.json.decode(entry.data).get("spec") for entry in policies)
+    queries = dict.fromkeys(rule["query"] for spec in specs for _, rule in rules_with_query("spec", spec))
+
+    async def parse() -> dict[str, str]:
+        errors: dict[str, str] = {}
+        for url in options.prometheus_url:
+            connection = PrometheusConnection(url, options, MetricsRegistry())
+            try:
+                client = PrometheusClient(connection, options.prometheus_timeout_s)
+                errors |= {query: error for query in queries if (error := await client.parse_error(query))}
+            finally:
+                await connection.http.aclose()
+        return errors
+
+    return PrometheusFacts(options.prometheus_node_label, asyncio.run(parse()))
 
 
 def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, object_files.FileObject]]:
@@ -166,7 +216,9 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     ctx.exit(DONE if all_converted else NO)
 
 
-def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder) -> LintedPolicy:
+def _lint_policy(
+    key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder, prometheus: "PrometheusFacts"
+) -> LintedPolicy:
     # start-up time: no other command needs them
     from nodewise.metrics.refresher import RefreshOptions
     from nodewise.policy_tools import policy_lint
@@ -175,9 +227,9 @@ def _lint_policy(key: PolicyKey, entry: object_files.FileObject, sources: Object
         numbered = [(sources.line(entry.location, problem.field), problem) for problem in problems]
         return sorted(numbered, key=lambda pair: pair[0])
 
-    problems = with_lines(policy_lint.lint(entry.data, key.kind))
+    problems = with_lines(policy_lint.lint(entry.data, key.kind, prometheus))
     sync_period_s = RefreshOptions().sync_period_s
-    notes = with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s))
+    notes = with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s, prometheus))
     return LintedPolicy(key, entry.location.source, problems, notes)
 
 

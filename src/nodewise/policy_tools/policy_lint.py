@@ -25,7 +25,7 @@ from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKind
 from nodewise.policies.placement_policy_fields import is_integer
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from nodewise.policy_tools.query_lint import check_queries
+from nodewise.policy_tools.query_lint import PrometheusFacts, check_queries
 
 
 def effect_notes(  # complexity: one case for each note
@@ -97,11 +97,15 @@ def spec() -> Mapping[str, Any]:
     return schema
 
 
-def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
+def lint(
+    policy: bytes,
+    kind: PolicyKind,
+    prometheus: PrometheusFacts = PrometheusFacts(),  # noqa: B008 - it is immutable
+) -> list[Problem]:
     """Every problem of a policy in JSON."""
     whole = msgspec.json.decode(policy)
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
-    query_problems = check_queries(whole.get("spec")).problems
+    query_problems = check_queries(whole.get("spec"), prometheus).problems
     if kind != "TASPolicy":
         parsed = placement_policy_parser.parse_policy(policy_object, kind)
         return [*_head_problems(whole, kind), *parsed.problems, *query_problems]
@@ -111,11 +115,16 @@ def lint(policy: bytes, kind: PolicyKind) -> list[Problem]:
     return [*refused, *(problem for problem in others if problem.field not in known)]
 
 
-def notes(policy: bytes, kind: PolicyKind, sync_period_s: float) -> list[Problem]:
+def notes(
+    policy: bytes,
+    kind: PolicyKind,
+    sync_period_s: float,
+    prometheus: PrometheusFacts = PrometheusFacts(),  # noqa: B008 - it is immutable
+) -> list[Problem]:
     """The notes about the queries of a policy in JSON and, if it is a valid placement policy, those of
     `effect_notes`.
     """
-    query_notes = check_queries(msgspec.json.decode(policy).get("spec")).notes
+    query_notes = check_queries(msgspec.json.decode(policy).get("spec"), prometheus).notes
     if kind == "TASPolicy":
         return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)

@@ -73,13 +73,23 @@ _RANGES: Final[Mapping[str, tuple[str, int]]] = {
     **dict.fromkeys(("stddev", "stdvar", "stddev_over_time", "stdvar_over_time"), ("atLeast", 0)),
 }
 """What every result of a function meets, whatever its argument."""
-_WITHOUT_LABELS: Final = frozenset(
-    {"scalar", "vector", "time", "pi", "hour", "minute", "month", "year"}
-    | {"day_of_month", "day_of_week", "day_of_year", "days_in_month"}
+_WITHOUT_LABELS: Final = frozenset({"scalar", "vector", "time", "pi"})
+"""Functions whose results have no labels."""
+_OF_TIME: Final = frozenset(
+    {"hour", "minute", "month", "year", "day_of_month", "day_of_week", "day_of_year", "days_in_month"}
 )
-"""Functions whose results have no labels: some of them only without an argument."""
+"""Functions that have the time of the evaluation as their default argument."""
 _NODE_WORDS: Final = ("node", "host", "instance")
 """Parts of names of labels that may name a node."""
+
+
+class PrometheusFacts(NamedTuple):
+    """What is known about the Prometheus that evaluates the queries."""
+
+    node_labels: Collection[str] = NODE_LABELS
+    """The labels that name nodes."""
+    parse_errors: Mapping[str, str] | None = None
+    """Its error for each query that it cannot parse; None if it was not asked."""
 
 
 class QueryFindings(NamedTuple):
@@ -97,15 +107,22 @@ class UnbalancedError(ValueError):
         self.expected = expected
 
 
-def check_queries(spec: Any, node_labels: Collection[str] = NODE_LABELS) -> QueryFindings:
+def check_queries(spec: Any, prometheus: PrometheusFacts = PrometheusFacts()) -> QueryFindings:  # noqa: B008
     """The findings about every object with a query in the spec of a policy of any kind."""
     findings = QueryFindings([], [])
+    errors = prometheus.parse_errors
     for path, rule in rules_with_query("spec", spec):
+        if errors and (error_text := errors.get(rule["query"])):
+            expected = "a query that Prometheus can parse"
+            findings.problems.append(Problem(f"{path}.query", truncate(error_text, _MAX_SHOWN), expected))
+            continue
         try:
             expression = _parse(rule["query"])
             problems = list(_impossible_rule(path, rule, expression))
-            culprit = _part_without_node(expression, frozenset(node_labels))
+            culprit = _part_without_node(expression, frozenset(prometheus.node_labels))
         except UnbalancedError as error:
+            if errors is not None:
+                continue  # in a syntax that Prometheus knows, it is balanced
             findings.problems.append(Problem(f"{path}.query", str(error), error.expected))
             continue
         except RecursionError:
@@ -262,7 +279,9 @@ class _Parser:
         self._at += word in words
         return word if word in words else ""
 
-    def _parse_binary(self, least: int, depth: int) -> _Expression:
+    def _parse_binary(  # complexity: each modifier of an operator
+        self, least: int, depth: int
+    ) -> _Expression:
         """An expression of operators of at least this precedence."""
         if depth > 10 * _MAX_DEPTH:
             raise _UnknownSyntaxError
@@ -387,7 +406,9 @@ _Bounds = tuple[_Bound, ...]
 _ANY: Final[list[_Bounds]] = [()]
 
 
-def _impossible_rule(path: str, rule: Mapping[str, Any], expression: _Expression) -> Iterator[Problem]:
+def _impossible_rule(  # complexity: contradictions of the query itself, then those to the rule
+    path: str, rule: Mapping[str, Any], expression: _Expression
+) -> Iterator[Problem]:
     """The problem of a rule that no result of its query can meet."""
     expected = "results that can meet the rule: remove the comparison from the query, or correct the rule"
     alternatives: list[_Bounds] = []
@@ -410,10 +431,10 @@ def _impossible_rule(path: str, rule: Mapping[str, Any], expression: _Expression
         next(((bound, target) for bound in bounds for target in targets if _excludes(bound, target)), None)
         for bounds in alternatives
     ]
-    found = [pair for pair in excluding if pair is not None]
-    if len(found) == len(alternatives):
-        texts = dict.fromkeys(bound.text for bound, _ in found)
-        target = f"{found[0][1].operator} {found[0][1].text.partition(' ')[2]}"
+    contrary = [pair for pair in excluding if pair is not None]
+    if len(contrary) == len(alternatives):
+        texts = dict.fromkeys(bound.text for bound, _ in contrary)
+        target = f"{contrary[0][1].operator} {contrary[0][1].text.partition(' ')[2]}"
         actual = f"only results {' or '.join(texts)}, none of which is {target}"
         yield Problem(f"{path}.query", truncate(actual, _MAX_SHOWN), expected)
 
@@ -521,7 +542,9 @@ def _binary_bounds(expression: _Binary) -> list[_Bounds]:
     return _arithmetic_bounds(expression)
 
 
-def _arithmetic_bounds(expression: _Binary) -> list[_Bounds]:
+def _arithmetic_bounds(  # complexity: a number on either side
+    expression: _Binary,
+) -> list[_Bounds]:
     operator, left, right = expression.operator, expression.left, expression.right
     numbers = _constant(left), _constant(right)
     constant = _constant(expression)
@@ -598,23 +621,29 @@ def _aggregation_without_node(call: _Call, labels: frozenset[str]) -> str:
     return f"{call.function} by ({', '.join(sorted(kept))})" if kept else call.function
 
 
-def _function_without_node(call: _Call, labels: frozenset[str]) -> str:
+def _function_without_node(  # complexity: one case for each kind of function
+    call: _Call, labels: frozenset[str]
+) -> str:
     function, arguments = call.function, call.arguments
-    target = arguments[1] if function in ("label_replace", "label_join") and len(arguments) > 1 else None
-    if isinstance(target, _Literal) and not _names_node([target.text], labels):
-        return _part_without_node(arguments[0], labels)
-    if function.startswith("label_") or function == "info":
-        return ""
-    if function in ("absent", "absent_over_time"):
-        required = arguments[0].required if arguments and isinstance(arguments[0], _Selector) else ()
+    if function in ("label_replace", "label_join") and len(arguments) > 1:
+        target = arguments[1]
+        is_other = isinstance(target, _Literal) and not _names_node([target.text], labels)
+        return _part_without_node(arguments[0], labels) if is_other else ""
+    if function.startswith(("label_", "info")):
+        return ""  # these functions of other servers may set any label
+    if function.startswith("absent"):
+        selector = arguments[0] if arguments else None
+        required = selector.required if isinstance(selector, _Selector) else ()
         return "" if _names_node(required, labels) else f"{function}()"
-    if function in ("scalar", "vector") or (function in _WITHOUT_LABELS and not arguments):
+    if function in _WITHOUT_LABELS or (function in _OF_TIME and not arguments):
         return f"{function}()"
-    parts = [_part_without_node(argument, labels) for argument in arguments]
-    return parts[-1] if parts and all(parts) else ""
+    parts = ["", *(_part_without_node(argument, labels) for argument in arguments)]
+    return "" if "" in parts[1:] else parts[-1]
 
 
-def _binary_without_node(expression: _Binary, labels: frozenset[str]) -> str:
+def _binary_without_node(  # complexity: one case for each kind of operator and matching
+    expression: _Binary, labels: frozenset[str]
+) -> str:
     left, right = (_part_without_node(side, labels) for side in (expression.left, expression.right))
     if expression.operator in ("and", "unless"):
         return left

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.policy_tools import policy_lint, query_lint
+from nodewise.policy_tools.query_lint import PrometheusFacts
 from tests.unit.policy_tools.query_cases import CASES, NO_NODE, UNBALANCED, QueryCase
 
 
@@ -72,7 +73,7 @@ def test_messages_name_the_bounds_and_the_part_without_a_node() -> None:
 def test_a_label_of_the_options_names_a_node() -> None:
     spec = {"avoid": [{"query": "sum by (machine) (x)", "above": 1}]}
     assert len(query_lint.check_queries(spec).notes) == 1
-    assert query_lint.check_queries(spec, ["machine"]).notes == []
+    assert query_lint.check_queries(spec, PrometheusFacts(["machine"])).notes == []
 
 
 @pytest.mark.parametrize(

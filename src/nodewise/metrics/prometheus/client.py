@@ -368,6 +368,20 @@ class PrometheusClient:
         times = {} if at is None else {"time": f"{at:.3f}"}
         return await self._query(_PATH, {"query": query, **times}, before_body)
 
+    async def parse_error(self, query: str) -> str:
+        """Why the server cannot parse a query, such as `1:5: parse error: …`; empty if it can. Other errors as in
+        `_query`.
+        """
+        try:
+            # at a time without values the query costs nothing
+            await self.query(query, at=1.0)
+        except BadInput as error:
+            error_type, _, message = error.problems[0].found.partition(": ")
+            if error_type != query_responses.PARSE_ERROR:
+                raise
+            return message.removeprefix('invalid parameter "query": ')
+        return ""
+
     async def query_range(self, query: str, start: float, end: float, step_s: float) -> QueryResponse:
         """The values of a query at `start`, `start + step_s` and so on until `end`, in seconds since 1970.
 
