@@ -20,6 +20,7 @@ from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
+from nodewise.policy_tools import library
 
 _NO_FILES, _FILES = 4, 0
 """Directives of kubectl (cobra's `ShellCompDirectiveNoFileComp` and `ShellCompDirectiveDefault`)."""
@@ -131,6 +132,18 @@ class AgentNames(StringParamType):
     ) -> list[CompletionItem]:
         before, comma, _ = incomplete.rpartition(",")
         return _items([f"{before}{comma}{name}" for name in agents.names()], incomplete)
+
+
+class PresetName(StringParamType):
+    """The name of a policy of the library."""
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's interface
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        return _items(library.preset_names(), incomplete)
 
 
 def _items(names: list[str], incomplete: str) -> list[CompletionItem]:

@@ -39,6 +39,7 @@ class LintedPolicy(NamedTuple):
 _MODULES: Final = {
     "backtest": "nodewise.cli.policy_backtest",
     "diff": "nodewise.cli.policy_diff",
+    "library": "nodewise.cli.policy_library",
     "new": "nodewise.cli.policy_new",
     "test": "nodewise.cli.policy_test",
 }

@@ -3,10 +3,10 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import click
 import msgspec
@@ -15,7 +15,7 @@ from nodewise.base import quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
-from nodewise.cli.completion import NamespaceName
+from nodewise.cli.completion import NamespaceName, PresetName
 from nodewise.cli.decide_inputs import MetricOptions
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
@@ -31,8 +31,9 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
-from nodewise.policy_tools import policy_lint, policy_writer
-from nodewise.policy_tools.policy_writer import NewPolicy
+from nodewise.policy_tools import policy_library, policy_lint, policy_writer
+from nodewise.policy_tools.policy_library import RuleChanges
+from nodewise.policy_tools.policy_writer import CurrentValues, NewPolicy, NewRule
 
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
@@ -47,6 +48,9 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise policy new`."""
 
     paths: Annotated[tuple[str, ...], Argument(metavar="[FILE]...", is_required=False)] = ()
+
+    preset: Annotated[str, Option(metavar="NAME", type=PresetName())] = ""
+    """Policy of the library (nodewise policy library). Flags replace its first threshold and what belongs to it."""
 
     metric: Annotated[str, Option(metavar="NAME")] = ""
     """Metric of nodes to compare."""
@@ -74,7 +78,7 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     asks on a terminal, and selects all pods elsewhere."""
 
     name: Annotated[str, Option(metavar="NAME")] = ""
-    """Name of the policy; default: from the metric."""
+    """Name of the policy; default: from the metric or the preset."""
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAME", type=NamespaceName())] = ""
     """Namespace of the policy; default: the one that kubectl uses."""
@@ -111,6 +115,9 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     nodes exceeds. The policy begins in the mode Shadow, without any effect. With --folder the policy and a suite for
     nodewise policy test are written.
 
+    With --preset the rules come from the library, and values are read only if FILE or --prometheus-url is set. A preset
+    with a query is a ClusterPlacementPolicy; with --namespace it selects the pods of this namespace.
+
     \b
     Examples:
       nodewise policy new
@@ -118,6 +125,7 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
       nodewise policy new --metric cpu_usage_share --above 0.8 -l app=a --folder f
       nodewise policy new --metric temp --above 80 --for 2m -l '{}' --mode Enforce
       nodewise policy new --metric cpu_usage_share --above 0.8 --cluster-wide
+      nodewise policy new --preset disk-wear --above 95 -l app=db --folder disks
 
     \b
     Exit codes:
@@ -127,40 +135,9 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     """
     logs.configure("error")  # a metric that no source has is an error of the command
     own = command_line.settings(NewPolicyOptions)
-    if own.above and own.below:
-        raise BadSettings(
-            "settings", [Problem("--below", shown(own.below), "only one of --above and --below")]
-        )
-    metric = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
-    request = MetricRequest(metric, aggregate=own.aggregate or "")
-    asks_selector = is_interactive() and not command_line.is_given("selector")
-    labels = _parse_selector(own.selector)
-    inputs = asyncio.run(_read_inputs(request, own, command_line, reads_pods=asks_selector))
-    series = inputs.series
-    distribution = _distribution(request, series, inputs.nodes)
-    if not command_line.is_given("selector"):
-        labels = _ask_selector(inputs.pod_labels, is_cluster_wide=own.cluster_wide)
-    if is_interactive():
-        for line in policy_writer.distribution_lines(distribution, series):
-            click.echo(visible(line), err=True)
-    direction, threshold = _threshold(own, distribution)
-    if own.release:
-        _check_quantity("--release", own.release)
-    policy = NewPolicy(
-        request,
-        direction,
-        threshold,
-        own.release,
-        own.for_s,
-        own.keep_for_s,
-        labels,
-        own.name,
-        "" if own.cluster_wide else own.namespace,
-        own.cluster_wide,
-        own.enforcement,
-        own.mode,
-    )
-    lines = [visible(line) for line in policy_writer.policy_lines(policy, distribution, series)]
+    _check_flags(own)
+    policy, values = _new_policy(own, command_line)
+    lines = [visible(line) for line in policy_writer.policy_lines(policy, values)]
     text = "\n".join(lines)
     _check_manifest(text)
     if not own.folder:
@@ -169,6 +146,61 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
         return
     suite = policy_writer.format_suite(policy)
     _write_folder(Path(own.folder), {policy_writer.POLICY_FILE: f"{text}\n", policy_writer.SUITE_FILE: suite})
+
+
+def _new_policy(
+    own: NewPolicyOptions, command_line: CommandLine
+) -> tuple[NewPolicy, Sequence[CurrentValues | None]]:
+    """The policy of the flags and of the answers, and the current values for each of its rules."""
+    values: Sequence[CurrentValues | None]
+    if own.preset:
+        preset = policy_library.load(own.preset)
+        changes = RuleChanges(
+            direction="above" if own.above else "below" if own.below else None,
+            threshold=own.above or own.below,
+            release=own.release,
+            for_s=own.for_s,
+            keep_for_s=own.keep_for_s,
+        )
+        rules = policy_library.change_rule(preset.new_rules(), changes)
+        values = asyncio.run(_read_values_of_preset(rules, own, command_line))
+        # only a cluster policy has queries
+        is_cluster_wide = own.cluster_wide or any(rule.request.query for rule in rules)
+        labels = _selector(own, command_line, is_cluster_wide=is_cluster_wide)
+        name, guard, comments = own.preset, preset.guard, preset.comments(own.preset)
+    else:
+        name = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
+        request = MetricRequest(name, aggregate=own.aggregate or "")
+        current = asyncio.run(_read_values(request, own, command_line))
+        is_cluster_wide = own.cluster_wide
+        labels = _selector(own, command_line, is_cluster_wide=is_cluster_wide)
+        rules, values = (_ask_rule(request, own, current),), [current]
+        guard, comments = {}, []
+    policy = NewPolicy(
+        rules,
+        labels,
+        own.name or policy_writer.default_name(name),
+        "" if own.cluster_wide else own.namespace,
+        is_cluster_wide,
+        own.enforcement,
+        own.mode,
+        guard,
+        comments,
+    )
+    return policy, values
+
+
+def _check_flags(own: NewPolicyOptions) -> None:
+    if own.above and own.below:
+        raise BadSettings(
+            "settings", [Problem("--below", shown(own.below), "only one of --above and --below")]
+        )
+    for flag, value in {"--metric": own.metric, "--aggregate": own.aggregate}.items():
+        if own.preset and value:
+            raise BadSettings("settings", [Problem(flag, shown(value), f"--preset without {flag}")])
+    for flag, value in {"--above": own.above, "--below": own.below, "--release": own.release}.items():
+        if value:
+            _check_quantity(flag, value)
 
 
 def _check_manifest(text: str) -> None:
@@ -205,15 +237,20 @@ def _ask_or_fail(question: str, flag: str, expected: str, default: str | None = 
     return answer.strip()
 
 
-def _ask_selector(pod_labels: Counter[str], *, is_cluster_wide: bool) -> dict[str, str]:
-    """The answer to a question that proposes the label of most pods; all pods only if the answer says so.
+def _selector(own: NewPolicyOptions, command_line: CommandLine, *, is_cluster_wide: bool) -> dict[str, str]:
+    """The labels of the flag, or the answer to a question that proposes the label of most pods.
 
-    Without a terminal all pods, with a message.
+    All pods only if the answer says so; without a terminal all pods, with a message.
     """
+    if command_line.is_given("selector"):
+        return _parse_selector(own.selector)
     inside = policy_writer.namespaces_text(is_cluster_wide)
     if not is_interactive():
         terminal_output.print_message(f"no --selector: the policy selects all pods of {inside}")
         return {}
+    pod_labels = Counter[str]()
+    if not is_cluster_wide or own.namespace:
+        pod_labels = asyncio.run(_count_pod_labels(own, command_line))
     frequent = pod_labels.most_common(_MOST_SUGGESTIONS)
     if frequent:
         listed = ", ".join(f"{label} ({count})" for label, count in frequent)
@@ -266,19 +303,9 @@ class _PodList(msgspec.Struct, frozen=True):
     items: tuple[_Pod, ...] = ()
 
 
-class _Inputs(NamedTuple):
-    """What a new policy depends on."""
-
-    series: Series
-    nodes: Sequence[str]
-    """All nodes; without Nodes in files, those that have a value."""
-    pod_labels: Counter[str]
-    """The number of pods of the namespace with each label that names an application, such as `app=web`."""
-
-
-async def _read_inputs(
-    request: MetricRequest, own: NewPolicyOptions, command_line: CommandLine, *, reads_pods: bool
-) -> _Inputs:
+async def _read_values(
+    request: MetricRequest, own: NewPolicyOptions, command_line: CommandLine
+) -> CurrentValues:
     settings = decide_inputs.metric_settings(command_line)
     kube = command_line.settings(ClusterOptions).kube
     async with nullcontext() if own.paths else open_api(kube) as api:
@@ -286,11 +313,10 @@ async def _read_inputs(
         snapshot = await decide_inputs.fetch_metrics(inputs, [request], settings, api)
         series = snapshot.series.get(request.key)
         if series is not None:
-            labels = Counter[str]()
-            if reads_pods and not own.cluster_wide:
-                namespace = own.namespace or (api.namespace if api else DEFAULT_NAMESPACE)
-                labels = _count_labels(await _read_pods(own.paths, api, namespace))
-            return _Inputs(series, inputs.node_names or sorted({*series.samples, *series.invalid}), labels)
+            distribution = _distribution(series, inputs.node_names)
+            if distribution is None:
+                raise _no_values_error(request, series, inputs.node_names)
+            return CurrentValues(distribution, series)
         why = snapshot.failures.get(request.key, "no source has it")
         similar = await decide_inputs.similar_metrics(
             request.metric, inputs, settings, api, _MOST_SUGGESTIONS
@@ -299,53 +325,96 @@ async def _read_inputs(
     raise BadInput("policy new", [Problem("--metric", f"{shown(request.metric)}: {why}", expected)])
 
 
+def _no_values_error(request: MetricRequest, series: Series, nodes: Sequence[str]) -> BadInput:
+    example = next((f"; {node}: {why}" for node, why in series.invalid.items()), "")
+    actual = f"{len(nodes) or len(series.invalid)} nodes, none with a value{example}"
+    field, expected = "--metric", "a metric of nodes"
+    if not request.aggregate:
+        field, expected = "--aggregate", f"{_AGGREGATIONS}, if nodes have several values"
+    return BadInput("policy new", [Problem(field, actual, expected)])
+
+
+async def _read_values_of_preset(
+    rules: Sequence[NewRule], own: NewPolicyOptions, command_line: CommandLine
+) -> list[CurrentValues | None]:
+    """The values for each rule if a Prometheus or files are named; None with a message for a metric without values."""
+    settings = decide_inputs.metric_settings(command_line)
+    if not own.paths and not settings.prometheus.prometheus_url:
+        return [None for _ in rules]
+    kube = command_line.settings(ClusterOptions).kube
+    async with nullcontext() if own.paths else open_api(kube) as api:
+        inputs = await decide_inputs.read_nodes(own.paths, api)
+        requests = [rule.request for rule in rules]
+        snapshot = await decide_inputs.fetch_metrics(inputs, requests, settings, api)
+
+    def values_of(rule: NewRule) -> CurrentValues | None:
+        series = snapshot.series.get(rule.request.key)
+        if series is not None:
+            if distribution := _distribution(series, inputs.node_names):
+                return CurrentValues(distribution, series)
+            if rule.request.empty_is_healthy:
+                return None
+        why = snapshot.failures.get(rule.request.key, "no node has a value")
+        terminal_output.print_message(f"{rule.name}: {why}")
+        return None
+
+    return [*map(values_of, rules)]
+
+
+async def _count_pod_labels(own: NewPolicyOptions, command_line: CommandLine) -> Counter[str]:
+    """The number of pods of the namespace with each label that names an application, such as `app=web`.
+
+    Policies select no pods of DaemonSets. Empty if the pods cannot be read.
+    """
+    counts = Counter[str]()
+    with suppress(NodewiseError):
+        async with (
+            nullcontext() if own.paths else open_api(command_line.settings(ClusterOptions).kube) as api
+        ):
+            namespace = own.namespace or (api.namespace if api else DEFAULT_NAMESPACE)
+            pods = await _read_pods(own.paths, api, namespace)
+        for pod in pods:
+            labels = pod.metadata.labels or {}
+            if all(owner.kind != "DaemonSet" for owner in pod.metadata.ownerReferences or ()):
+                counts.update(f"{key}={labels[key]}" for key in _NAMING_LABELS if key in labels)
+    return counts
+
+
 async def _read_pods(paths: Sequence[str], api: HttpApi | None, namespace: str) -> Sequence[_Pod]:
-    """The first pods of a namespace; none if they cannot be read."""
+    """The first pods of a namespace."""
     if api is None:
         plain, _ = metric_files.split_paths(paths)
         pods = object_files.read(plain).of(PODS, _Pod) if plain else ()
         return [pod for pod in pods if (pod.metadata.namespace or DEFAULT_NAMESPACE) == namespace]
-    with suppress(NodewiseError):
-        body = await api.get(PODS.path(namespace), {"limit": _MOST_PODS})
-        return msgspec.json.decode(body, type=_PodList).items
-    return ()
+    body = await api.get(PODS.path(namespace), {"limit": _MOST_PODS})
+    return msgspec.json.decode(body, type=_PodList).items
 
 
-def _count_labels(pods: Iterable[_Pod]) -> Counter[str]:
-    """The number of pods with each label that names an application; policies select no pods of DaemonSets."""
-    counts = Counter[str]()
-    for pod in pods:
-        labels = pod.metadata.labels or {}
-        if all(owner.kind != "DaemonSet" for owner in pod.metadata.ownerReferences or ()):
-            counts.update(f"{key}={labels[key]}" for key in _NAMING_LABELS if key in labels)
-    return counts
-
-
-def _distribution(request: MetricRequest, series: Series, nodes: Sequence[str]) -> ValueDistribution:
+def _distribution(series: Series, names: Sequence[str]) -> ValueDistribution | None:
+    """The distribution over all nodes; without Nodes in files, over those of the series. None without a value."""
+    nodes = names or sorted({*series.samples, *series.invalid})
     values = {node: series.samples[node].value for node in nodes if node in series.samples}
     if not values:
-        example = next((f"; {node}: {why}" for node, why in series.invalid.items()), "")
-        actual = f"{len(nodes)} nodes, none with a value{example}"
-        field, expected = "--metric", "a metric of nodes"
-        if not request.aggregate:
-            field, expected = "--aggregate", f"{_AGGREGATIONS}, if nodes have several values"
-        raise BadInput("policy new", [Problem(field, actual, expected)])
+        return None
     return aggregation.distribution_of(values, [node for node in nodes if node not in values])
 
 
-def _threshold(own: NewPolicyOptions, distribution: ValueDistribution) -> tuple[Direction, str]:
-    """The threshold of the flags, or the answer to a question that proposes one."""
+def _ask_rule(request: MetricRequest, own: NewPolicyOptions, current: CurrentValues) -> NewRule:
+    """The rule of the flags, with the answer to a question that proposes a threshold if no flag has one."""
+    if is_interactive():
+        for line in policy_writer.distribution_lines(current.distribution, current.series):
+            click.echo(visible(line), err=True)
     direction: Direction = "below" if own.below else "above"
-    text = own.below or own.above
-    if not text:
+    threshold = own.below or own.above
+    if not threshold:
         if is_interactive():
             sides: click.Choice[Direction] = click.Choice(["above", "below"])
             direction = click.prompt("Avoid nodes whose value is", type=sides, default="above", err=True)
-        proposed = quantity.nano_to_text(distribution.propose_threshold(direction))
+        proposed = quantity.nano_to_text(current.distribution.propose_threshold(direction))
         example = f"--above {proposed}" if not is_interactive() else proposed
-        text = _ask_or_fail("Threshold", "--above", "a threshold (or --below)", example)
-    _check_quantity(f"--{direction}", text)
-    return direction, text
+        threshold = _ask_or_fail("Threshold", "--above", "a threshold (or --below)", example)
+        _check_quantity(f"--{direction}", threshold)
+    return NewRule(request, direction, threshold, own.release, own.for_s, own.keep_for_s)
 
 
 def _check_quantity(flag: str, text: str) -> None:
