@@ -32,6 +32,8 @@ class PodInfo(NamedTuple):
     avoids_violating: bool = False
     """Whether its required node affinity excludes the nodes that its policy labels."""
     is_gated: bool = False
+    waits_for_labels: bool = False
+    """Whether it has the scheduling gate that native mode removes when all nodes have the labels of its policies."""
     misspelled_label: str = ""
     """A label key that is nearly the one that names a policy."""
     selected_by: tuple[str, ...] = ()
@@ -407,6 +409,9 @@ class LeaderLease(NamedTuple):
     duration_s: float
     evaluated: datetime | None = None
     """When the leader evaluated all policies and wrote the results the last time; None if that is not known."""
+    native_mode: bool | None = None
+    """Whether the leader labels nodes and removes scheduling gates; None if it is older and does not say so. An older
+    leader does not follow the admission policies: native mode is off without --native-mode."""
 
     def is_held(self, now: datetime) -> bool:
         """Whether a replica leads. The clocks of two hosts may differ by the duration of the Lease."""
@@ -458,6 +463,25 @@ class Facts(NamedTuple):
     """Workloads of other namespaces that run a scheduler, a descheduler or nodewise, or have such a name."""
 
     @property
+    def uses_native_mode(self) -> bool | UnavailableFact:
+        """Whether node labels have the verdicts of policies, also by a controller outside of the cluster."""
+        leases = () if isinstance(self.leases, UnavailableFact) else self.leases
+        if any(lease.native_mode for lease in leases):
+            return True
+        for workloads in (self.extenders, self.controllers):
+            if isinstance(workloads, UnavailableFact):
+                return workloads
+            if native_mode_workloads(workloads):
+                return True
+        # an older controller outside of the cluster does not say so, and labels nodes
+        is_outside = bool(leases) and not (self.extenders or self.controllers)
+        return (
+            is_outside
+            and leases[0].native_mode is None
+            and (isinstance(self.nodes_with_verdicts, int) and self.nodes_with_verdicts > 0)
+        )
+
+    @property
     def registrations(self) -> tuple[Registration | UnavailableFact, ...]:
         """nodewise's entries in all configurations, and what may hide further ones."""
         if isinstance(self.schedulers, UnavailableFact):
@@ -472,14 +496,16 @@ class Facts(NamedTuple):
                 entries = configuration.nodewise_entries
                 registrations += [Registration(scheduler, configuration, entry) for entry in entries]
         # the hidden configurations need not have an entry, too; in native mode none needs one
-        is_native = bool(self.controllers) and not self.extenders
+        is_native = not self.extenders and (bool(self.controllers) or self.uses_native_mode is True)
         changes: dict[str, Any] = {"is_minor": True} if registrations or is_native else {}
         changes |= {"remedy": _NATIVE_MODE_REMEDY} if is_native else {}
         return (*registrations, *(unavailable._replace(**changes) for unavailable in hidden))
 
 
+_NATIVE_MODE_FIELDS: Final = frozenset({"extenders", "controllers", "leases", "nodes_with_verdicts"})
 DERIVED: Final[Mapping[str, frozenset[str]]] = {
-    "registrations": frozenset({"schedulers", "extenders", "controllers"})
+    "uses_native_mode": _NATIVE_MODE_FIELDS,
+    "registrations": _NATIVE_MODE_FIELDS | {"schedulers"},
 }
 """Facts that are computed from others."""
 

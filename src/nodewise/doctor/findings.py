@@ -172,6 +172,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
         " why no replica leads",
     ),
+    "native-mode-off": FindingKind(
+        "error",
+        "Nothing removes the scheduling gates that native mode adds to pods",
+        "run nodewise controller without --no-native-mode, an older one with --native-mode; if native mode is not"
+        " wanted, delete its admission policies",
+    ),
     "verdict-labels-writable": FindingKind(
         "warning",
         "Kubelets can write the node labels of native mode",

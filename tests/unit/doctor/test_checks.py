@@ -219,7 +219,11 @@ def with_unparsed_configuration() -> Facts:
     return SOUND._replace(schedulers=(unreadable,))
 
 
-LEFT_ALONE = {"labels-frozen", "policy-without-effect"}
+OFF = {"native-mode-off", "policy-without-effect"}
+IN_NATIVE_MODE = LEASE._replace(native_mode=True)
+OUTSIDE = native(controllers=(), leases=(IN_NATIVE_MODE,))
+"""Native mode by a controller outside of the cluster."""
+GATED = NATIVE.pods[0]._replace(waits_for_labels=True, is_gated=True, node="")
 CASES: list[tuple[str, Facts, set[str]]] = [
     (
         "a missing definition",
@@ -240,9 +244,29 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
     ("native mode", NATIVE, set()),
-    ("a controller that follows the admission policies", with_controller(), set()),
+    (
+        "a controller that follows the admission policies",
+        with_controller()._replace(leases=(IN_NATIVE_MODE,)),
+        set(),
+    ),
+    ("an older controller, which does not", with_controller(), {"native-mode-off"}),
+    ("a leader that says so", with_lease(native_mode=False), {"native-mode-off"}),
+    ("a controller outside of the cluster", OUTSIDE, set()),
+    (
+        "the same off",
+        OUTSIDE._replace(leases=(LEASE._replace(native_mode=False),)),
+        {*OFF, "not-looked-at"},
+    ),
+    ("the same, an older one", OUTSIDE._replace(leases=(LEASE,)), set()),
+    ("a pod with a new gate", OUTSIDE._replace(pods=(GATED._replace(age_s=50),)), set()),
+    ("a pod with an old gate", OUTSIDE._replace(pods=(GATED._replace(age_s=90),)), {"native-mode-off"}),
+    (
+        "an old gate in a large cluster",
+        OUTSIDE._replace(pods=(GATED._replace(age_s=90),), node_count=5000),
+        set(),
+    ),
     *(
-        ("a controller without native mode", with_controller(**{name: value}), LEFT_ALONE)
+        ("a controller without native mode", with_controller(**{name: value}), OFF)
         for name, value in (("native_mode", "false"), ("no_native_mode", "true"))
     ),
     ("a controller that is not ready", with_controller(ready=0, native_mode="true"), {"replicas-not-ready"}),

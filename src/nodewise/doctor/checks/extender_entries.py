@@ -341,10 +341,12 @@ def check_extender_registered(  # complexity: the evidence in its order
     replica_metrics: tuple[ReplicaMetrics, ...] = (),
     extenders: Extenders = (),
     controllers: Controllers = (),
+    *,
+    uses_native_mode: bool = False,
 ) -> Iterator[Result]:
     """Whether an entry leads to nodewise. Calls of a scheduler whose configuration is hidden prove that one does."""
     id_ = "extender-not-registered"
-    if controllers and not extenders:  # a stock kube-scheduler enforces policies in native mode
+    if (controllers or uses_native_mode) and not extenders:  # a stock kube-scheduler enforces policies
         return
     known = {item.scheduler.where for item in registrations if isinstance(item, Registration)}
     if known:

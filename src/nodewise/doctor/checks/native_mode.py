@@ -1,6 +1,6 @@
 """Checks of how policies reach the pods that they select, and of the labels of native mode."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -11,7 +11,9 @@ from nodewise.doctor.facts import (
     Extenders,
     LeaderLease,
     NodeRestriction,
+    NodewiseWorkload,
     PodAdmission,
+    PodAdmissionPolicy,
     Pods,
     Policies,
     PolicyEvaluation,
@@ -20,6 +22,7 @@ from nodewise.doctor.facts import (
     native_mode_workloads,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.parsing import objects
 
 _EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"
 _EXTENDER_POLICIES: Final = {
@@ -62,6 +65,9 @@ _LEFTOVER_REMEDY: Final = (
     " pods with the gate nodewise.io/policy-not-active (docs/native.md#uninstall)"
 )
 _NO_POD_ADMISSION: Final = PodAdmission()
+_GATE_S: Final = 60.0
+_LABELLED_PER_S: Final = 25.0
+"""Nodes that the leader labels at least, half of the default limit of writes."""
 _OLD_SERVER_REMEDY: Final = (
     "upgrade to Kubernetes 1.36; or have kube-scheduler send all pods: nodewise configure render-scheduler"
     " --filter-all-pods"
@@ -70,10 +76,10 @@ _OLD_SERVER_REMEDY: Final = (
 
 @check("pod-admission-missing")
 def check_native_pod_admission(
-    policies: Policies, extenders: Extenders, controllers: Controllers, pod_admission: PodAdmission
+    policies: Policies, pod_admission: PodAdmission, *, uses_native_mode: bool
 ) -> Iterator[Finding]:
     """Whether the API server adds the requirements of native mode to pods, for the kinds that have policies."""
-    if native_mode_workloads(extenders, controllers):
+    if uses_native_mode:
         enforced = [policy for policy in policies if policy.avoids_nodes and not policy.not_enforced]
         yield from _check_shipped_policies(enforced, _NATIVE_POLICIES, pod_admission, _NATIVE_FILE)
 
@@ -84,15 +90,15 @@ def check_extender_pod_admission(  # complexity: the conditions of one finding
     registrations: Registrations,
     pod_admission: PodAdmission,
     pods: Pods = (),
-    extenders: Extenders = (),
-    controllers: Controllers = (),
+    *,
+    uses_native_mode: bool = False,
 ) -> Iterator[Finding]:
     """Whether selected pods get the request by which kube-scheduler sends them to nodewise. It sends all pods if an
     entry for the telemetry agent has no managed resources.
     """
     entries = [item.entry for item in registrations if entry_calls_telemetry_agent(item.entry)]
     managed = {resource.name for entry in entries for resource in entry.managed_resources}
-    if native_mode_workloads(extenders, controllers) or not all(entry.managed_resources for entry in entries):
+    if uses_native_mode or not all(entry.managed_resources for entry in entries):
         return
 
     def all_pods_request(policy: PolicyEvaluation) -> bool:
@@ -143,39 +149,118 @@ def check_labels_are_updated(
     nodes_with_verdicts: int,
     leases: tuple[LeaderLease, ...],
     now: datetime,
-    pod_admission: PodAdmission = _NO_POD_ADMISSION,
 ) -> Iterator[Finding]:
-    """Labels of native mode keep their last values if no replica leads. Scheduling gates stay, too."""
-    writing = native_mode_workloads(extenders, controllers)
-    count = f"; {nodes_with_verdicts:,} nodes keep their last verdicts" if nodes_with_verdicts else ""
-    if not writing:
-        yield from _check_leftovers(pod_admission, nodes_with_verdicts, count)
-        return
+    """Labels of native mode keep their last values if no replica leads and evaluates policies."""
     held = [lease for lease in leases if lease.is_held(now)]
-    if any(lease.is_evaluating(now) for lease in held):
+    writing = native_mode_workloads(extenders, controllers)
+    if _is_native_mode_off(held, (*extenders, *controllers)) or any(
+        lease.is_evaluating(now) for lease in held
+    ):
         return
-    where = writing[0].workload.where
     if held:
-        actual = f"{held[0].holder} leads and has not evaluated the policies since {_format_time(held[0].evaluated)}"
+        last, where = _format_time(held[0].evaluated), writing[0].workload.where if writing else held[0].where
+        actual = f"{held[0].holder} leads and has not evaluated the policies since {last}"
+        actual += _format_count_of_labels(nodes_with_verdicts)
         remedy = "see the log of that replica, and docs/runbooks/NodewiseNoEvaluation.md"
-        yield finding("labels-frozen", where, actual + count, "an evaluation each period", remedy=remedy)
-    else:
+        yield finding("labels-frozen", where, actual, "an evaluation each period", remedy=remedy)
+    elif writing:
         renewals = [lease.renewed for lease in leases if lease.renewed]
         actual = f"no replica leads{f' since {_format_time(max(renewals))}' if renewals else ''}"
-        yield finding("labels-frozen", where, actual + count, "a controller that leads")
+        actual += _format_count_of_labels(nodes_with_verdicts)
+        yield finding("labels-frozen", writing[0].workload.where, actual, "a controller that leads")
 
 
-def _check_leftovers(pod_admission: PodAdmission, nodes_with_verdicts: int, count: str) -> Iterator[Finding]:
-    gating = [policy for policy in pod_admission.policies if policy.shipped in _GATING_POLICIES]
-    if gating:
-        where, actual = gating[0].where, "nothing removes the scheduling gates that it adds to pods" + count
-        remedy = _LEFTOVER_REMEDY
-    elif nodes_with_verdicts:
-        where, actual = "Node labels of native mode", "nothing updates them" + count
-        remedy = _LEFTOVER_LABELS_REMEDY
-    else:
+@check("labels-frozen")
+def check_leftovers(
+    extenders: Extenders,
+    controllers: Controllers,
+    nodes_with_verdicts: int,
+    leases: tuple[LeaderLease, ...],
+    now: datetime,
+    pod_admission: PodAdmission = _NO_POD_ADMISSION,
+) -> Iterator[Finding]:
+    """Node labels and admission policies that are left where nothing runs in native mode."""
+    held, gating = [lease for lease in leases if lease.is_held(now)], _gating_policies(pod_admission)
+    is_used = held or native_mode_workloads(extenders, controllers)
+    if is_used and not _is_native_mode_off(held, (*extenders, *controllers)):
         return
-    yield finding("labels-frozen", where, actual, "a controller that leads", remedy=remedy)
+    expected = "a controller that leads"
+    if gating and not (held and (controllers or not extenders)):  # otherwise native-mode-off reports it
+        actual = "nothing removes the scheduling gates that it adds to pods"
+        actual += _format_count_of_labels(nodes_with_verdicts)
+        yield finding("labels-frozen", gating[0].where, actual, expected, remedy=_LEFTOVER_REMEDY)
+    elif nodes_with_verdicts and not gating:
+        actual = f"nothing updates them{_format_count_of_labels(nodes_with_verdicts)}"
+        where, remedy = "Node labels of native mode", _LEFTOVER_LABELS_REMEDY
+        yield finding("labels-frozen", where, actual, expected, remedy=remedy)
+
+
+def _format_count_of_labels(nodes_with_verdicts: int) -> str:
+    return f"; {nodes_with_verdicts:,} nodes keep their last verdicts" if nodes_with_verdicts else ""
+
+
+@check("native-mode-off")
+def check_native_mode_is_on(
+    extenders: Extenders,
+    controllers: Controllers,
+    leases: tuple[LeaderLease, ...],
+    now: datetime,
+    pod_admission: PodAdmission,
+) -> Iterator[Finding]:
+    """Whether a controller that leads is in native mode while its admission policies gate pods."""
+    held, gating = [lease for lease in leases if lease.is_held(now)], _gating_policies(pod_admission)
+    is_controller = bool(controllers) or not extenders  # beside an extender alone they are leftovers
+    if gating and is_controller and _is_native_mode_off(held, (*extenders, *controllers)):
+        where = controllers[0].workload.where if controllers else held[0].where
+        actual = f"{held[0].holder} leads and is not in native mode, and {gating[0].where} adds gates to pods"
+        remedy, expected = _native_mode_remedy(controllers), "a leader in native mode"
+        yield finding("native-mode-off", where, actual, expected, remedy=remedy)
+
+
+def _is_native_mode_off(held: Sequence[LeaderLease], workloads: Sequence[NodewiseWorkload]) -> bool:
+    """Whether no leader is in native mode. An older one does not say so: if it runs outside of the cluster, its flags
+    are unknown.
+    """
+    is_set = any(workload.is_set("native_mode") for workload in workloads)
+    is_older_off = bool(workloads) and not is_set
+    return bool(held) and all(
+        is_older_off if lease.native_mode is None else not lease.native_mode for lease in held
+    )
+
+
+def _native_mode_remedy(controllers: Controllers) -> str:
+    """How to turn native mode on: a variable, unless a flag, which wins over it, turns it off."""
+    for listed in controllers:
+        kind, namespace, name = listed.workload.where.split("/")
+        flags = {flag for container in listed.workload.containers for flag in objects.flags(container)}
+        if kind != "Pod" and not flags & {"native_mode", "no_native_mode"}:
+            return f"kubectl -n {namespace} set env {kind.lower()}/{name} NODEWISE_NATIVE_MODE=true"
+        if kind != "Pod":
+            return f"remove --no-native-mode: kubectl -n {namespace} edit {kind.lower()}/{name}"
+    return ""
+
+
+@check("native-mode-off")
+def check_gates_are_removed(
+    pods: Pods, leases: tuple[LeaderLease, ...], now: datetime, node_count: int = 0
+) -> Iterator[Finding]:
+    """Pods that still have their gate when the leader should have written all labels of a new policy."""
+    held = [lease for lease in leases if lease.is_held(now)]
+    due_s = _GATE_S + node_count / _LABELLED_PER_S
+    waiting = [pod for pod in pods if pod.waits_for_labels and pod.age_s > due_s]
+    if waiting and held:
+        count = f"{len(waiting)} pods wait" if len(waiting) > 1 else "it waits"
+        actual = f"{count} with the gate for more than {due_s:.0f} s, and {held[0].holder} leads"
+        remedy = (
+            "kubectl describe the policies of the pod, and kubectl logs of the leader: they name the cause"
+        )
+        yield finding(
+            "native-mode-off", waiting[0].where, actual, "a leader that removes gates", remedy=remedy
+        )
+
+
+def _gating_policies(pod_admission: PodAdmission) -> list[PodAdmissionPolicy]:
+    return [policy for policy in pod_admission.policies if policy.shipped in _GATING_POLICIES]
 
 
 def _format_time(at: datetime | None) -> str:

@@ -17,7 +17,6 @@ from nodewise.doctor.facts import (
     ReplicaMetrics,
     Schedulers,
     UnavailableFact,
-    native_mode_workloads,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, Severity, check, finding, list_first
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
@@ -174,9 +173,9 @@ def check_policies_without_agent(
 
 @check("policy-without-effect")
 def check_policies_without_filter(
-    policies: Policies, registrations: Registrations, extenders: Extenders = (), controllers: Controllers = ()
+    policies: Policies, registrations: Registrations, *, uses_native_mode: bool = False
 ) -> Iterator[Finding]:
-    if native_mode_workloads(extenders, controllers):
+    if uses_native_mode:
         return
     entries = [
         registration.entry
@@ -199,11 +198,11 @@ def check_pods_without_extender(
     policies: Policies,
     pods: Pods,
     schedulers: Schedulers = (),
-    extenders: Extenders = (),
-    controllers: Controllers = (),
+    *,
+    uses_native_mode: bool = False,
 ) -> Iterator[Finding]:
     """Pods of policies which reject nodes, that no scheduler sends to nodewise; one for each policy."""
-    if native_mode_workloads(extenders, controllers):
+    if uses_native_mode:
         yield from _check_pods_have_requirements(policies, pods)
         return
     not_sent = _first_pods_not_sent(pods, schedulers)

@@ -1,6 +1,7 @@
 """Checks of nodewise's own workloads and their rights, nodes with GPUs or CPU pools, and the cluster's version."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Final
 
 from nodewise.base.errors import short
@@ -10,6 +11,7 @@ from nodewise.doctor.facts import (
     Extenders,
     GpuNodeInfo,
     KubeletConfiguration,
+    LeaderLease,
     MissingRights,
     NodewiseWorkload,
     Registration,
@@ -31,14 +33,17 @@ def check_nodewise_is_installed(
     extenders: Extenders,
     controllers: Controllers,
     namespaces: tuple[str, ...],
+    now: datetime,
     registrations: tuple[Registration | UnavailableFact, ...] = (),
+    leases: tuple[LeaderLease, ...] = (),
 ) -> Iterator[Finding]:
     is_reached = any(
         isinstance(registration, Registration) and registration.server.address
         for registration in registrations
     )
-    # a server that responds may run outside of this cluster
-    if not extenders and not controllers and not is_reached:
+    # a server that responds, or a process that leads, may run outside of this cluster
+    leads = any(lease.is_held(now) for lease in leases)
+    if not (extenders or controllers or is_reached or leads):
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
         actual = "no workload runs nodewise extender or nodewise controller"
         expected = "a Deployment that does, or -n with its namespace"

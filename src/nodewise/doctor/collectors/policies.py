@@ -60,6 +60,7 @@ from nodewise.metrics.resource_metrics_api import ResourceMetricsSource
 from nodewise.metrics.series import Series, ValueState
 from nodewise.policies import policy_selection, policy_status_fields, verdict_labels
 from nodewise.policies.agent import find_misspelt_policy_label
+from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.options import TelemetryOptions, max_age_s
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
@@ -228,6 +229,7 @@ def parse_pod(now: float, selectors: PolicySelectors, body: bytes) -> PodInfo | 
         message=short(objects.unscheduled_message(value), 500),
         avoids_violating=_avoids_nodes_violating_policy(spec, policy),
         is_gated=bool(get_list(spec, "schedulingGates")),
+        waits_for_labels=GATE in (get_text(gate, "name") for gate in get_list(spec, "schedulingGates")),
         misspelled_label=find_misspelt_policy_label(labels),
         selected_by=tuple(f"{key.kind}/{key.path}" for key in keys if key.kind != "TASPolicy"),
         observed_by=tuple(f"{key.kind}/{key.path}" for key in observing),

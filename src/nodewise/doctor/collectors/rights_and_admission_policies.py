@@ -57,7 +57,12 @@ from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.install import platform_manifests, scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.kube.api_server_interface import NotFound
-from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
+from nodewise.kube.leader_election import (
+    CONTROLLER_LEASE,
+    EVALUATION_ANNOTATION,
+    EXTENDER_LEASE,
+    NATIVE_MODE_ANNOTATION,
+)
 from nodewise.kube.resource_kinds import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from nodewise.metrics import custom_metrics_api, resource_metrics_api, source_table
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
@@ -287,6 +292,7 @@ async def _read_lease(reader: ClusterReader, namespace: str, name: str) -> Leade
         _parse_time(get_text(lease, "spec", "renewTime")),
         get_number(lease, "spec", "leaseDurationSeconds") or _DEFAULT_DURATION_S,
         _parse_time(get_text(lease, "metadata", "annotations", EVALUATION_ANNOTATION)),
+        {"on": True, "off": False}.get(get_text(lease, "metadata", "annotations", NATIVE_MODE_ANNOTATION)),
     )
 
 
