@@ -130,6 +130,7 @@ def check(archive: Path) -> None:
         for command in (
             ["decide", example, "--agents=telemetry,gpu,safe"],
             ["policy", "lint", example],
+            ["policy", "library", "psi"],
             ["configure", "--mode=native", "--kubernetes-version=1.36"],
             ["agents", "new", "check", "--folder", Path(temporary, "agent")],
             ["demo"],
