@@ -45,6 +45,9 @@ _MODULES: Final = {
 }
 """The modules of commands that are imported only when they are called: most need the sources of metrics."""
 
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+"""The annotation of `kubectl apply`."""
+
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -178,7 +181,8 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
     Prints a PlacementPolicy for rules with metric names, and a ClusterPlacementPolicy for node labels and rules with a
     query. Both select the pods that name the TASPolicy, and have the same verdicts and ranks. Comments name every
-    difference. Policies that the new kinds cannot express are named on stderr and left out.
+    difference. Policies that the new kinds cannot express, and parts of policies that have no effect, such as invalid
+    labels, are named on stderr and left out.
 
     \b
     Examples:
@@ -187,10 +191,10 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
     \b
     Exit codes:
-      0  every policy is converted
+      0  every policy is converted as a whole
       1  a file cannot be read, or contains no TASPolicy
       2  the command line or a setting is invalid
-      3  a policy is not converted
+      3  a policy, or a part of one, is not converted
     """
     from nodewise.policy_tools import policy_writer, taspolicy_conversion  # start-up time
 
@@ -204,10 +208,13 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     documents: list[str] = []
     all_converted = True
     for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
-        conversion = taspolicy_conversion.convert(policy, when_missing)
+        metadata = msgspec.json.decode(entry.data)["metadata"]
+        keys = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+        keys.pop(_LAST_APPLIED, None)
+        conversion = taspolicy_conversion.convert(policy, when_missing, keys)
         documents += [policy_writer.format_policy(*converted) for converted in conversion.policies]
         key = PolicyKey("TASPolicy", policy.metadata.namespace, policy.metadata.name)
-        for problem in conversion.problems:
+        for problem in (*conversion.problems, *conversion.left_out):
             all_converted = False
             line = sources.line(entry.location, problem.field)
             terminal_output.print_message(

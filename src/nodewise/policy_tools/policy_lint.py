@@ -148,6 +148,17 @@ def _rules_without_effect(policy: Any) -> Iterator[Problem]:
             if name == "labeling" and not rule.get("labels"):
                 wanted = "at least one label name=value; without one the rule has no effect"
                 yield Problem(f"{path}.labels", "no labels", wanted)
+            if name == "labeling":
+                yield from _repeated_labels(f"{path}.labels", rule.get("labels"))
+
+
+def _repeated_labels(path: str, labels: Any) -> Iterator[Problem]:
+    """Labels of a rule with the name of an earlier one, which applies."""
+    names = [str(label).partition("=")[0] for label in labels] if isinstance(labels, list) else []
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            expected = f"one value of {shown(name)}; the first one in a rule applies"
+            yield Problem(f"{path}[{place}]", shown(labels[place]), expected)
 
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:

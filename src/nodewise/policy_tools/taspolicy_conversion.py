@@ -5,7 +5,8 @@ a ClusterPlacementPolicy. Both select the pods by the label that names the TASPo
 Where the meaning differs, the result has comments.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_selection import NAME_LABEL, POLICY_LABEL, SYSTEM_NAMESPACE
 
 _MAX_NAME: Final = 253
+_LEFT_OUT: Final = "Left out, because it has no effect: {}"
 _INT64_LIMIT: Final = 2**63
 _NS: Final = 10**9
 
@@ -37,10 +39,16 @@ class Conversion(NamedTuple):
 
     policies: tuple[ConvertedPolicy, ...]
     problems: tuple[Problem, ...] = ()
+    left_out: tuple[Problem, ...] = ()
+    """The parts of a converted policy that have no effect, and so are in no new policy."""
 
 
-def convert(policy_object: PolicyObject, when_missing: Literal["pass", "reject"]) -> Conversion:
-    """Convert a policy of a trusted namespace. `when_missing` is the agent's option of this name."""
+def convert(  # complexity: what cannot be converted, then what is left out
+    policy_object: PolicyObject, when_missing: Literal["pass", "reject"], metadata: Collection[str] = ()
+) -> Conversion:
+    """Convert a policy of a trusted namespace. `when_missing` is the agent's option of this name; `metadata` are the
+    keys of the object's labels and annotations, which a comment names.
+    """
     policy = taspolicy_parser.parse_policy(policy_object)
     if any(part.unusable for part in policy.avoided()):
         return Conversion((), policy.problems)
@@ -54,10 +62,39 @@ def convert(policy_object: PolicyObject, when_missing: Literal["pass", "reject"]
     if not policies:
         expected = "a rule with an effect on the pods that name the policy, or on nodes"
         return Conversion((), policy.problems or (Problem("spec.strategies", "no rule", expected),))
-    problems = tuple(problem for converted in policies for problem in _problems(converted.document))
-    replaces = f"Replaces {'a part of ' if len(policies) > 1 else ''}TASPolicy {policy.key.path}."
-    named = tuple(converted._replace(comments=(replaces, *converted.comments)) for converted in policies)
-    return Conversion(() if problems else named, problems)
+    if problems := tuple(problem for document, _ in policies for problem in _problems(document)):
+        return Conversion((), problems)
+    dropped = tuple(_dropped_labels(policy_object, policies, policy.problems))
+    head = [f"Replaces {'a part of ' if len(policies) > 1 else ''}TASPolicy {policy.key.path}."]
+    if metadata:
+        head.append(f"Labels and annotations of the TASPolicy itself are left out: {', '.join(metadata)}.")
+    named = [converted._replace(comments=(*head, *converted.comments)) for converted in policies]
+    # the last one has the node labels
+    named[-1] = named[-1]._replace(comments=(*named[-1].comments, *map(_LEFT_OUT.format, dropped)))
+    return Conversion(tuple(named), (), (*policy.problems, *dropped))
+
+
+def _dropped_labels(  # complexity: the spec may have any form
+    policy: PolicyObject, converted: Sequence[ConvertedPolicy], problems: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Each label of `labeling` that no new policy has, without those that have one of these problems."""
+    reported = {problem.field for problem in problems}
+    kept = Counter(
+        (key.rpartition("/")[2], value)
+        for document, _ in converted
+        for rule in document["spec"].get("nodeLabels", ())
+        for key, value in rule["labels"].items()
+        if key.startswith(taspolicy_parser.PREFIX)
+    )
+    strategy = msgspec.json.decode(policy.spec)["strategies"].get("labeling") or {}
+    for number, rule in enumerate(strategy.get("rules") or ()):
+        labels = rule.get("labels") if isinstance(rule, Mapping) else None
+        for place, label in enumerate(labels if isinstance(labels, list) else ()):
+            name, _, value = label.partition("=") if isinstance(label, str) else ("", "", "")
+            field = f"spec.strategies.labeling.rules[{number}].labels[{place}]"
+            kept[name, value] -= 1
+            if kept[name, value] < 0 and field not in reported:
+                yield Problem(field, shown(label), "a label with an effect")
 
 
 def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[ConvertedPolicy]:
@@ -69,7 +106,7 @@ def _convert_valid_policy(policy: Policy, when_missing: str) -> Iterator[Convert
     # problems that no comment names yet, such as a label that is left out
     text = "\n".join(comments)
     comments += (
-        f"Left out, because it has no effect: {problem}"
+        _LEFT_OUT.format(problem)
         for problem in policy.problems
         if str(problem) not in text and f"{problem.field.rpartition('.')[0]} is left out" not in text
     )

@@ -1,14 +1,17 @@
 """The documents and comments that replace a TASPolicy. The laws of conversion compare verdicts."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.base import clock, quantity
+from nodewise.cli import policy as cli_policy
 from nodewise.kube import object_files
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import policy_writer, taspolicy_conversion
@@ -302,3 +305,65 @@ def test_the_example_of_the_migration_guide() -> None:
     [(_, data)] = object_files.split_documents(tas_policy.encode(), "page")
     made = taspolicy_conversion.convert(msgspec.json.decode(data, type=PolicyObject), "pass")
     assert "---\n".join(policy_writer.format_policy(*converted) for converted in made.policies) == expected
+
+
+def test_each_label_that_is_dropped_is_named_once() -> None:
+    many = [f"n{number}=1" for number in range(17)]
+    made = convert(
+        labeling=[
+            rule("a", target=1, labels=["a=1", "a=2", "zone", 5]),
+            rule("a", "Above", 1, labels=["a=1", "c=1"]),
+            rule("b", target=1, labels=many[:15]),
+            rule("b", target=2, labels=many[15:]),
+        ]
+    )
+    named = {problem.field.removeprefix("spec.strategies."): problem.found for problem in made.left_out}
+    place = "labeling.rules[{}].labels[{}]"
+    assert named == {
+        "labeling.rules[1].operator": "'Above'",
+        "spec.strategies": "19 different node labels",
+        place.format(0, 1): "'a=2'",
+        place.format(0, 2): "'zone'",
+        place.format(0, 3): "5",
+        place.format(1, 0): "'a=1'",
+        place.format(1, 1): "'c=1'",
+        # the label of the unusable rule is one of the 16 that a policy may have
+        place.format(2, 14): "'n14=1'",
+        place.format(3, 0): "'n15=1'",
+        place.format(3, 1): "'n16=1'",
+    }
+    [converted] = made.policies
+    text = "\n".join(converted.comments)
+    assert all(text.count(problem.field) == 1 or "labels[" not in problem.field for problem in made.left_out)
+    whole = convert(labeling=[rule("a", target=1, labels=["a=1", "b="]), rule("b", target=1, labels=["a=1"])])
+    assert whole.left_out == ()
+
+
+def test_a_comment_names_the_labels_of_the_object() -> None:
+    made = taspolicy_conversion.convert(policy("pol", "web", dontschedule=[HOT]), "pass", ["app", "note"])
+    assert made.policies[0].comments[1] == (
+        "Labels and annotations of the TASPolicy itself are left out: app, note."
+    )
+
+
+def test_a_policy_that_loses_a_label_has_the_exit_code_of_lint(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    text = """\
+apiVersion: telemetry.intel.com/v1alpha1
+kind: TASPolicy
+metadata: {name: cards, namespace: web, annotations: {note: x, kubectl.kubernetes.io/last-applied-configuration: "{}"}}
+spec:
+  strategies:
+    labeling:
+      rules:
+      - {metricname: card, operator: GreaterThan, target: 1, labels: ["card=1", LABEL]}
+"""
+    for label, code in (("zone2", 3), ("card=2", 3), ("zone=2", 0)):
+        file.write_text(text.replace("LABEL", label))
+        convert, lint = (
+            CliRunner().invoke(cli_policy.command, [name, str(file)]) for name in ("convert", "lint")
+        )
+        assert (convert.exit_code, lint.exit_code) == (code, code)
+        assert "left out: note.\n" in convert.stdout
+        place = f"{file}:8: web/cards: spec.strategies.labeling.rules[0].labels[1]: found '{label}', expected"
+        assert convert.stderr.startswith(f"nodewise: not converted: {place}") == (code == 3)
