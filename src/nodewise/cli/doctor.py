@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import ssl
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -113,8 +114,11 @@ def command(command_line: CommandLine) -> None:
         raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
     if set(settings.skip) >= set(CATALOGUE) - {NOT_CHECKED}:
         raise BadSettings("settings", [Problem("--skip", "every finding", "at least one that is left")])
-    report = asyncio.run(_examine_cluster(settings, command_line.settings(ClusterOptions).kube))
+    cluster = command_line.settings(ClusterOptions).kube
+    report = _use_program_name(asyncio.run(_examine_cluster(settings, cluster)))
     _PRINTERS[settings.output](report, color=not settings.no_color)
+    if settings.output == "table" and any(finding.command for finding in report.findings):
+        _print_cluster_of_commands(cluster)
     if not report.has_no_errors_or_warnings:
         click.get_current_context().exit(terminal_output.NO)
 
@@ -138,6 +142,24 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
             session = Session(ClusterReader(api, settings.timeout_s, progress.say), target)
             facts = await collect_facts(session, check_runner.fields_of_needed_facts(skip))
     return check_runner.examine(facts, skip)
+
+
+def _use_program_name(report: Report) -> Report:
+    """The report with commands that the user can run: the kubectl plugin is called `kubectl nodewise`."""
+    program = click.get_current_context().find_root().info_name
+    findings = [
+        item._replace(command=item.command.replace("nodewise configure ", f"{program} configure "))
+        for item in report.findings
+    ]
+    return report._replace(findings=findings)
+
+
+def _print_cluster_of_commands(cluster: KubeOptions) -> None:
+    """Say how commands reach the cluster, which is not the one that kubectl uses by default."""
+    parts = [f"export KUBECONFIG={shlex.quote(cluster.kubeconfig)}"] if cluster.kubeconfig else []
+    parts += [f"kubectl config use-context {shlex.quote(cluster.context)}"] if cluster.context else []
+    if parts:
+        click.echo(f"Before you run these commands: {'; '.join(parts)}")
 
 
 def _scheduler_credentials(chosen: KubeconfigContext) -> SchedulerClient:
@@ -171,9 +193,14 @@ def _print_findings_of_id(console: Console, id_: str, findings: Sequence[Finding
         _print_wrapped_text(console, Text(finding.found), _INDENT, "found")
         if finding.expected not in finding.remedy:
             _print_wrapped_text(console, Text(finding.expected), _INDENT, "expected")
-        following = findings[number + 1].remedy if number + 1 < len(findings) else ""
-        if finding.remedy != following:  # printed once for several in a row
+        following = findings[number + 1] if number + 1 < len(findings) else None
+        # printed once for several in a row
+        if following is None or (finding.remedy, finding.command) != (following.remedy, following.command):
             _print_wrapped_text(console, Text(finding.remedy), _INDENT, "remedy")
+            if finding.command:  # in one line, so that it can be pasted
+                label = f"{'run:':>{_LABEL_WIDTH - 1}} "
+                line = Text.assemble(" " * _INDENT, (label, "dim"), finding.command)
+                console.print(line, soft_wrap=True)
 
 
 def _print_wrapped_text(console: Console, text: Text, indent: int, label: str = "") -> None:

@@ -140,7 +140,7 @@ class MetricsApiStatus(NamedTuple):
 
 
 class PodAdmissionPolicy(NamedTuple):
-    """An enforced admission policy of `deploy/extender-pods.yaml` or `deploy/native.yaml`."""
+    """An enforced admission policy of the parts `extender-pods` and `native` of an installation."""
 
     shipped: str
     """Its kind and name in that file: `MutatingAdmissionPolicy/nodewise-native`."""
@@ -348,6 +348,8 @@ class MissingRights(NamedTuple):
     account: str
     """`ServiceAccount/nodewise/nodewise`."""
     rights: tuple[AccessRight, ...] = ()
+    parts: tuple[str, ...] = ()
+    """The parts of an installation that grant them (`nodewise configure manifests`)."""
 
 
 class Descheduler(NamedTuple):

@@ -1,6 +1,7 @@
 """Findings as values, the report, and the declaration of checks, which name the facts that they need."""
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,15 +27,14 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "extender-not-registered": FindingKind(
         "error",
         "No scheduler calls nodewise",
-        "run nodewise configure on each host of the control plane. On a managed control plane, install native mode for"
-        " policies (nodewise configure --mode native, from Kubernetes 1.36), otherwise a second scheduler"
-        " (--mode second-scheduler)",
+        "run nodewise configure on each host of the control plane. On a managed control plane, install"
+        " native mode for policies (nodewise configure --mode native, from Kubernetes 1.36), otherwise a"
+        " second scheduler (--mode second-scheduler)",
     ),
     "extender-not-reached": FindingKind(
         "error",
         "kube-scheduler cannot reach nodewise",
-        "make the urlPrefix an address that kube-scheduler's own host reaches: the Service's cluster IP, or"
-        " its name with dnsPolicy: ClusterFirstWithHostNet",
+        "set urlPrefix to an address at which nodewise listens and that kube-scheduler's host reaches",
     ),
     "scheduler-configuration-refused": FindingKind(
         "error",
@@ -43,28 +43,34 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         " another type",
     ),
     "names-not-used": FindingKind(
-        "warning", "kube-scheduler sends whole nodes with each call", "nodeCacheCapable: true"
+        "warning",
+        "kube-scheduler sends whole nodes with each call",
+        "set nodeCacheCapable: true in the entry",
     ),
     "no-ca-file": FindingKind(
         "error",
         "kube-scheduler does not verify nodewise",
-        "tlsConfig.caFile: the CA of nodewise's serving certificate, and no insecure: true",
+        "set tlsConfig.caFile to a file with the CA of nodewise's serving certificate, and remove"
+        " insecure: true",
     ),
     "ca-key-as-client-key": FindingKind(
         "error",
         "kube-scheduler's client key is a CA's key",
-        "a client certificate of its own: nodewise certs; then remove the copy of the CA's key from the host",
+        "issue a client certificate with a key of its own: nodewise certs --apply, or nodewise certs"
+        " --host DIR on the control plane. Set tlsConfig.certFile and keyFile to it, and remove the copy of"
+        " the CA's key from the host",
     ),
     "key-in-configuration": FindingKind(
         "warning",
         "An entry contains kube-scheduler's private key",
-        "write the key to a file that only root can read, and name it by tlsConfig.keyFile; then replace the key:"
-        " nodewise certs",
+        "write the key to a file that only root can read, set tlsConfig.keyFile to it and remove keyData;"
+        " then replace the key, which may be in logs: nodewise certs --apply --renew",
     ),
     "client-certificate-wrong": FindingKind(
         "error",
         "nodewise rejects kube-scheduler's client certificate",
-        "make another with its own key: nodewise certs, or nodewise certs --host on the control plane",
+        "issue another with its own key: nodewise certs --apply, or nodewise certs --host DIR on the"
+        " control plane; then set tlsConfig.certFile and keyFile to it",
     ),
     "certificate-expires-soon": FindingKind(
         "warning",
@@ -74,103 +80,108 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "any-client": FindingKind(
         "warning",
         "Every certificate of the client CA may call nodewise",
-        "give kube-scheduler a certificate by nodewise certs, or set --client-name to the name in its certificate;"
-        " then remove --any-client and the flags of TAS and GAS",
+        "give kube-scheduler a certificate by nodewise certs, or set --client-name to the name in its"
+        " certificate; then remove --any-client and the flags of TAS and GAS",
     ),
     "server-certificate-wrong": FindingKind(
         "error",
         "nodewise's certificate is not for this address, or has expired",
-        "nodewise certs --name with the host of the urlPrefix, or renew it",
+        "issue another for the host of urlPrefix: nodewise certs --apply --name HOST, or nodewise certs"
+        " --host DIR --name HOST",
     ),
     "unknown-ca": FindingKind(
         "error",
         "caFile is not the CA of nodewise's certificate",
-        "put the CA that signed nodewise's certificate into caFile and restart kube-scheduler",
+        "write the CA that signed nodewise's certificate to caFile and restart kube-scheduler",
     ),
     "sample-too-small": FindingKind(
         "warning",
         "A policy can reject every node that kube-scheduler considers",
         "have kube-scheduler filter first: required node affinity `<policy> NotIn [violating]` with the"
-        " strategy deschedule; or a larger percentageOfNodesToScore in a profile of its own",
+        " strategy deschedule; or set percentageOfNodesToScore: 100 in a profile of its own",
     ),
     "http-timeout-missing": FindingKind(
-        "warning", "An entry has no httpTimeout", "httpTimeout: 1s; 5s with whole nodes or a bindVerb"
+        "warning",
+        "An entry has no httpTimeout",
+        "set httpTimeout: 1s in the entry; 5s with whole nodes or a bindVerb",
     ),
     "http-timeout-short": FindingKind(
         "warning",
         "An entry's httpTimeout is shorter than a response may take",
-        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+        "set httpTimeout: 1s in the entry; 5s with whole nodes or a bindVerb",
     ),
     "http-timeout-long": FindingKind(
-        "warning", "An entry's httpTimeout is very long", "httpTimeout: 1s; 5s with whole nodes or a bindVerb"
+        "warning",
+        "An entry's httpTimeout is very long",
+        "set httpTimeout: 1s in the entry; 5s with whole nodes or a bindVerb",
     ),
     "wrong-ignorable": FindingKind(
         "error",
         "While nodewise does not respond, pods are placed without it",
-        "ignorable: false in an entry with filterVerb; managedResources keep other pods out of it",
+        "set ignorable: false in an entry with filterVerb; managedResources keep other pods out of it",
     ),
     "filters-own-pods": FindingKind(
         "warning",
         "nodewise's own pods wait for nodewise",
-        "managedResources in the entry, or another schedulerName for nodewise's pods",
+        "add managedResources to the entry, or set another schedulerName in nodewise's pods",
     ),
     "bind-verb-missing": FindingKind(
         "error",
         "An entry lacks a verb or a resource of its agents",
-        "bindVerb: bind, preemptVerb: preempt and the GPUs' managedResources: nodewise configure"
-        " render-scheduler prints them",
+        "add what is missing to the entry. nodewise configure render-scheduler prints an entry with"
+        " bindVerb, preemptVerb and managedResources",
     ),
     "resource-not-ignored": FindingKind(
         "error",
         "Pods request a resource that no node has, and kube-scheduler counts it",
-        "ignoredByScheduler: true beside the resource's name in managedResources",
+        "set ignoredByScheduler: true beside the resource's name in managedResources",
     ),
     "weight-zero": FindingKind(
-        "warning", "Scores have no effect", "prioritizeVerb: prioritize and a weight of 5 or more"
+        "warning", "Scores have no effect", "set prioritizeVerb: prioritize and weight: 10 in the entry"
     ),
     "metric-missing": FindingKind(
         "error",
         "A policy names a metric that no node has",
-        "correct the metric's name in the policy, or have its source export it: the condition MetricsAvailable of the"
-        " policy (MetricsFetched of a TASPolicy) has the cause",
+        "check that the metric's exporters run and are scraped, and its name in the policy: the condition"
+        " MetricsAvailable of the policy (MetricsFetched of a TASPolicy) has the cause",
     ),
     "metric-names-mismatch": FindingKind(
         "error",
         "A metric's values have names that are no nodes",
-        "with Prometheus as the source, set --prometheus-node-label; with prometheus-adapter, relabel instance to the"
-        " node's name, as deploy/metrics does",
+        "with Prometheus as the source, set --prometheus-node-label to a label that names nodes; with"
+        " prometheus-adapter, relabel instance to the node's name",
     ),
     "metrics-api-unavailable": FindingKind(
         "error",
         "The metrics API does not respond",
-        "look at the APIService's condition and the adapter's pods; or take metrics from Prometheus:"
-        " --prometheus-url",
+        "start the adapter that the APIService names, or correct the APIService, whose condition Available"
+        " has the cause; or take metrics from Prometheus: --prometheus-url",
     ),
     "policy-without-effect": FindingKind(
         "warning",
         "A policy, or a part of it, has no effect",
-        "nodewise policy lint reports which parts of a policy can be read",
+        "correct what is named; nodewise policy lint FILE reports which parts of a policy can be read",
     ),
     "all-nodes-rejected": FindingKind(
         "error",
         "Policies leave no node for the pods that they select",
-        "relax a rule of one of the policies: nodewise explain shows for a waiting pod which change suffices",
+        "relax a rule of one of the policies. nodewise explain shows for a waiting pod which change"
+        " suffices; pods need not be created again",
     ),
     "policy-condition": FindingKind(
         "warning",
         "The status of a policy reports a problem",
-        "kubectl describe the policy: the message of the condition names the cause",
+        "the message of the condition names the cause",
     ),
     "pod-admission-missing": FindingKind(
         "error",
         "Selected pods are not changed when they are created",
-        "kubectl apply -f deploy/extender-pods.yaml, in native mode -f deploy/native.yaml; both need Kubernetes 1.36",
+        "apply the admission policies, which need Kubernetes 1.36, and create the selected pods again",
     ),
     "labels-frozen": FindingKind(
         "error",
         "No controller updates the node labels of native mode",
-        "kubectl -n nodewise get lease nodewise-controller and kubectl -n nodewise logs deploy/nodewise-controller show"
-        " why no replica leads",
+        "restart the controller: its status and its log show why no replica leads",
     ),
     "native-mode-off": FindingKind(
         "error",
@@ -181,17 +192,18 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "verdict-labels-writable": FindingKind(
         "warning",
         "Kubelets can write the node labels of native mode",
-        "add NodeRestriction to --enable-admission-plugins of kube-apiserver, whose --authorization-mode has Node",
+        "add NodeRestriction to --enable-admission-plugins of kube-apiserver, whose --authorization-mode"
+        " has Node",
     ),
     "kind-not-served": FindingKind(
         "warning",
         "A kind of policies is not defined",
-        "kubectl apply --server-side -f deploy/crds; nodewise reads the kind within 30 s",
+        "apply the definitions; nodewise reads the kind within 30 s",
     ),
     "namespace-not-trusted": FindingKind(
         "warning",
         "A policy needs a trusted namespace",
-        "kubectl label namespace NAME nodewise.io/trusted=true, or remove these strategies and queries",
+        "have an administrator of the cluster trust the namespace, or remove these strategies and queries",
     ),
     "namespace-over-budget": FindingKind(
         "warning",
@@ -211,20 +223,22 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "policy-label-misspelt": FindingKind(
         "warning",
         "Pods have a label that is nearly telemetry-policy",
-        "rename the label in the pod's template; podAdmission of the chart (deploy/pod-admission.yaml) reports it at"
-        " kubectl apply",
+        "rename the label in the pod's template, and create the pods again. The admission policy of"
+        " nodewise configure manifests pod-admission refuses such pods",
     ),
     "gpu-node-without-labels": FindingKind(
         "error",
         "Nodes have GPUs, and no labels that name them",
-        "have node feature discovery write gpu.intel.com/gpu-numbers (the GPU plugin's rules), or annotate"
-        " nodes with nodewise.io/gpu-cards",
+        "have node feature discovery write gpu.intel.com/gpu-numbers (the GPU plugin's rules), or number"
+        " the GPUs"
+        " yourself: kubectl label node NODE gpu.intel.com/gpu-numbers=0.1",
     ),
     "kubelet-policy-conflict": FindingKind(
         "warning",
         "The kubelet assigns the CPUs of pools",
-        "cpuManagerPolicy: none and topologyManagerPolicy: none on nodes with pools, or no pools there:"
-        " docs/cpu.md",
+        "set cpuManagerPolicy: none, topologyManagerPolicy: none and memoryManagerPolicy: None in the"
+        " kubelet's configuration of nodes with pools, remove its cpu_manager_state and restart it; or"
+        " remove the pools",
     ),
     "two-load-aware-scorers": FindingKind(
         "warning",
@@ -246,31 +260,27 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "rights-missing": FindingKind(
         "error",
         "nodewise lacks a right",
-        "apply deploy/rbac.yaml, with the controller deploy/controller.yaml, with the gpu agent deploy/gpu.yaml, with"
-        " pigeon and learned deploy/memory.yaml",
+        "grant the rights of the agents that run",
     ),
     "admission-policy-missing": FindingKind(
         "warning",
         "No admission policy limits nodewise's writes",
-        "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, in native mode"
-        " deploy/controller.yaml, with the account's name in"
-        " matchConditions; or set admissionPolicies.enabled=true in the chart",
+        "apply the admission policies; with the chart, set admissionPolicies.enabled=true",
     ),
     "replicas-not-ready": FindingKind(
         "error",
         "Replicas of nodewise are not ready",
-        "kubectl describe and kubectl logs --previous of the pods show the reason",
+        "the status and the log of the pods (kubectl logs --previous) have the reason",
     ),
     "identity-shared": FindingKind(
         "warning",
         "Replicas share an identity",
-        "set NODEWISE_IDENTITY from metadata.name, as in deploy/controller.yaml, or remove it",
+        "remove --identity, or set NODEWISE_IDENTITY from the field metadata.name of the pod",
     ),
     "kubernetes-version-untested": FindingKind(
         "warning",
         "The tests of nodewise do not run on this version of Kubernetes",
-        "use a release of nodewise that was tested with this version: docs/reference/supported-versions.md lists the"
-        " versions of each feature",
+        "use a release of nodewise that was tested with this version, or a cluster of a tested version",
     ),
     "scheduler-not-running": FindingKind(
         "error",
@@ -280,8 +290,8 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     NOT_CHECKED: FindingKind(
         "warning",
         "Something could not be read",
-        "grant the right, as deploy/doctor.yaml does for the namespaces nodewise and kube-system; or leave the check"
-        " out with --skip",
+        "grant the right. nodewise configure manifests doctor prints a ClusterRole and Roles with all"
+        " rights that doctor needs, to bind to the user who runs it; or leave the check out with --skip",
     ),
 }
 """By id, in the order of reports."""
@@ -291,6 +301,7 @@ PAGE: Final = "docs/how-to/doctor.md"
 """The page that describes each finding."""
 _MAX_LENGTH: Final = 500
 """Characters of a text: values of objects have any length."""
+_MAX_COMMAND_LENGTH: Final = 2000
 
 
 class Finding(NamedTuple):
@@ -302,6 +313,8 @@ class Finding(NamedTuple):
     expected: str
     severity: Severity
     remedy: str
+    command: str = ""
+    """A shell command that applies the remedy, or begins it; empty if there is none."""
 
     @property
     def title(self) -> str:
@@ -320,6 +333,7 @@ class Finding(NamedTuple):
             "seen": self.found,
             "wanted": self.expected,
             "remedy": self.remedy,
+            "command": self.command,
             "doc": self.doc,
         }
 
@@ -352,12 +366,42 @@ class Report(NamedTuple):
 
 
 def finding(
-    id_: str, object_: str, actual: str, expected: str, *, remedy: str = "", severity: Severity | None = None
+    id_: str,
+    object_: str,
+    actual: str,
+    expected: str,
+    *,
+    remedy: str = "",
+    command: str = "",
+    severity: Severity | None = None,
 ) -> Finding:
-    """A finding; remedy and severity default to those of the catalogue."""
+    """A finding; remedy and severity default to those of the catalogue. An unprintable command is left out."""
     kind = CATALOGUE[id_]
     texts = (short(object_, _MAX_LENGTH), short(actual, _MAX_LENGTH), short(expected, _MAX_LENGTH))
-    return Finding(id_, *texts, severity or kind.severity, short(remedy or kind.remedy, _MAX_LENGTH))
+    remedy = short(remedy or kind.remedy, _MAX_LENGTH)
+    if len(command) > _MAX_COMMAND_LENGTH or not command.isprintable():
+        command = ""
+    return Finding(id_, *texts, severity or kind.severity, remedy, command)
+
+
+def kubectl(verb: str, where: str, *more: str) -> str:
+    """A command for one object, as `Deployment/nodewise/nodewise` or `Node/a`; words are quoted."""
+    kind, *namespace, name = where.split("/")
+    words = ["kubectl", *(f"-n={space}" for space in namespace), verb, kind.lower(), name, *more]
+    return shlex.join(words)
+
+
+def apply_parts(
+    *parts: str, namespace: str = "nodewise", name: str = "nodewise", is_forced: bool = False
+) -> str:
+    """A command that creates parts of an installation again (`nodewise configure manifests`). `name` is the account;
+    `is_forced` takes fields over from Helm or another manager.
+    """
+    words = ["nodewise", "configure", "manifests", *parts]
+    words += [f"--namespace={namespace}"] if namespace != "nodewise" else []
+    words += [f"--name={name}"] if name != "nodewise" else []
+    force = " --force-conflicts" if is_forced else ""
+    return f"{shlex.join(words)} | kubectl apply --server-side{force} -f -"
 
 
 def list_first(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:

@@ -674,7 +674,7 @@ def test_each_defect_has_its_findings(facts: Facts, expected: set[str]) -> None:
 @pytest.mark.parametrize(
     ("age_s", "remedy"),
     [
-        (30.0, "apply deploy/extender-pods.yaml"),
+        (30.0, "apply the admission policies"),
         (90.0, "the policy is newer than the pod: create the pod again"),
     ],
 )
@@ -734,7 +734,7 @@ def test_the_remedy_for_a_pod_without_a_requirement_depends_on_its_age(age_s: fl
 @pytest.mark.parametrize(
     ("admission", "severity", "remedy"),
     [
-        (pod_admission(), "error", "kubectl apply -f deploy/native.yaml"),
+        (pod_admission(), "error", "apply the admission policies"),
         (pod_admission(is_current=False), "warning", "of this version"),
         (pod_admission(is_served=False), "error", "Kubernetes 1.36"),
     ],
@@ -755,11 +755,10 @@ def test_leftovers_of_native_mode_are_to_be_removed() -> None:
     )
     assert finding.object == "MutatingAdmissionPolicy/nodewise-native"
     assert "7 nodes" in finding.found
-    assert "kubectl delete -f deploy/native.yaml" in finding.remedy
+    assert finding.command == "nodewise configure manifests native | kubectl delete --ignore-not-found -f -"
     labels_only = examine(SOUND._replace(nodes_with_verdicts=7)).findings
-    remedies = {finding.id: finding.remedy for finding in labels_only}
-    assert "kubectl label nodes --all" in remedies["labels-frozen"]
-    assert "deploy/native.yaml" not in remedies["labels-frozen"]
+    commands = {finding.id: finding.command for finding in labels_only}
+    assert commands["labels-frozen"].endswith("| xargs kubectl label nodes --all")
 
 
 def test_policies_are_counted_by_kind() -> None:

@@ -609,7 +609,7 @@ def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[st
     report = msgspec.json.decode(capture_report(examine(entry(ignorable=True)), capsys, print_findings_json))
     assert report["sound"] is False
     (document,) = report["findings"]
-    assert set(document) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}
+    assert set(document) == {"id", "severity", "object", "seen", "wanted", "remedy", "command", "doc"}
     assert (document["id"], document["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
     assert "wrong-ignorable" in report["checked"]
     assert report["not_checked"] == []

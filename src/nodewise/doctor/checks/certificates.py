@@ -1,5 +1,6 @@
 """Checks of the certificates between kube-scheduler and nodewise: names, usages, validity and issuers."""
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,11 +19,13 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     readable,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 
+_PRINT_CA: Final = r"get secret nodewise-tls '--output=jsonpath={.data.ca\.crt}' | base64 --decode >ca.crt"
+"""Of the Secret that nodewise certs writes for the replicas."""
 EXPIRES_SOON: Final = timedelta(days=14)
 OLDER_FLAGS: Final = frozenset(
     {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
@@ -35,19 +38,34 @@ _CLIENT_REASONS: Final = ("client_name", "ca_client")
 
 
 @check("no-ca-file")
-def check_server_verification(registrations: Registrations) -> Iterator[Finding]:
+def check_server_verification(
+    registrations: Registrations, extenders: Extenders = ()
+) -> Iterator[Finding]:  # complexity: a branch for each finding
     for registration in registrations:
         entry = registration.entry
         scheme, host, _, _ = split_url(entry.url)
         if scheme == "http" and host and not is_loopback(host):
             actual, expected = f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address"
+            remedy = "set enableHTTPS: true, https:// in urlPrefix, and tlsConfig.caFile"
         elif entry.enable_https and entry.insecure:
             actual, expected = ".tlsConfig.insecure is true", "caFile, and no insecure"
+            remedy = ""
         elif entry.enable_https and not (entry.ca_file or entry.ca_data):
             actual, expected = ".tlsConfig has no caFile", "caFile"
+            remedy = ""
         else:
             continue
-        yield create_entry_finding("no-ca-file", registration, actual, expected)
+        yield create_entry_finding(
+            "no-ca-file", registration, actual, expected, remedy, _print_ca_command(extenders)
+        )
+
+
+def _print_ca_command(extenders: Extenders) -> str:
+    """A command that writes the CA of the replicas' certificate to ca.crt; empty if no Secret has it."""
+    for extender in extenders:
+        if readable(extender.serving):
+            return f"kubectl -n={shlex.quote(extender.workload.namespace)} {_PRINT_CA}"
+    return ""
 
 
 @check(
@@ -219,24 +237,30 @@ def _check_server_certificate(  # complexity: a branch for each finding
     )
     if not is_valid_for(leaf, host):
         actual = f": nodewise's certificate is for {_format_names(leaf)}, and kube-scheduler verifies {host}"
-        yield create_entry_finding(id_, registration, actual, f"a certificate for {host}")
+        remedy = (
+            f"issue another: nodewise certs --apply --name {host}, or nodewise certs --host DIR --name"
+            f" {host}; or correct"
+            " the host in urlPrefix or tlsConfig.serverName"
+        )
+        yield create_entry_finding(id_, registration, actual, f"a certificate for {host}", remedy)
     name = f"nodewise's certificate, from {server.source},"
     yield from _check_validity(id_, registration, leaf, name, now)
     if not entry.insecure and (entry.ca_file or entry.ca_data):
-        yield from _check_server_ca(registration, server)
+        yield from _check_server_ca(registration, server, _print_ca_command(extenders))
 
 
-def _check_server_ca(registration: Registration, server: ProbedServer) -> Iterator[Result]:
+def _check_server_ca(registration: Registration, server: ProbedServer, command: str) -> Iterator[Result]:
     name, authorities = registration.entry.ca_file or "caData", registration.certificates.ca
     if isinstance(authorities, UnavailableFact):
         yield NotChecked("unknown-ca", authorities)
     elif not authorities:
         actual = f": {name} contains no certificate in PEM"
-        yield create_entry_finding("unknown-ca", registration, actual, "the CA of nodewise's certificate")
+        expected = "the CA of nodewise's certificate"
+        yield create_entry_finding("unknown-ca", registration, actual, expected, command=command)
     elif not is_signed_by(server.certificates[0], server.certificates[1:], authorities):
         authority = _format_names(authorities[0])
         actual = f": {name} is {authority}, which did not sign nodewise's certificate, from {server.source}"
-        yield create_entry_finding("unknown-ca", registration, actual, "the CA that did")
+        yield create_entry_finding("unknown-ca", registration, actual, "the CA that did", command=command)
 
 
 def _serving_certificate_in_secret(registration: Registration, extenders: Extenders) -> ProbedServer | None:
@@ -259,8 +283,8 @@ def check_any_client(extenders: Extenders) -> Iterator[Finding]:
     for extender in filter(_extender_accepts_any_client, extenders):
         if not extender.is_set("unsafe"):
             expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
-            actual = "--any-client, or a flag of TAS or GAS"
-            yield finding("any-client", extender.workload.where, actual, expected)
+            actual, where = "--any-client, or a flag of TAS or GAS", extender.workload.where
+            yield finding("any-client", where, actual, expected, command=kubectl("edit", where))
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong")

@@ -1,6 +1,7 @@
 """Checks of nodewise's entries in kube-scheduler's configuration: fields, addresses and calls, and of other scorers."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from typing import Final, cast
 
@@ -22,7 +23,7 @@ from nodewise.doctor.facts import (
     Service,
     UnavailableFact,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, list_first
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl, list_first
 from nodewise.doctor.parsing import objects, scheduler_configuration_fields
 from nodewise.doctor.parsing.scheduler_configuration import (
     ExtenderEntry,
@@ -73,10 +74,11 @@ def extender_in_scheduler_pod(scheduler: SchedulerInfo, extenders: Extenders) ->
 
 
 def create_entry_finding(
-    id_: str, registration: Registration, actual: str, expected: str, remedy: str = ""
+    id_: str, registration: Registration, actual: str, expected: str, remedy: str = "", command: str = ""
 ) -> Finding:
     """A finding about a field of an entry."""
-    return finding(id_, registration.where, f"{registration.entry.field}{actual}", expected, remedy=remedy)
+    actual = f"{registration.entry.field}{actual}"
+    return finding(id_, registration.where, actual, expected, remedy=remedy, command=command)
 
 
 @check("scheduler-configuration-refused")
@@ -110,7 +112,8 @@ def check_node_cache_capable(registrations: Registrations, extenders: Extenders 
         needs_nodes = own is not None and own.is_set("no_cluster")
         if needs_nodes and registration.entry.node_cache_capable:
             expected = "false, as this nodewise runs with --no-cluster"
-            yield create_entry_finding(id_, registration, ".nodeCacheCapable is true", expected, expected)
+            remedy = f"set nodeCacheCapable: {expected}"
+            yield create_entry_finding(id_, registration, ".nodeCacheCapable is true", expected, remedy)
         elif not needs_nodes and not registration.entry.node_cache_capable:
             yield create_entry_finding(id_, registration, ".nodeCacheCapable is not true", "true")
 
@@ -133,7 +136,8 @@ def check_http_timeout(registrations: Registrations) -> Iterator[Finding]:
             id_ = "http-timeout-short"
             if timeout_s > _MAX_TIMEOUT_S:
                 id_, expected = "http-timeout-long", f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
-        yield create_entry_finding(id_, registration, actual, expected)
+        remedy = f"set httpTimeout: {least_s:g}s in the entry"
+        yield create_entry_finding(id_, registration, actual, expected, remedy)
 
 
 @check("key-in-configuration")
@@ -173,6 +177,9 @@ def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -
     id_ = "bind-verb-missing"
     for registration in registrations:
         entry = registration.entry
+        agents = ",".join(sorted(agents_of_entry(registration, extenders))) or "telemetry"
+        words = ["nodewise", "configure", "render-scheduler", f"--agents={agents}", f"--url={entry.url}"]
+        command = shlex.join(words)
         others = _other_entries(registration, registrations, extenders, "gpu")
         has_resources = _names_gpu_resource(entry)
         if "gpu" in agents_of_entry(registration, extenders) and (
@@ -180,14 +187,15 @@ def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -
         ):
             for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
                 if not verb:
-                    actual = f" has no {name}Verb, and calls the gpu agent"
-                    yield create_entry_finding(id_, registration, actual, f"{name}Verb: {name}")
+                    actual, expected = f" has no {name}Verb, and calls the gpu agent", f"{name}Verb: {name}"
+                    yield create_entry_finding(id_, registration, actual, expected, command=command)
             if not has_resources:
                 actual = ".managedResources names no GPU resource"
-                yield create_entry_finding(id_, registration, actual, "gpu.intel.com/i915 and the like")
+                expected = "gpu.intel.com/i915 and the like"
+                yield create_entry_finding(id_, registration, actual, expected, command=command)
         if entry.filter_verb and not entry.preempt_verb:
             actual, expected = f"{entry.field} has filterVerb and no preemptVerb", "preemptVerb: preempt"
-            yield finding(id_, registration.where, actual, expected, severity="warning")
+            yield finding(id_, registration.where, actual, expected, command=command, severity="warning")
 
 
 def _names_gpu_resource(entry: ExtenderEntry) -> bool:
@@ -216,9 +224,9 @@ def check_managed_resources(
             is_gpu = resource.name.startswith(_GPU_RESOURCES)
             if not resource.is_ignored and not is_gpu and resource.name not in node_resources:
                 actual = f".managedResources: {resource.name} is counted, and no node has it"
-                yield create_entry_finding(
-                    "resource-not-ignored", registration, actual, "ignoredByScheduler: true"
-                )
+                expected = "ignoredByScheduler: true"
+                remedy = f"set ignoredByScheduler: true beside {resource.name} in managedResources"
+                yield create_entry_finding("resource-not-ignored", registration, actual, expected, remedy)
 
 
 @check("weight-zero")
@@ -286,8 +294,8 @@ def check_load_aware_scorers(  # complexity: agents and plugins of each profile
             if registration.scheduler.where == scheduler.where and registration.entry.prioritize_verb
             for agent in _scoring_agents(agents_of_entry(registration, extenders), policies)
         }
-        names = {"telemetry": "the preferences of policies"}
-        own = ", ".join(sorted(names.get(agent, agent) for agent in agents))
+        titles = {"telemetry": "the preferences of policies"}
+        own = ", ".join(sorted(titles.get(agent, agent) for agent in agents))
         for profile in scheduler.profiles:
             plugins = [
                 f"{name} ({_LOAD_AWARE_PLUGINS[name]})"
@@ -297,7 +305,10 @@ def check_load_aware_scorers(  # complexity: agents and plugins of each profile
             if plugins and (own or len(plugins) > 1):
                 actual = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
                 actual += f", and nodewise scores by {own}" if own else ""
-                yield finding("two-load-aware-scorers", scheduler.where, actual, "one of them")
+                names = " and ".join(name.partition(" (")[0] for name in plugins[0 if own else 1 :])
+                remedy = f"remove {names} from plugins.score.enabled of the profile"
+                remedy += ", or nodewise's scores: prioritizeVerb" if own else ""
+                yield finding("two-load-aware-scorers", scheduler.where, actual, "one of them", remedy=remedy)
 
 
 @check("two-load-aware-scorers")
@@ -323,13 +334,24 @@ _QUEUE_S: Final = 120.0
 """A younger pod may still be in a scheduler's queue behind many others."""
 _UNKNOWN_QUEUE_S: Final = 5.0
 """The same if no known scheduler serves its schedulerName."""
-_CALL_ERRORS: Final = (
-    "failed calling extender",
-    "dial tcp",
-    "no such host",
-    "connection refused",
-    "context deadline",
+_REFUSED_REMEDY: Final = (
+    "connection refused: the host responds, and no process listens at this port. The process has ended, has"
+    " another port, or no pod behind the Service is ready; a firewall would let the call time out"
 )
+_CALL_ERRORS: Final = {
+    "connection refused": f"{_REFUSED_REMEDY}. Start nodewise, or correct the port in urlPrefix",
+    "no such host": (
+        "correct the host in urlPrefix, or set dnsPolicy: ClusterFirstWithHostNet in the scheduler's manifest"
+    ),
+    "dial tcp": "let kube-scheduler's host reach the address: check routes, network policies and firewalls",
+    "context deadline": (
+        "nodewise responds too slowly, or packets are lost: see the log of the replicas and their CPU, and"
+        " set httpTimeout:"
+        " 5s in the entry"
+    ),
+    "failed calling extender": "the message has the cause; the log of the replicas has refused requests",
+}
+"""Parts of messages of kube-scheduler in lower case, the most specific first, each with the remedy."""
 _REMOTE: Final = "call doctor on a host of the control plane, or where the address can be reached"
 
 
@@ -371,7 +393,11 @@ def _check_static_pods(known: set[str], schedulers: Schedulers) -> Iterator[Find
     missing = [item.where for item in pods if item.where not in known]
     for where in missing if len(missing) < len(pods) else ():
         actual = "no entry in extenders leads to nodewise, and on other hosts one does"
-        yield finding("extender-not-registered", where, actual, "the same on all hosts")
+        remedy = (
+            "run nodewise configure on this host, too: with --print-plan, a host that has the entry prints"
+            " a script for it"
+        )
+        yield finding("extender-not-registered", where, actual, "the same on all hosts", remedy=remedy)
 
 
 def _format_missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
@@ -395,7 +421,8 @@ def check_entry_addresses(
         host, service = split_url(registration.entry.url)[1], registration.service
         workload = registration.scheduler.workload
         if not host:
-            yield _extender_not_reached_finding(registration, "is no address", "https://HOST:PORT")
+            remedy = "set urlPrefix to https://HOST:PORT/scheduler, with the host and the port of nodewise"
+            yield _extender_not_reached_finding(registration, "is no address", "https://HOST:PORT", remedy)
         elif isinstance(service, Service):
             yield from _check_endpoints(registration, service)
             yield from () if is_called else _check_name_resolution(registration)
@@ -403,7 +430,12 @@ def check_entry_addresses(
             if extenders is not None and not extender_in_scheduler_pod(registration.scheduler, extenders):
                 actual = "leads to the scheduler's own pod, and no nodewise runs in it"
                 expected = "a container with nodewise extender, or a Service"
-                yield _extender_not_reached_finding(registration, actual, expected)
+                remedy = (
+                    "set urlPrefix to the address of nodewise's Service; or run a scheduler with nodewise"
+                    " in its pod, which"
+                    " nodewise configure --mode second-scheduler prints"
+                )
+                yield _extender_not_reached_finding(registration, actual, expected, remedy)
         elif isinstance(service, UnavailableFact):
             yield NotChecked("extender-not-reached", service)
         else:
@@ -414,7 +446,8 @@ def _check_server_reachable(registration: Registration, *, is_called: bool) -> I
     server = registration.server
     if not server.address and server.is_refused:
         actual = f"leads to no server: {'; '.join(server.attempts)}"
-        yield _extender_not_reached_finding(registration, actual, "a nodewise that listens there")
+        remedy = f"{_REFUSED_REMEDY}: start nodewise there, or correct host and port of urlPrefix"
+        yield _extender_not_reached_finding(registration, actual, "a nodewise that listens there", remedy)
     elif not server.address and not is_called:
         reason = f"not reached from here: {short('; '.join(server.attempts) or 'not tried')}"
         unavailable = UnavailableFact(registration.entry.url, reason, remedy=_REMOTE)
@@ -428,14 +461,25 @@ def _check_endpoints(registration: Registration, service: Service) -> Iterator[R
         return
     if service.ports is None:
         actual, expected = f"leads to {service.where}, which does not exist", "a Service that exists"
+        remedy = (
+            "set urlPrefix to the address of nodewise's Service, which the command lists, and restart"
+            " kube-scheduler"
+        )
+        command = "kubectl get services --all-namespaces --selector=app.kubernetes.io/name=nodewise"
     elif port not in service.ports:
         ports = ", ".join(map(str, service.ports)) or "none"
         actual, expected = f"names port {port}, and {service.where} has {ports}", "one of these"
+        remedy, command = f"set the port of urlPrefix to a port of the Service: {ports}", ""
     elif not service.ready_endpoints:
         actual, expected = f"leads to {service.where}, which has no ready endpoint", "at least one"
+        remedy = (
+            "make a pod ready that the Service's selector matches: the status and the log of the pods have"
+            " the reason"
+        )
+        command = f"kubectl -n={shlex.quote(service.where.split('/')[1])} get pods --output=wide"
     else:
         return
-    yield _extender_not_reached_finding(registration, actual, expected)
+    yield _extender_not_reached_finding(registration, actual, expected, remedy, command)
 
 
 def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
@@ -446,11 +490,19 @@ def _check_name_resolution(registration: Registration) -> Iterator[Finding]:
         policy = f"hostNetwork with dnsPolicy {workload.dns_policy}"
         actual = f"names {host}, which {workload.where} cannot resolve: {policy}"
         expected = "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP"
-        yield _extender_not_reached_finding(registration, actual, expected)
+        remedy = (
+            "set dnsPolicy: ClusterFirstWithHostNet in the scheduler's manifest, as nodewise configure"
+            " does, or the"
+            " Service's cluster IP in urlPrefix with its name in tlsConfig.serverName"
+        )
+        yield _extender_not_reached_finding(registration, actual, expected, remedy)
 
 
-def _extender_not_reached_finding(registration: Registration, actual: str, expected: str) -> Finding:
-    return create_entry_finding("extender-not-reached", registration, f".urlPrefix {actual}", expected)
+def _extender_not_reached_finding(
+    registration: Registration, actual: str, expected: str, remedy: str, command: str = ""
+) -> Finding:
+    actual = f".urlPrefix {actual}"
+    return create_entry_finding("extender-not-reached", registration, actual, expected, remedy, command)
 
 
 @check("extender-not-reached")
@@ -466,7 +518,12 @@ def check_extender_calls(  # complexity: the conditions of one finding
     if registrations and waiting and uptime_s >= _IDLE_S and not is_called:
         replicas = ", ".join(metrics.pod for metrics in replica_metrics)
         actual = f"no call in {uptime_s:.0f} s, and {waiting[0].namespace}/{waiting[0].name} waits"
-        yield finding("extender-not-reached", replicas, actual, "calls of kube-scheduler")
+        remedy = (
+            "restart kube-scheduler, which reads its configuration when it starts; if that does not help,"
+            " look for"
+            " extender in its log"
+        )
+        yield finding("extender-not-reached", replicas, actual, "calls of kube-scheduler", remedy=remedy)
 
 
 @check("extender-not-reached")
@@ -477,7 +534,8 @@ def check_reported_call_errors(pods: Pods = ()) -> Iterator[Finding]:
         is_error = "extender" in message and any(error in message for error in _CALL_ERRORS)
         if not pod.node and is_error and "x509" not in message:
             actual = f"kube-scheduler reports: {short(pod.message)}"
-            yield finding("extender-not-reached", pod.where, actual, "a response")
+            remedy = next(text for error, text in _CALL_ERRORS.items() if error in message)
+            yield finding("extender-not-reached", pod.where, actual, "a response", remedy=remedy)
             return
 
 
@@ -510,4 +568,16 @@ def check_schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Findi
         if workload is not None and workload.replicas and workload.ready == 0:
             reasons = f": {'; '.join(workload.problems)}" if workload.problems else ""
             actual = f"0 of {workload.replicas} are ready{reasons}"
-            yield finding("scheduler-not-running", workload.where, actual, "at least 1", severity="warning")
+            remedy, command = (
+                "the status and the log of its pods have the reason",
+                kubectl("describe", workload.where),
+            )
+            yield finding(
+                "scheduler-not-running",
+                workload.where,
+                actual,
+                "at least 1",
+                remedy=remedy,
+                command=command,
+                severity="warning",
+            )

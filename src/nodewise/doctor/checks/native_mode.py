@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+import nodewise
 from nodewise.doctor.checks.policies import entry_calls_telemetry_agent
 from nodewise.doctor.facts import (
     Controllers,
@@ -21,10 +22,12 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     native_mode_workloads,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding
+from nodewise.doctor.findings import Finding, NotChecked, Result, apply_parts, check, finding, kubectl
 from nodewise.doctor.parsing import objects
+from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
-_EXTENDER_FILE, _NATIVE_FILE = "deploy/extender-pods.yaml", "deploy/native.yaml"
+_EXTENDER_PART, _NATIVE_PART = "extender-pods", "native"
+"""Parts of an installation, as `nodewise configure manifests` prints them."""
 _EXTENDER_POLICIES: Final = {
     "PlacementPolicy": ("MutatingAdmissionPolicy/nodewise-extender-pods",),
     "ClusterPlacementPolicy": ("MutatingAdmissionPolicy/nodewise-extender-pods-cluster",),
@@ -57,17 +60,25 @@ _GATING_POLICIES: Final = frozenset(
 )
 """The admission policies that add requirements and scheduling gates to pods."""
 _LEFTOVER_LABELS_REMEDY: Final = (
-    "run nodewise in native mode; or, if native mode was uninstalled, kubectl label nodes --all KEY- for each key of"
-    " these labels (docs/native.md#uninstall)"
+    "if native mode was uninstalled, remove the labels by the command; otherwise run the controller: nodewise"
+    " configure --mode native prints it"
 )
+_REMOVE_LABELS: Final = (
+    f"kubectl get nodes --output=yaml | grep --only-matching '{VERDICT_LABEL_PREFIX}[^:]*' | sort --unique"
+    " | sed 's/$/-/' | xargs kubectl label nodes --all"
+)
+_DELETE_ADMISSION: Final = "nodewise configure manifests native | kubectl delete --ignore-not-found -f -"
 _LEFTOVER_REMEDY: Final = (
-    "run nodewise in native mode; or, if it was uninstalled, kubectl delete -f deploy/native.yaml, and recreate"
-    " pods with the gate nodewise.io/policy-not-active (docs/native.md#uninstall)"
+    "if native mode was uninstalled, delete the admission policies by the command, and recreate pods with the gate"
+    " nodewise.io/policy-not-active; otherwise run the controller: nodewise configure --mode native prints it"
 )
 _NO_POD_ADMISSION: Final = PodAdmission()
 _GATE_S: Final = 60.0
 _LABELLED_PER_S: Final = 25.0
 """Nodes that the leader labels at least, half of the default limit of writes."""
+_NO_ADMISSION_REMEDY: Final = (
+    "apply the admission policies, with the chart by its upgrade; then create the selected pods again"
+)
 _OLD_SERVER_REMEDY: Final = (
     "upgrade to Kubernetes 1.36; or have kube-scheduler send all pods: nodewise configure render-scheduler"
     " --filter-all-pods"
@@ -76,12 +87,24 @@ _OLD_SERVER_REMEDY: Final = (
 
 @check("pod-admission-missing")
 def check_native_pod_admission(
-    policies: Policies, pod_admission: PodAdmission, *, uses_native_mode: bool
+    policies: Policies,
+    pod_admission: PodAdmission,
+    extenders: Extenders = (),
+    controllers: Controllers = (),
+    *,
+    uses_native_mode: bool,
 ) -> Iterator[Finding]:
     """Whether the API server adds the requirements of native mode to pods, for the kinds that have policies."""
     if uses_native_mode:
         enforced = [policy for policy in policies if policy.avoids_nodes and not policy.not_enforced]
-        yield from _check_shipped_policies(enforced, _NATIVE_POLICIES, pod_admission, _NATIVE_FILE)
+        command = _apply_command(_NATIVE_PART, extenders, controllers)
+        yield from _check_shipped_policies(enforced, _NATIVE_POLICIES, pod_admission, command)
+
+
+def _apply_command(part: str, extenders: Extenders, controllers: Controllers) -> str:
+    """A command that applies admission policies, which leave out the namespace of nodewise."""
+    own = (*controllers, *extenders)
+    return apply_parts(part, namespace=own[0].workload.namespace if own else "nodewise")
 
 
 @check("pod-admission-missing")
@@ -90,6 +113,8 @@ def check_extender_pod_admission(  # complexity: the conditions of one finding
     registrations: Registrations,
     pod_admission: PodAdmission,
     pods: Pods = (),
+    extenders: Extenders = (),
+    controllers: Controllers = (),
     *,
     uses_native_mode: bool = False,
 ) -> Iterator[Finding]:
@@ -109,14 +134,15 @@ def check_extender_pod_admission(  # complexity: the conditions of one finding
     selecting = [policy for policy in policies if policy.strategies and not policy.not_enforced]
     if managed:
         needing = [policy for policy in selecting if not all_pods_request(policy)]
-        yield from _check_shipped_policies(needing, _EXTENDER_POLICIES, pod_admission, _EXTENDER_FILE)
+        command = _apply_command(_EXTENDER_PART, extenders, controllers)
+        yield from _check_shipped_policies(needing, _EXTENDER_POLICIES, pod_admission, command)
 
 
 def _check_shipped_policies(
     policies: list[PolicyEvaluation],
     needed_by_kind: Mapping[str, tuple[str, ...]],
     pod_admission: PodAdmission,
-    file: str,
+    command: str,
 ) -> Iterator[Finding]:
     """One finding for each admission policy that is missing or differs, with the first policy that needs it."""
     id_ = "pod-admission-missing"
@@ -129,17 +155,21 @@ def _check_shipped_policies(
         own = installed.get(name)
         if own is None and not pod_admission.is_served:
             actual = f"the API server has no MutatingAdmissionPolicy, and {user} selects pods"
-            where = f"the policies of {file}"
+            where = "nodewise's admission policies for pods"
             yield finding(id_, where, actual, "Kubernetes 1.36", remedy=_OLD_SERVER_REMEDY)
         elif own is None:
             actual = f"does not exist or has no binding, and {user} selects pods"
-            remedy = f"kubectl apply -f {file}, then create the selected pods again"
-            yield finding(id_, name, actual, f"that of {file}", remedy=remedy)
+            expected = f"that of nodewise {nodewise.__version__}"
+            yield finding(id_, name, actual, expected, remedy=_NO_ADMISSION_REMEDY, command=command)
         elif not own.is_current:
-            actual = f"differs from that of {file} of this version"
-            remedy = f"kubectl apply -f {file} of this version of nodewise"
-            expected = "the same expressions"
-            yield finding(id_, own.where, actual, expected, severity="warning", remedy=remedy)
+            actual = f"differs from that of nodewise {nodewise.__version__}"
+            is_renamed = own.where != name  # by the name of a release of the chart
+            expected, remedy = (
+                "the same expressions",
+                "upgrade the chart" if is_renamed else "apply those of this version",
+            )
+            forced = "" if is_renamed else command.replace("--server-side", "--server-side --force-conflicts")
+            yield finding(id_, own.where, actual, expected, severity="warning", remedy=remedy, command=forced)
 
 
 @check("labels-frozen")
@@ -161,13 +191,16 @@ def check_labels_are_updated(
         last, where = _format_time(held[0].evaluated), writing[0].workload.where if writing else held[0].where
         actual = f"{held[0].holder} leads and has not evaluated the policies since {last}"
         actual += _format_count_of_labels(nodes_with_verdicts)
-        remedy = "see the log of that replica, and docs/runbooks/NodewiseNoEvaluation.md"
-        yield finding("labels-frozen", where, actual, "an evaluation each period", remedy=remedy)
+        remedy = "the log of that replica has the reason; a restart lets another replica lead"
+        command = kubectl("rollout restart", where) if writing else ""
+        expected = "an evaluation each period"
+        yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
     elif writing:
         renewals = [lease.renewed for lease in leases if lease.renewed]
         actual = f"no replica leads{f' since {_format_time(max(renewals))}' if renewals else ''}"
         actual += _format_count_of_labels(nodes_with_verdicts)
-        yield finding("labels-frozen", writing[0].workload.where, actual, "a controller that leads")
+        where, expected = writing[0].workload.where, "a controller that leads"
+        yield finding("labels-frozen", where, actual, expected, command=kubectl("describe", where))
 
 
 @check("labels-frozen")
@@ -188,11 +221,14 @@ def check_leftovers(
     if gating and not (held and (controllers or not extenders)):  # otherwise native-mode-off reports it
         actual = "nothing removes the scheduling gates that it adds to pods"
         actual += _format_count_of_labels(nodes_with_verdicts)
-        yield finding("labels-frozen", gating[0].where, actual, expected, remedy=_LEFTOVER_REMEDY)
+        # those of the chart have other names, which no part has
+        command = _DELETE_ADMISSION if gating[0].where == gating[0].shipped else ""
+        where, remedy = gating[0].where, _LEFTOVER_REMEDY
+        yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
     elif nodes_with_verdicts and not gating:
         actual = f"nothing updates them{_format_count_of_labels(nodes_with_verdicts)}"
         where, remedy = "Node labels of native mode", _LEFTOVER_LABELS_REMEDY
-        yield finding("labels-frozen", where, actual, expected, remedy=remedy)
+        yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=_REMOVE_LABELS)
 
 
 def _format_count_of_labels(nodes_with_verdicts: int) -> str:
@@ -213,8 +249,9 @@ def check_native_mode_is_on(
     if gating and is_controller and _is_native_mode_off(held, (*extenders, *controllers)):
         where = controllers[0].workload.where if controllers else held[0].where
         actual = f"{held[0].holder} leads and is not in native mode, and {gating[0].where} adds gates to pods"
-        remedy, expected = _native_mode_remedy(controllers), "a leader in native mode"
-        yield finding("native-mode-off", where, actual, expected, remedy=remedy)
+        remedy, command = _native_mode_remedy(controllers)
+        expected = "a leader in native mode"
+        yield finding("native-mode-off", where, actual, expected, remedy=remedy, command=command)
 
 
 def _is_native_mode_off(held: Sequence[LeaderLease], workloads: Sequence[NodewiseWorkload]) -> bool:
@@ -228,16 +265,16 @@ def _is_native_mode_off(held: Sequence[LeaderLease], workloads: Sequence[Nodewis
     )
 
 
-def _native_mode_remedy(controllers: Controllers) -> str:
-    """How to turn native mode on: a variable, unless a flag, which wins over it, turns it off."""
+def _native_mode_remedy(controllers: Controllers) -> tuple[str, str]:
+    """How to turn native mode on, and the command: a variable, unless a flag, which wins over it, turns it off."""
     for listed in controllers:
-        kind, namespace, name = listed.workload.where.split("/")
+        where = listed.workload.where
         flags = {flag for container in listed.workload.containers for flag in objects.flags(container)}
-        if kind != "Pod" and not flags & {"native_mode", "no_native_mode"}:
-            return f"kubectl -n {namespace} set env {kind.lower()}/{name} NODEWISE_NATIVE_MODE=true"
-        if kind != "Pod":
-            return f"remove --no-native-mode: kubectl -n {namespace} edit {kind.lower()}/{name}"
-    return ""
+        if not where.startswith("Pod/"):
+            if flags & {"native_mode", "no_native_mode"}:
+                return "remove --no-native-mode from the arguments", kubectl("edit", where)
+            return "turn native mode on", kubectl("set env", where, "NODEWISE_NATIVE_MODE=true")
+    return "", ""
 
 
 @check("native-mode-off")

@@ -18,7 +18,17 @@ from nodewise.doctor.facts import (
     Schedulers,
     UnavailableFact,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, Severity, check, finding, list_first
+from nodewise.doctor.findings import (
+    Finding,
+    NotChecked,
+    Result,
+    Severity,
+    apply_parts,
+    check,
+    finding,
+    kubectl,
+    list_first,
+)
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.metrics import source_table
 from nodewise.policies import policy_status_fields
@@ -32,18 +42,19 @@ _MAX_LISTED: Final = 3
 _SELECTED_POD: Final = "a pod that kube-scheduler sends to nodewise"
 _NEWER_POLICY_REMEDY: Final = "the policy is newer than the pod: create the pod again"
 _NO_REQUEST_REMEDY: Final = (
-    "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create the pod"
+    "apply the admission policies that add the request to new pods that a policy selects, and create the pod"
     " again; or remove managedResources from nodewise's entry"
 )
 _NO_REQUIREMENT_REMEDY: Final = (
-    "native mode selects pods when they are created: create the pod again, also if the policy or the pod's labels have"
+    "native mode selects pods when they are created: create the pod again, also if the policy or the pod's"
+    " labels have"
     " changed since"
 )
 _CONDITION_REMEDIES: Final = {
     "Suspended": "restore the values of the metric: the message has the cause. The rule is evaluated again when half of"
     " the nodes have values",
-    "SteppedBack": "correct the policy or repair the nodes. An edit of the spec ends the step-back, as does"
-    " guard.resumeAfter",
+    "SteppedBack": "the guard ended the enforcement; nothing is wrong with its mode. Correct the rule that the message"
+    " names, or repair the nodes: an edit of the spec ends the step-back, as does guard.resumeAfter",
     "LabelConflict": "remove the label of the other owner, or use another key in the policy",
     "LabelRefused": "remove what refuses changes of the node: the message has the cause, such as a webhook, or an"
     " object that is too large",
@@ -56,6 +67,15 @@ _CONDITION_REMEDIES: Final = {
     " default follows from the distance of samples, up to 10 minutes. Or scrape the metric more often",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""
+_NOT_ENFORCED_REMEDIES: Final = {
+    "are enforced": "remove policies that are not needed; the oldest ones are enforced",
+    "are not selected by policies": "create policy and pods in another namespace",
+    "canary": "replace canary.percent by canary.podSelector, or have an extender enforce the policy",
+    "": "correct what the message names",
+}
+"""By a part of the reason for which a policy is not enforced."""
+_CONDITIONS_OF_SPEC: Final = ("SteppedBack", "Flapping", "SamplesTooSparse")
+"""Those that an edit of the policy ends."""
 _NOTED_CONDITIONS: Final = ("Flapping", "NodesWithoutValues")
 """Those that are notes: the rules are enforced."""
 _STATUS_REMEDY: Final = (
@@ -110,7 +130,9 @@ def check_misspelled_labels(pods: Pods) -> Iterator[Finding]:
 def check_kinds_are_served(kinds_not_served: tuple[str, ...]) -> Iterator[Finding]:
     for name in kinds_not_served:
         where = f"CustomResourceDefinition/{name}"
-        yield finding("kind-not-served", where, "the API server does not serve it", "the file of deploy/crds")
+        actual, expected = "the API server does not serve it", "the definition of this version"
+        command = apply_parts("crds", is_forced=True)
+        yield finding("kind-not-served", where, actual, expected, command=command)
 
 
 @check("policy-without-effect", "namespace-not-trusted", "namespace-over-budget", "policy-condition")
@@ -119,16 +141,21 @@ def check_policy_status(policies: Policies) -> Iterator[Finding]:
     for policy in policies:
         where = policy.where
         if policy.problems:
-            actual = list_first(policy.problems, _MAX_LISTED, "; ")
-            yield finding("policy-without-effect", where, actual, "fields that can be read")
-        if policy.not_enforced:
+            actual, expected = list_first(policy.problems, _MAX_LISTED, "; "), "fields that can be read"
+            remedy = "correct these fields; nodewise policy lint FILE checks a file before it is applied"
+            command = kubectl("edit", where)
+            yield finding("policy-without-effect", where, actual, expected, remedy=remedy, command=command)
+        if policy.not_enforced and "SteppedBack" not in dict(policy.true_conditions):
             actual = f"is not enforced: {policy.not_enforced}"
-            remedy = "remove policies that are not needed; the oldest ones are enforced"
-            yield finding("policy-without-effect", where, actual, "a policy with effect", remedy=remedy)
+            remedy = next(
+                text for part, text in _NOT_ENFORCED_REMEDIES.items() if part in policy.not_enforced
+            )
+            expected, command = "a policy with effect", kubectl("edit", where)
+            yield finding("policy-without-effect", where, actual, expected, remedy=remedy, command=command)
         if policy.not_trusted:
-            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
+            command = kubectl("label", f"Namespace/{policy.namespace}", "nodewise.io/trusted=true")
             expected = "a trusted namespace"
-            yield finding("namespace-not-trusted", where, policy.not_trusted, expected, remedy=remedy)
+            yield finding("namespace-not-trusted", where, policy.not_trusted, expected, command=command)
         if policy.over_budget:
             expected = "a policy within the budgets"
             yield finding("namespace-over-budget", where, policy.over_budget, expected)
@@ -136,7 +163,16 @@ def check_policy_status(policies: Policies) -> Iterator[Finding]:
             if remedy := _CONDITION_REMEDIES.get(kind, ""):
                 actual, expected = f"{kind}: {message}", f"the condition {kind} is not True"
                 severity: Severity | None = "note" if kind in _NOTED_CONDITIONS else None
-                yield finding("policy-condition", where, actual, expected, remedy=remedy, severity=severity)
+                command = kubectl("edit" if kind in _CONDITIONS_OF_SPEC else "describe", where)
+                yield finding(
+                    "policy-condition",
+                    where,
+                    actual,
+                    expected,
+                    remedy=remedy,
+                    command=command,
+                    severity=severity,
+                )
 
 
 @check("all-namespaces-trusted")
@@ -144,7 +180,10 @@ def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers
     for listed in (*extenders, *controllers):
         if listed.is_set("trust_all_namespaces"):
             where, expected = listed.workload.where, "trust for single namespaces"
-            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
+            command = kubectl("edit", where)
+            yield finding(
+                "all-namespaces-trusted", where, "--trust-all-namespaces", expected, command=command
+            )
 
 
 @check("all-nodes-rejected")
@@ -157,7 +196,8 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
             alone = policy.where if policy.all_rejected == REJECTS_EVERY_NODE else ""
             together.setdefault((alone, policy.all_rejected), []).append(policy.where)
     for (_, actual), names in together.items():
-        yield finding("all-nodes-rejected", format_names(names), actual, "a node that passes all policies")
+        expected, command = "a node that passes all policies", kubectl("edit", names[0])
+        yield finding("all-nodes-rejected", format_names(names), actual, expected, command=command)
 
 
 @check("policy-without-effect")
@@ -216,8 +256,12 @@ def check_pods_without_extender(
             yield finding("policy-without-effect", pod.where, actual, expected)
         else:
             actual = f"is selected by {policy.where}, {why}"
-            remedy = _NEWER_POLICY_REMEDY if pod.age_s > policy.age_s else _NO_REQUEST_REMEDY
-            yield finding("policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy)
+            remedy, command = _NEWER_POLICY_REMEDY, ""
+            if pod.age_s <= policy.age_s:
+                remedy, command = _NO_REQUEST_REMEDY, apply_parts("extender-pods")
+            yield finding(
+                "policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy, command=command
+            )
 
 
 def _check_pods_have_requirements(policies: Policies, pods: Pods) -> Iterator[Finding]:
@@ -314,10 +358,14 @@ def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[F
         where = f"APIService/{api.name}"
         if not api.exists:
             actual = "does not exist, and policies name its metrics"
-            yield finding("metrics-api-unavailable", where, actual, "one that is Available")
+            remedy = (
+                "install the adapter with its APIService; or take metrics from Prometheus: --prometheus-url"
+            )
+            yield finding("metrics-api-unavailable", where, actual, "one that is Available", remedy=remedy)
         elif not api.available:
             actual = f"is not Available: {short(api.message)}"
-            yield finding("metrics-api-unavailable", where, actual, "Available: True")
+            command = kubectl("describe", where)
+            yield finding("metrics-api-unavailable", where, actual, "Available: True", command=command)
 
 
 _METRICS_API_UNAVAILABLE: Final = UnavailableFact(

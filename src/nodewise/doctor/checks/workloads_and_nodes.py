@@ -17,7 +17,18 @@ from nodewise.doctor.facts import (
     Registration,
     UnavailableFact,
 )
-from nodewise.doctor.findings import NOT_CHECKED, Finding, NotChecked, Result, check, finding, list_first
+from nodewise.doctor.findings import (
+    NOT_CHECKED,
+    Finding,
+    NotChecked,
+    Result,
+    Severity,
+    apply_parts,
+    check,
+    finding,
+    kubectl,
+    list_first,
+)
 from nodewise.doctor.parsing import objects
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
@@ -47,7 +58,9 @@ def check_nodewise_is_installed(
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
         actual = "no workload runs nodewise extender or nodewise controller"
         expected = "a Deployment that does, or -n with its namespace"
-        yield finding("replicas-not-ready", where, actual, expected, remedy="install it: docs/install.md")
+        remedy = "install it: for policies from Kubernetes 1.36 by the command, otherwise with the chart"
+        command = "nodewise configure --mode native | kubectl apply --server-side -f -"
+        yield finding("replicas-not-ready", where, actual, expected, remedy=remedy, command=command)
 
 
 @check("replicas-not-ready")
@@ -56,13 +69,17 @@ def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iter
     for workload in (listed.workload for listed in (*extenders, *controllers)):
         if not workload.replicas:
             if not workload.where.startswith("Pod/"):
-                yield finding(id_, workload.where, "has 0 replicas", "at least one")
+                command = kubectl("scale", workload.where, "--replicas=2")
+                remedy = "scale it"
+                yield finding(
+                    id_, workload.where, "has 0 replicas", "at least one", remedy=remedy, command=command
+                )
         elif workload.ready is not None and workload.ready < workload.replicas:
             reasons = f": {'; '.join(dict.fromkeys(workload.problems))}" if workload.problems else ""
             actual = f"{workload.ready} of {workload.replicas} are ready{reasons}"
-            yield finding(
-                id_, workload.where, actual, "all", severity="warning" if workload.ready else "error"
-            )
+            severity: Severity = "warning" if workload.ready else "error"
+            command = kubectl("describe", workload.where)
+            yield finding(id_, workload.where, actual, "all", command=command, severity=severity)
 
 
 @check("identity-shared")
@@ -72,7 +89,8 @@ def check_identities(extenders: Extenders, controllers: Controllers) -> Iterator
         # $(NAME) is another variable, such as the name of the pod
         if listed.workload.replicas > 1 and identity and "$(" not in identity:
             actual = f"{listed.workload.replicas} replicas with the identity {short(identity, 80)}"
-            yield finding("identity-shared", listed.workload.where, actual, "one identity per replica")
+            where, expected = listed.workload.where, "one identity per replica"
+            yield finding("identity-shared", where, actual, expected, command=kubectl("edit", where))
 
 
 @check("rights-missing")
@@ -82,10 +100,14 @@ def check_rights(
     for listed in (*extenders, *controllers):
         if listed.unread_settings is not None:  # the settings say which agents need rights
             yield NotChecked("rights-missing", listed.unread_settings)
-    for account, missing in missing_rights:
+    for account, missing, parts in missing_rights:
         if missing:
             actual = f"may not {list_first(list(map(str, missing)), _MAX_RIGHTS, '; ')}"
-            yield finding("rights-missing", account, actual, "the rights of deploy/*.yaml")
+            _, namespace, name = account.split("/", 2)
+            command = apply_parts(*parts, namespace=namespace, name=name)
+            yield finding(
+                "rights-missing", account, actual, "the rights that its agents need", command=command
+            )
 
 
 @check("admission-policy-missing")
@@ -105,18 +127,21 @@ def check_missing_admission_policies(
     writing = [listed for listed in (*extenders, *controllers) if _has_own_service_account(listed)]
     for listed in writing:
         namespace, account = listed.workload.namespace, listed.workload.account
-        files = {"nodes": "deploy/rbac.yaml"}
+        parts = {"nodes": "rbac"}
         if "gpu" in listed.agents or listed.may_use_native_mode:
-            files["pods"] = "deploy/gpu.yaml" if "gpu" in listed.agents else "deploy/controller.yaml"
-        for resource, file in files.items():
+            parts["pods"] = "gpu" if "gpu" in listed.agents else "controller"
+        for resource, part in parts.items():
             if not is_limited(resource, f"'system:serviceaccount:{namespace}:{account}'"):
                 actual = f"no policy limits what it writes to {resource}"
-                expected = f"the policy of {file} for this account, with a binding that denies"
-                yield finding(id_, f"ServiceAccount/{namespace}/{account}", actual, expected)
+                expected = "a policy for this account, with a binding that denies"
+                where = f"ServiceAccount/{namespace}/{account}"
+                command = apply_parts(part, namespace=namespace, name=account, is_forced=True)
+                yield finding(id_, where, actual, expected, command=command)
     if writing and not is_limited("namespaces", LABEL):
         actual = f"no policy limits who may set the namespace label {LABEL}"
-        expected = "the policy of deploy/trust.yaml, with a binding that denies"
-        yield finding(id_, "ValidatingAdmissionPolicy/nodewise-trust", actual, expected)
+        where, expected = "ValidatingAdmissionPolicy/nodewise-trust", "a policy, with a binding that denies"
+        command = apply_parts("trust", is_forced=True)
+        yield finding(id_, where, actual, expected, command=command)
 
 
 def _has_own_service_account(listed: NodewiseWorkload) -> bool:

@@ -117,33 +117,35 @@ async def _find_missing_rights(
     rights = needed_rights(extender, metrics)
     granted = await read_all(map(is_granted, rights))
     missing = tuple(right for right, is_allowed in zip(rights, granted, strict=True) if not is_allowed)
-    return MissingRights(f"ServiceAccount/{namespace}/{account}", missing)
+    parts = sorted({rights[right] for right in missing})
+    return MissingRights(f"ServiceAccount/{namespace}/{account}", missing, tuple(parts))
 
 
 def needed_rights(  # complexity: each agent and mode adds rules
     extender: NodewiseWorkload, metrics: Sequence[str] = ()
-) -> list[AccessRight]:
-    """The rights that a workload's agents need, as deploy/*.yaml grant them; none without a cluster."""
+) -> dict[AccessRight, str]:
+    """The rights that a workload's agents need, each with the part of an installation that grants it
+    (`platform_manifests.PARTS`); none without a cluster.
+    """
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
-        return []
-    files = {("rbac.yaml", "ClusterRole"), ("rbac.yaml", "Role")}
+        return {}
+    roles = {("rbac", "ClusterRole"), ("rbac", "Role")}
     if extender.may_use_native_mode:
-        files.add(("controller.yaml", "ClusterRole"))
+        roles.add(("controller", "ClusterRole"))
     if extender.is_controller:
-        files.add(("controller.yaml", "Role"))
+        roles.add(("controller", "Role"))
     if "gpu" in extender.agents:
-        files |= {("gpu.yaml", "ClusterRole"), ("gpu.yaml", "Role")}
+        roles |= {("gpu", "ClusterRole"), ("gpu", "Role")}
     kinds = filter(None, map(agents.find_agent_kind, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
-        files.add(("memory.yaml", "Role"))
-    rights = [
-        right
-        for file, kind in sorted(files)
-        for rule in platform_manifests.shipped_rules(file, kind)
-        for right in _expand_rbac_rule(rule, extender.workload.namespace if kind == "Role" else "")
-    ]
-    rights = [right for right in rights if _is_right_needed(extender, right)]
-    return list(dict.fromkeys([*rights, *_rights_to_read_custom_metrics(extender, metrics)]))
+        roles.add(("memory", "Role"))
+    rights: dict[AccessRight, str] = {}
+    for part, kind in sorted(roles):
+        for rule in platform_manifests.shipped_rules(f"{part}.yaml", kind):
+            for right in _expand_rbac_rule(rule, extender.workload.namespace if kind == "Role" else ""):
+                if _is_right_needed(extender, right):
+                    rights.setdefault(right, part)
+    return rights | dict.fromkeys(_rights_to_read_custom_metrics(extender, metrics), "rbac")
 
 
 def _expand_rbac_rule(rule: platform_manifests.Rule, namespace: str) -> Iterator[AccessRight]:
