@@ -2,7 +2,16 @@
 
 from typing import Final, NamedTuple
 
-from tests.cluster import fake_custom_metrics_server, healthy_cluster, misconfigurations, native_mode
+from tests.cluster import (
+    extender_process,
+    fake_custom_metrics_server,
+    followed_remedies,
+    gpu_cluster,
+    healthy_cluster,
+    misconfigurations,
+    native_mode,
+)
+from tests.cluster.followed_remedies import Follow
 from tests.cluster.misconfigurations import Defect
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
@@ -24,6 +33,10 @@ class DoctorCase(NamedTuple):
     """Texts that the remedy must contain."""
     follows: frozenset[str] = frozenset()
     """The ids of other errors that follow from the defect."""
+    follow: Follow | None = None
+    """What the remedy says to do, after its command; None if the command alone ends the defect."""
+    edit: str = ""
+    """A script of sed for the file that the command `kubectl edit` opens."""
 
 
 _POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"
@@ -34,13 +47,14 @@ _OUTSIDE = misconfigurations.deleted(
 )
 """No Deployment of nodewise: the servers that kube-scheduler calls run outside of the cluster."""
 
+_RULE: Final = "{metricname: heat, operator: GreaterThan, target: 90}"
 DOCTOR_CASES: Final = (
     DoctorCase(
         "kind-not-served",
         "a definition is missing",
         misconfigurations.undefined("placementpolicies.nodewise.io"),
         "CustomResourceDefinition/placementpolicies.nodewise.io",
-        ("kubectl apply --server-side -f deploy/crds",),
+        ("manifests crds",),
     ),
     DoctorCase(
         "extender-not-registered",
@@ -49,6 +63,7 @@ DOCTOR_CASES: Final = (
         "configuration-",
         ("nodewise configure",),
         frozenset({"policy-without-effect"}),
+        follow=followed_remedies.use_rendered_entry,
     ),
     DoctorCase(
         "extender-not-reached",
@@ -56,6 +71,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.elsewhere),
         "entry",
         (),
+        follow=followed_remedies.correct_address,
     ),
     DoctorCase(
         "extender-not-reached",
@@ -64,6 +80,7 @@ DOCTOR_CASES: Final = (
         "entry",
         (),
         frozenset({"server-certificate-wrong"}),
+        follow=followed_remedies.use_listed_service,
     ),
     DoctorCase(
         "extender-not-reached",
@@ -71,6 +88,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(urlPrefix=f"{misconfigurations.SERVICE}:9443/scheduler"),
         "entry",
         (),
+        follow=followed_remedies.use_port_of_service,
     ),
     DoctorCase(
         "extender-not-reached",
@@ -78,6 +96,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.nobody_ready,
         "entry",
         (),
+        follow=followed_remedies.start_endpoints,
     ),
     DoctorCase(
         "names-not-used",
@@ -85,6 +104,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(nodeCacheCapable=False),
         "entry",
         ("nodeCacheCapable",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "no-ca-file",
@@ -92,6 +112,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.no_ca),
         "entry",
         ("caFile",),
+        follow=followed_remedies.use_printed_ca,
     ),
     DoctorCase(
         "no-ca-file",
@@ -99,6 +120,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.insecure),
         "entry",
         ("caFile",),
+        follow=followed_remedies.use_printed_ca,
     ),
     DoctorCase(
         "key-in-configuration",
@@ -106,6 +128,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.key_in_entry),
         "entry",
         ("keyFile",),
+        follow=followed_remedies.write_key_to_file,
     ),
     DoctorCase(
         "ca-key-as-client-key",
@@ -113,6 +136,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.ca_pair),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "client-certificate-wrong",
@@ -120,6 +144,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.lasting(-1)),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "certificate-expires-soon",
@@ -127,6 +152,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.lasting(2)),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "client-certificate-wrong",
@@ -134,6 +160,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.for_servers),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "client-certificate-wrong",
@@ -141,6 +168,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.mixed_up),
         "entry",
         ("key",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "client-certificate-wrong",
@@ -148,6 +176,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.other_client),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "any-client",
@@ -155,6 +184,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.any_client,
         "nodewise/nodewise",
         ("nodewise certs",),
+        edit="/--any-client/d",
     ),
     DoctorCase(
         "unknown-ca",
@@ -162,6 +192,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.other_ca),
         "entry",
         ("caFile",),
+        follow=followed_remedies.use_printed_ca,
     ),
     DoctorCase(
         "unknown-ca",
@@ -169,6 +200,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.client(misconfigurations.strangers_client),
         "entry",
         ("--client-ca",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "http-timeout-missing",
@@ -176,6 +208,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(httpTimeout=None),
         "entry",
         ("httpTimeout",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "http-timeout-short",
@@ -183,6 +216,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(httpTimeout="5ms"),
         "entry",
         ("httpTimeout",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "server-certificate-wrong",
@@ -190,6 +224,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.other_name),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "server-certificate-wrong",
@@ -197,6 +232,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.expired_server,
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
     DoctorCase(
         "http-timeout-long",
@@ -204,6 +240,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(httpTimeout="2m"),
         "entry",
         ("httpTimeout",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "filters-own-pods",
@@ -212,6 +249,9 @@ DOCTOR_CASES: Final = (
         "entry",
         ("managedResources",),
         frozenset({"bind-verb-missing"}),
+        follow=followed_remedies.replace_entry(
+            managedResources=[*extender_process.MANAGED, *gpu_cluster.MANAGED]
+        ),
     ),
     DoctorCase(
         "wrong-ignorable",
@@ -219,6 +259,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(ignorable=True),
         "entry",
         ("ignorable: false",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "bind-verb-missing",
@@ -226,6 +267,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(bindVerb=None),
         "entry",
         ("bindVerb",),
+        follow=followed_remedies.use_printed_entry,
     ),
     DoctorCase(
         "bind-verb-missing",
@@ -233,6 +275,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(preemptVerb=None),
         "entry",
         ("preemptVerb",),
+        follow=followed_remedies.use_printed_entry,
     ),
     DoctorCase(
         "bind-verb-missing",
@@ -240,6 +283,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.no_cards),
         "entry",
         ("managedResources",),
+        follow=followed_remedies.use_printed_entry,
     ),
     DoctorCase(
         "resource-not-ignored",
@@ -247,6 +291,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.counted),
         "entry",
         ("ignoredByScheduler",),
+        follow=followed_remedies.ignore_in_scheduler,
     ),
     DoctorCase(
         "weight-zero",
@@ -254,6 +299,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.unweighted),
         "entry",
         ("weight",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "weight-zero",
@@ -261,6 +307,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(prioritizeVerb=None),
         "entry",
         ("prioritizeVerb",),
+        follow=followed_remedies.set_fields,
     ),
     DoctorCase(
         "two-load-aware-scorers",
@@ -268,6 +315,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.load_aware_beside_ours),
         "configuration-",
         (),
+        follow=followed_remedies.remove_score_plugins,
     ),
     DoctorCase(
         "two-load-aware-scorers",
@@ -275,6 +323,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.load_aware),
         "configuration-",
         (),
+        follow=followed_remedies.remove_score_plugins,
     ),
     DoctorCase(
         "sample-too-small",
@@ -282,6 +331,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.crowd,
         "web/busy",
         ("NotIn",),
+        follow=followed_remedies.look_at_all_nodes,
     ),
     DoctorCase(
         "metric-missing",
@@ -289,6 +339,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.measured("lost", "nowhere"),
         "web/lost",
         ("add a rule for it to prometheus-adapter",),
+        follow=followed_remedies.export_metric("nowhere"),
     ),
     DoctorCase(
         "metric-names-mismatch",
@@ -296,6 +347,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.measured("named", "power", ("a.example.com", "b.example.com")),
         "web/named",
         (),
+        follow=followed_remedies.export_metric("power"),
     ),
     DoctorCase(
         "metrics-api-unavailable",
@@ -304,6 +356,7 @@ DOCTOR_CASES: Final = (
         fake_custom_metrics_server.GROUP,
         (),
         frozenset({"policy-condition"}),
+        follow=followed_remedies.correct_api_service,
     ),
     DoctorCase(
         "policy-without-effect",
@@ -311,6 +364,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.created(healthy_cluster.policy("idle")),
         "web/idle",
         (),
+        edit=f"s/strategies: {{}}/strategies: {{dontschedule: {{rules: [{_RULE}]}}}}/",
     ),
     DoctorCase(
         "policy-without-effect",
@@ -318,6 +372,11 @@ DOCTOR_CASES: Final = (
         misconfigurations.created(misconfigurations.unsent()),
         "web/unsent",
         (),
+        follow=followed_remedies.create_again(
+            misconfigurations.waiting(
+                "unsent", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}]
+            )
+        ),
     ),
     DoctorCase(
         "namespace-not-trusted",
@@ -332,6 +391,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.over_budget,
         "web/wide",
         ("raise the option",),
+        follow=followed_remedies.shorten_policy("wide"),
     ),
     DoctorCase(
         "policy-condition",
@@ -339,6 +399,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.suspended,
         "web/fading",
         ("restore the values",),
+        follow=followed_remedies.export_metric("fading"),
     ),
     DoctorCase(
         "all-namespaces-trusted",
@@ -346,6 +407,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.trusting_all,
         "nodewise/nodewise",
         ("nodewise.io/trusted=true",),
+        edit="/--trust-all-namespaces/d",
     ),
     DoctorCase(
         "policy-label-misspelt",
@@ -353,6 +415,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.created(misconfigurations.mislabelled()),
         "web/mislabelled",
         ("rename the label",),
+        follow=followed_remedies.label_pod("mislabelled", telemetry_polcy=None, telemetry_policy="pol"),
     ),
     DoctorCase(
         "policy-unknown",
@@ -360,6 +423,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.asking_for("ghost"),
         "ghost",
         (),
+        follow=followed_remedies.label_pod("asks-ghost", telemetry_policy="pol"),
     ),
     DoctorCase(
         "gpu-node-without-labels",
@@ -367,6 +431,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.created(misconfigurations.bare_node()),
         "bare",
         ("gpu-numbers",),
+        follow=followed_remedies.run_with_node("bare"),
     ),
     DoctorCase(
         "kubelet-policy-conflict",
@@ -374,6 +439,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.static_cpus,
         healthy_cluster.POOLS,
         ("cpuManagerPolicy",),
+        follow=followed_remedies.configure_kubelet,
     ),
     DoctorCase(
         "kubelet-policy-conflict",
@@ -381,6 +447,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.single_numa_node,
         healthy_cluster.POOLS,
         ("topologyManagerPolicy",),
+        follow=followed_remedies.configure_kubelet,
     ),
     DoctorCase(
         "descheduler-missing",
@@ -388,6 +455,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.deleted(_DESCHEDULER, _POD_OF_DESCHEDULER),
         "web/pol",
         ("RemovePodsViolatingNodeAffinity",),
+        follow=followed_remedies.install_descheduler,
     ),
     DoctorCase(
         "descheduler-missing",
@@ -395,6 +463,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.other_plugin,
         "descheduler",
         ("RemovePodsViolatingNodeAffinity",),
+        follow=followed_remedies.enable_descheduler_plugin,
     ),
     DoctorCase(
         "native-mode-evictions",
@@ -403,6 +472,7 @@ DOCTOR_CASES: Final = (
         "descheduler",
         ("RemovePodsViolatingNodeAffinity",),
         frozenset({"labels-frozen"}),
+        follow=followed_remedies.remove_verdicts,
     ),
     DoctorCase(
         "labels-frozen",
@@ -417,14 +487,14 @@ DOCTOR_CASES: Final = (
         "an admission policy of native mode is left",
         misconfigurations.created(*_NATIVE_ADMISSION),
         "MutatingAdmissionPolicy/nodewise-native",
-        ("kubectl delete", "deploy/native.yaml"),
+        ("manifests native | kubectl delete",),
     ),
     DoctorCase(
         "pod-admission-missing",
         "nothing adds the request to the pods of a policy",
         misconfigurations.created(healthy_cluster.placement_policy("new", {"app": "new"}, above=80)),
         "MutatingAdmissionPolicy/nodewise-extender-pods",
-        ("deploy/extender-pods.yaml",),
+        ("manifests extender-pods",),
     ),
     DoctorCase(
         "all-nodes-rejected",
@@ -434,48 +504,49 @@ DOCTOR_CASES: Final = (
         ),
         "web/strict",
         ("nodewise explain",),
+        edit="s/above: 1$/above: 80/",
     ),
     DoctorCase(
         "rights-missing",
         "a binding is gone",
         misconfigurations.deleted(f"{RBAC}/clusterrolebindings/nodewise"),
         "nodewise/nodewise",
-        ("deploy/rbac.yaml",),
+        ("manifests rbac",),
     ),
     DoctorCase(
         "rights-missing",
         "those for cards are gone",
         misconfigurations.deleted(f"{RBAC}/clusterrolebindings/nodewise-gpu"),
         "nodewise/nodewise",
-        ("deploy/gpu.yaml",),
+        ("manifests gpu",),
     ),
     DoctorCase(
         "rights-missing",
         "no ledger may be kept",
         misconfigurations.deleted(f"{RBAC}/namespaces/{healthy_cluster.NAMESPACE}/rolebindings/nodewise-gpu"),
         "nodewise/nodewise",
-        ("deploy/gpu.yaml",),
+        ("manifests gpu",),
     ),
     DoctorCase(
         "admission-policy-missing",
         "what is written to nodes is not limited",
         misconfigurations.deleted(f"{ADMISSION}/nodewise-nodes"),
         "nodewise/nodewise",
-        ("deploy/rbac.yaml",),
+        ("manifests rbac",),
     ),
     DoctorCase(
         "admission-policy-missing",
         "what is written to pods is not limited",
         misconfigurations.deleted(f"{ADMISSION}/nodewise-pods"),
         "nodewise/nodewise",
-        ("deploy/gpu.yaml",),
+        ("manifests gpu",),
     ),
     DoctorCase(
         "admission-policy-missing",
         "everybody may trust",
         misconfigurations.deleted(f"{ADMISSION}/nodewise-trust"),
         "nodewise-trust",
-        ("deploy/trust.yaml",),
+        ("manifests trust",),
     ),
     DoctorCase(
         "identity-shared",
@@ -483,12 +554,18 @@ DOCTOR_CASES: Final = (
         misconfigurations.shared_identity,
         "nodewise/nodewise",
         ("metadata.name",),
+        edit="/--identity=nodewise/d",
     ),
     DoctorCase(
         "replicas-not-ready", "scaled to nothing", misconfigurations.no_replica, "nodewise/nodewise", ()
     ),
     DoctorCase(
-        "replicas-not-ready", "one of two crashes", misconfigurations.one_down, "nodewise/nodewise", ("logs",)
+        "replicas-not-ready",
+        "one of two crashes",
+        misconfigurations.one_down,
+        "nodewise/nodewise",
+        ("logs",),
+        follow=followed_remedies.repair_replica,
     ),
     DoctorCase(
         "scheduler-not-running",
@@ -496,6 +573,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.created(misconfigurations.waiting("alone", "my-scheduler")),
         "my-scheduler",
         (),
+        follow=followed_remedies.delete_pod("alone"),
     ),
     DoctorCase(
         "scheduler-configuration-refused",
@@ -503,6 +581,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.entry(nodeCacheCapabel=True),
         "configuration-",
         ("does not start",),
+        follow=followed_remedies.replace_entry(nodeCacheCapabel=None),
     ),
     DoctorCase(
         "scheduler-configuration-refused",
@@ -510,6 +589,7 @@ DOCTOR_CASES: Final = (
         misconfigurations.configured(misconfigurations.removed_version),
         "configuration-",
         ("does not start",),
+        follow=followed_remedies.upgrade_configuration,
     ),
     DoctorCase(
         "client-certificate-wrong",
@@ -517,5 +597,6 @@ DOCTOR_CASES: Final = (
         misconfigurations.together(_OUTSIDE, misconfigurations.client(misconfigurations.other_client)),
         "entry",
         ("nodewise certs",),
+        follow=followed_remedies.issue_certificates,
     ),
 )

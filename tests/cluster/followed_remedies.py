@@ -98,12 +98,18 @@ def set_fields(cluster: HealthyCluster, remedy: ReadRemedy) -> None:
 
 
 def replace_entry(**fields: object) -> Follow:
-    """Other values of fields in the entry."""
+    """Other values of fields in the entry; None removes a field."""
 
     def follow(cluster: HealthyCluster, _: ReadRemedy) -> None:
         entry(cluster).update(fields)
+        for name in [name for name, value in fields.items() if value is None]:
+            del entry(cluster)[name]
 
     return follow
+
+
+def upgrade_configuration(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    cluster.config["apiVersion"] = "kubescheduler.config.k8s.io/v1"
 
 
 def correct_address(cluster: HealthyCluster, _: ReadRemedy) -> None:
@@ -288,6 +294,12 @@ def enable_descheduler_plugin(cluster: HealthyCluster, _: ReadRemedy) -> None:
     cluster.api.patch(
         path, {"data": {"policy.yaml": health_example_manifests.DESCHEDULER_POLICY.read_text()}}
     )
+
+
+def remove_verdicts(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    """The labels are left from native mode, which the same report says (`labels-frozen`)."""
+    [finding] = cluster.diagnose().of("labels-frozen")
+    run_in_shell(cluster, finding["command"])
 
 
 def repair_replica(cluster: HealthyCluster, _: ReadRemedy) -> None:

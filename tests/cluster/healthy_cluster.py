@@ -72,10 +72,12 @@ class KubeletServer:
 class HealthyCluster:
     """The cluster that `installed` creates. A test may change anything, and must revert its changes."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog, stack: contextlib.ExitStack) -> None:
         self.plane = plane
         self.folder = folder
         self.log = log
+        self.stack = stack
+        """Ends with the cluster."""
         self.certificates = single_purpose_certificates.PurposeCertificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
@@ -85,7 +87,7 @@ class HealthyCluster:
         self.scheduler_url = ""
         self.kubelets: dict[str, KubeletServer] = {}
         self.config: Object = {}
-        """The scheduler's configuration."""
+        """The scheduler's configuration; empty in native mode."""
 
     @property
     def api(self) -> ClusterApi:
@@ -117,7 +119,8 @@ class HealthyCluster:
 
     def _given(self, user: User | None) -> list[str]:
         kubeconfig = (user or self.doctor).kubeconfig
-        return [f"--kubeconfig={kubeconfig}", f"--scheduler-config={self.written(self.config)}"]
+        configuration = [f"--scheduler-config={self.written(self.config)}"] if self.config else []
+        return [f"--kubeconfig={kubeconfig}", *configuration]
 
 
 _MEASURING: Final = """
@@ -175,6 +178,11 @@ def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = 
 def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
     """Creates a pod with a status whose containers run, with a pod IP if `address` is given."""
     api.create(pod)
+    report_running(api, pod, address)
+
+
+def report_running(api: ClusterApi, pod: Object, address: str = "") -> None:
+    """Writes the status of a pod whose containers run."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     about = {"image": "none", "imageID": "none", "restartCount": 0, "state": {"running": {}}}
     kinds = ("Ready", "ContainersReady", "PodScheduled")
@@ -190,10 +198,15 @@ def put_running(api: ClusterApi, pod: Object, address: str = "") -> None:
 
 def put_deployment(api: ClusterApi, deployment: Object) -> None:
     """Creates a Deployment whose status counts all replicas as available. The pods are not created."""
-    made = api.create(deployment)
+    report_available(api, api.create(deployment))
+
+
+def report_available(api: ClusterApi, deployment: Object) -> None:
+    """Writes the status of a Deployment that counts all replicas as available."""
     count = deployment["spec"]["replicas"]
     counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas", "updatedReplicas"), count)
-    status(api, path_of(made), {"observedGeneration": made["metadata"]["generation"], **counts})
+    counts |= {"observedGeneration": deployment["metadata"]["generation"], "unavailableReplicas": None}
+    status(api, path_of(deployment), counts)
 
 
 def policy(name: str, **strategies: Iterable[Object]) -> Object:
@@ -227,15 +240,17 @@ def node(name: str, kubelet: str = "") -> Object:
 def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[HealthyCluster]:
     """The healthy cluster on a control plane without other objects. Its processes run while the context is open."""
     with contextlib.ExitStack() as stack:
-        cluster = HealthyCluster(plane, folder, log)
+        cluster = HealthyCluster(plane, folder, log, stack)
         for name in (NAMESPACE, TENANT, SYSTEM):
             plane.api.ensure(kubernetes_objects.namespace(name, trusted=name == TENANT))
         _install(cluster)
-        _nodes(cluster, stack)
-        _metrics(cluster, stack)
+        put_nodes(cluster)
+        serve_metrics(cluster)
+        rules = {"dontschedule": [extender_process.HOT], "deschedule": [extender_process.HOT]}
+        plane.api.create(policy("pol", **rules, scheduleonmetric=[extender_process.COOLEST]))
         _replicas(cluster, stack)
         _scheduler(cluster)
-        _descheduler(cluster)
+        put_descheduler(cluster)
         _workloads(cluster)
         yield cluster
 
@@ -246,15 +261,20 @@ def _install(cluster: HealthyCluster) -> None:
     extender_process.define(cluster.api)
     cluster.plane.kubectl("apply", "--server-side", "-f", str(deploy / "crds"))
     cluster.api.create(_secret(cluster))
-    for manifest in extender_process.manifest("doctor.yaml"):
-        if manifest["kind"] != "Job":
-            cluster.api.ensure(manifest)
-    cluster.doctor = cluster.plane.service_account(DOCTOR, NAMESPACE)
+    create_doctor_account(cluster)
     for manifest in yaml.safe_load_all(INSTALLED.read_text()):
         if manifest and manifest["kind"] == "Deployment":
             put_deployment(cluster.api, manifest)
         elif manifest and manifest["kind"] not in {"NetworkPolicy", "PodDisruptionBudget"}:
             cluster.api.ensure(manifest)
+
+
+def create_doctor_account(cluster: HealthyCluster) -> None:
+    """Creates the account of `deploy/doctor.yaml` with its rights."""
+    for manifest in extender_process.manifest("doctor.yaml"):
+        if manifest["kind"] != "Job":
+            cluster.api.ensure(manifest)
+    cluster.doctor = cluster.plane.service_account(DOCTOR, NAMESPACE)
 
 
 def _secret(cluster: HealthyCluster) -> Object:
@@ -276,41 +296,27 @@ def _secret(cluster: HealthyCluster) -> Object:
     }
 
 
-def _nodes(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
+def put_nodes(cluster: HealthyCluster) -> None:
+    """Creates the nodes with fake kubelets."""
     authority = CertificateAuthority(cluster.folder, "kubelet-ca")
     pair = authority.issue("kubelet", child_processes.own_address())
     for name in NODES:
         cluster.kubelets[name] = kubelet = KubeletServer()
-        address = stack.enter_context(
+        address = cluster.stack.enter_context(
             asgi_server_thread.serving(kubelet, ServerTls(pair), host=child_processes.own_address())
         )
         cluster.api.create(node(name, address))
 
 
-def _metrics(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
-    own = stack.enter_context(namespace_sandboxes.created(cluster.plane))
-    cluster.metrics = stack.enter_context(fake_custom_metrics_server.behind(own, cluster.folder))
+def serve_metrics(cluster: HealthyCluster) -> None:
+    """Serves the custom metrics API, with the heat of each node."""
+    own = cluster.stack.enter_context(namespace_sandboxes.created(cluster.plane))
+    cluster.metrics = cluster.stack.enter_context(fake_custom_metrics_server.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
-    cluster.api.create(
-        policy(
-            "pol",
-            dontschedule=[extender_process.HOT],
-            deschedule=[extender_process.HOT],
-            scheduleonmetric=[extender_process.COOLEST],
-        )
-    )
 
 
 def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
-    account = cluster.plane.service_account("nodewise", NAMESPACE)
-    arguments = extender_process.arguments(account, cluster.certificates)
-    arguments += [
-        f"--namespace={NAMESPACE}",
-        "--agents=telemetry,gpu",
-        f"--client-name={single_purpose_certificates.CLIENT}",
-    ]
-    address = child_processes.own_address()
-    arguments += [f"--address={address}", f"--health-address={address}"]
+    arguments, address = replica_arguments(cluster), child_processes.own_address()
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
     template = cluster.api.get(path)["spec"]["template"]
     for number, node in enumerate(PLAIN):
@@ -326,6 +332,20 @@ def _replicas(cluster: HealthyCluster, stack: contextlib.ExitStack) -> None:
         put_running(cluster.api, pod, address)
     for replica in cluster.replicas:
         replica.process.wait_ready(replica.is_ready)
+
+
+def replica_arguments(cluster: HealthyCluster) -> list[str]:
+    """The arguments of a replica."""
+    account = cluster.plane.service_account("nodewise", NAMESPACE)
+    address = child_processes.own_address()
+    return [
+        *extender_process.arguments(account, cluster.certificates),
+        f"--namespace={NAMESPACE}",
+        "--agents=telemetry,gpu",
+        f"--client-name={single_purpose_certificates.CLIENT}",
+        f"--address={address}",
+        f"--health-address={address}",
+    ]
 
 
 def _with_ports_of(template: Object, replica: ExtenderProcess) -> Object:
@@ -375,12 +395,13 @@ def _scheduler(cluster: HealthyCluster) -> None:
     wait("kube-scheduler leads", lambda: cluster.api.find(lease))
 
 
-def _descheduler(cluster: HealthyCluster) -> None:
+def put_descheduler(cluster: HealthyCluster) -> None:
+    """Creates what is missing of a descheduler that evicts pods from the nodes that a policy labels."""
     name = "descheduler"
     text = health_example_manifests.DESCHEDULER_POLICY.read_text()
     place = {"namespace": SYSTEM, "labels": {"app": name}}
     metadata = {"name": f"{name}-policy", "namespace": SYSTEM}
-    cluster.api.create(
+    cluster.api.ensure(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"policy.yaml": text}}
     )
     container = {

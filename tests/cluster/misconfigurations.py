@@ -103,7 +103,7 @@ def undefined(name: str) -> Defect:
             yield
         finally:
             metadata = {"name": name}
-            cluster.api.create({**definition, "metadata": metadata, "status": None})
+            cluster.api.ensure({**definition, "metadata": metadata, "status": None})
             wait(f"{name} is served", lambda: cluster.api.answers(folder) or None)
 
     return apply
@@ -302,12 +302,16 @@ def over_budget(cluster: HealthyCluster) -> Iterator[None]:
     rules = [
         {"metricname": f"metric-{number}", "operator": "GreaterThan", "target": 1} for number in range(17)
     ]
+    for rule in rules:
+        cluster.metrics.set(str(rule["metricname"]), dict.fromkeys(healthy_cluster.NODES, 1))
     with created(healthy_cluster.policy("wide", scheduleonmetric=rules))(cluster):
         wait(
             "the policy exceeds a budget",
             functools.partial(_has_condition, cluster, "wide", "BudgetExceeded", "True"),
         )
         yield
+    for rule in rules:
+        cluster.metrics.forget(str(rule["metricname"]))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """`nodewise doctor` in a real cluster: no findings in a healthy one, and one finding for each defect."""
 
 import contextlib
+import copy
 import functools
 import json
 import re
@@ -16,6 +17,7 @@ from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
     child_processes,
     extender_process,
+    followed_remedies,
     healthy_cluster,
     kubernetes_objects,
     misconfigurations,
@@ -144,19 +146,30 @@ def test_each_finding_is_planted() -> None:
 
 
 @pytest.mark.parametrize("case", DOCTOR_CASES, ids=_case_name)
-def test_a_planted_fault_is_found(cluster: HealthyCluster, case: DoctorCase) -> None:
-    with case.defect(cluster):
-        diagnosis = wait(
-            "it is found", functools.partial(_diagnosis_with, cluster, case), 30, cluster.diagnose
-        )
-    findings = diagnosis.of(case.finding)
+def test_a_planted_fault_is_found_and_its_remedy_ends_it(cluster: HealthyCluster, case: DoctorCase) -> None:
+    configuration = copy.deepcopy(cluster.config)
+    try:
+        with case.defect(cluster):
+            find_fault_and_follow_remedy(cluster, case)
+    finally:
+        cluster.config = configuration
+
+
+def find_fault_and_follow_remedy(cluster: HealthyCluster, case: DoctorCase) -> None:
+    """Doctor reports the fault of a case and nothing else; its remedy is followed, and doctor reports nothing."""
+    diagnosis = wait("it is found", functools.partial(_diagnosis_with, cluster, case), 30, cluster.diagnose)
+    findings = [finding for finding in diagnosis.of(case.finding) if _place(case) in finding["object"]]
+    assert findings, diagnosis
     assert (diagnosis.code, diagnosis.sound) == (3, False)
-    assert any(_place(case) in finding["object"] for finding in findings), diagnosis
-    assert all(word in " ".join(finding["remedy"] for finding in findings) for word in case.remedy), diagnosis
+    text = " ".join(finding["remedy"] + finding["command"] for finding in findings)
+    assert all(word in text for word in case.remedy), diagnosis
     assert all(
         finding["seen"] and finding["wanted"] and finding["remedy"] for finding in diagnosis.findings
     ), diagnosis
     assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
+    for finding in {finding["command"]: finding for finding in findings}.values():
+        followed_remedies.follow_remedy(cluster, finding, case.edit, case.follow)
+    wait("the remedy ends it", lambda: cluster.diagnose().sound or None, 30, cluster.diagnose)
 
 
 def _diagnosis_with(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:

@@ -75,7 +75,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "certificate-expires-soon": FindingKind(
         "warning",
         "A certificate between kube-scheduler and nodewise expires soon",
-        "renew it before that time: nodewise certs, or nodewise certs --host on the control plane",
+        "renew it before that time: nodewise certs --apply, or nodewise certs --host DIR on the control plane",
     ),
     "any-client": FindingKind(
         "warning",
@@ -392,15 +392,16 @@ def kubectl(verb: str, where: str, *more: str) -> str:
 
 
 def apply_parts(
-    *parts: str, namespace: str = "nodewise", name: str = "nodewise", is_forced: bool = False
+    *parts: str, namespace: str = "nodewise", name: str = "nodewise", keeps_changes: bool = False
 ) -> str:
-    """A command that creates parts of an installation again (`nodewise configure manifests`). `name` is the account;
-    `is_forced` takes fields over from Helm or another manager.
+    """A command that creates parts of an installation again (`nodewise configure manifests`). `name` is the account.
+
+    Fields of Helm or another manager are taken over, unless it `keeps_changes` of objects that exist.
     """
     words = ["nodewise", "configure", "manifests", *parts]
     words += [f"--namespace={namespace}"] if namespace != "nodewise" else []
     words += [f"--name={name}"] if name != "nodewise" else []
-    force = " --force-conflicts" if is_forced else ""
+    force = "" if keeps_changes else " --force-conflicts"
     return f"{shlex.join(words)} | kubectl apply --server-side{force} -f -"
 
 

@@ -178,8 +178,7 @@ def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -
     for registration in registrations:
         entry = registration.entry
         agents = ",".join(sorted(agents_of_entry(registration, extenders))) or "telemetry"
-        words = ["nodewise", "configure", "render-scheduler", f"--agents={agents}", f"--url={entry.url}"]
-        command = shlex.join(words)
+        command = _render_command(entry, agents)
         others = _other_entries(registration, registrations, extenders, "gpu")
         has_resources = _names_gpu_resource(entry)
         if "gpu" in agents_of_entry(registration, extenders) and (
@@ -196,6 +195,18 @@ def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -
         if entry.filter_verb and not entry.preempt_verb:
             actual, expected = f"{entry.field} has filterVerb and no preemptVerb", "preemptVerb: preempt"
             yield finding(id_, registration.where, actual, expected, command=command, severity="warning")
+
+
+def _render_command(entry: ExtenderEntry, agents: str) -> str:
+    """A command that prints an entry with the same address and files; empty if the entry lacks a file."""
+    scheme, host, _, port = split_url(entry.url)
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    words = ["nodewise", "configure", "render-scheduler", f"--agents={agents}", f"--url={address}"]
+    if scheme == "https":
+        files = {"ca": entry.ca_file, "cert": entry.cert_file, "key": entry.key_file}
+        words += [f"--{name}={file}" for name, file in files.items()]
+        return shlex.join(words) if all(files.values()) else ""
+    return shlex.join(words) if is_loopback(host) else ""
 
 
 def _names_gpu_resource(entry: ExtenderEntry) -> bool:

@@ -104,7 +104,8 @@ def check_native_pod_admission(
 def _apply_command(part: str, extenders: Extenders, controllers: Controllers) -> str:
     """A command that applies admission policies, which leave out the namespace of nodewise."""
     own = (*controllers, *extenders)
-    return apply_parts(part, namespace=own[0].workload.namespace if own else "nodewise")
+    namespace = own[0].workload.namespace if own else "nodewise"
+    return apply_parts(part, namespace=namespace, keeps_changes=True)
 
 
 @check("pod-admission-missing")

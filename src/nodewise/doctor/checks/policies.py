@@ -131,7 +131,7 @@ def check_kinds_are_served(kinds_not_served: tuple[str, ...]) -> Iterator[Findin
     for name in kinds_not_served:
         where = f"CustomResourceDefinition/{name}"
         actual, expected = "the API server does not serve it", "the definition of this version"
-        command = apply_parts("crds", is_forced=True)
+        command = apply_parts("crds")
         yield finding("kind-not-served", where, actual, expected, command=command)
 
 
@@ -258,7 +258,7 @@ def check_pods_without_extender(
             actual = f"is selected by {policy.where}, {why}"
             remedy, command = _NEWER_POLICY_REMEDY, ""
             if pod.age_s <= policy.age_s:
-                remedy, command = _NO_REQUEST_REMEDY, apply_parts("extender-pods")
+                remedy, command = _NO_REQUEST_REMEDY, apply_parts("extender-pods", keeps_changes=True)
             yield finding(
                 "policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy, command=command
             )

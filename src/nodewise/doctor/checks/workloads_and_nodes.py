@@ -135,12 +135,12 @@ def check_missing_admission_policies(
                 actual = f"no policy limits what it writes to {resource}"
                 expected = "a policy for this account, with a binding that denies"
                 where = f"ServiceAccount/{namespace}/{account}"
-                command = apply_parts(part, namespace=namespace, name=account, is_forced=True)
+                command = apply_parts(part, namespace=namespace, name=account)
                 yield finding(id_, where, actual, expected, command=command)
     if writing and not is_limited("namespaces", LABEL):
         actual = f"no policy limits who may set the namespace label {LABEL}"
         where, expected = "ValidatingAdmissionPolicy/nodewise-trust", "a policy, with a binding that denies"
-        command = apply_parts("trust", is_forced=True)
+        command = apply_parts("trust")
         yield finding(id_, where, actual, expected, command=command)
 
 
