@@ -316,10 +316,15 @@ def check_load_aware_scorers(  # complexity: agents and plugins of each profile
             if plugins and (own or len(plugins) > 1):
                 actual = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
                 actual += f", and nodewise scores by {own}" if own else ""
-                names = " and ".join(name.partition(" (")[0] for name in plugins[0 if own else 1 :])
-                remedy = f"remove {names} from plugins.score.enabled of the profile"
-                remedy += ", or nodewise's scores: prioritizeVerb" if own else ""
+                remedy = _score_plugins_remedy(plugins, own)
                 yield finding("two-load-aware-scorers", scheduler.where, actual, "one of them", remedy=remedy)
+
+
+def _score_plugins_remedy(plugins: list[str], own: str) -> str:
+    """Which of the plugins to remove: all beside nodewise's `own` scores, otherwise all but the first."""
+    names = " and ".join(plugin.partition(" (")[0] for plugin in plugins[0 if own else 1 :])
+    alternative = ", or prioritizeVerb from the entry of nodewise" if own else ""
+    return f"remove {names} from plugins.score.enabled of the profile{alternative}"
 
 
 @check("two-load-aware-scorers")

@@ -22,7 +22,6 @@ from nodewise.doctor.findings import (
     Finding,
     NotChecked,
     Result,
-    Severity,
     apply_parts,
     check,
     finding,
@@ -159,20 +158,21 @@ def check_policy_status(policies: Policies) -> Iterator[Finding]:
         if policy.over_budget:
             expected = "a policy within the budgets"
             yield finding("namespace-over-budget", where, policy.over_budget, expected)
-        for kind, message in policy.true_conditions:
-            if remedy := _CONDITION_REMEDIES.get(kind, ""):
-                actual, expected = f"{kind}: {message}", f"the condition {kind} is not True"
-                severity: Severity | None = "note" if kind in _NOTED_CONDITIONS else None
-                command = kubectl("edit" if kind in _CONDITIONS_OF_SPEC else "describe", where)
-                yield finding(
-                    "policy-condition",
-                    where,
-                    actual,
-                    expected,
-                    remedy=remedy,
-                    command=command,
-                    severity=severity,
-                )
+        yield from _check_true_conditions(policy)
+
+
+def _check_true_conditions(policy: PolicyEvaluation) -> Iterator[Finding]:
+    for kind, message in policy.true_conditions:
+        if remedy := _CONDITION_REMEDIES.get(kind, ""):
+            yield finding(
+                "policy-condition",
+                policy.where,
+                f"{kind}: {message}",
+                f"the condition {kind} is not True",
+                remedy=remedy,
+                command=kubectl("edit" if kind in _CONDITIONS_OF_SPEC else "describe", policy.where),
+                severity="note" if kind in _NOTED_CONDITIONS else None,
+            )
 
 
 @check("all-namespaces-trusted")
