@@ -387,8 +387,8 @@ def finding(
 def kubectl(verb: str, where: str, *more: str) -> str:
     """A command for one object, as `Deployment/nodewise/nodewise` or `Node/a`; words are quoted."""
     kind, *namespace, name = where.split("/")
-    words = ["kubectl", *(f"-n={space}" for space in namespace), verb, kind.lower(), name, *more]
-    return shlex.join(words)
+    scope = [f"--namespace={space}" for space in namespace]
+    return shlex.join(["kubectl", *verb.split(), f"{kind.lower()}/{name}", *scope, *more])
 
 
 def apply_parts(
