@@ -123,7 +123,9 @@ def test_an_older_controller_without_native_mode_is_found(cluster: NativeCluster
             assert "native-mode-off" not in cluster.findings()
     finally:
         api.delete(f"{LEASES}/nodewise-controller")
-    assert finding["remedy"].startswith("kubectl -n nodewise set env deployment/nodewise-controller ")
+    assert finding["command"].startswith(
+        "kubectl set env deployment/nodewise-controller --namespace=nodewise "
+    )
 
 
 def older_lease() -> Any:

@@ -67,7 +67,6 @@ _REMOVE_LABELS: Final = (
     f"kubectl get nodes --output=yaml | grep --only-matching '{VERDICT_LABEL_PREFIX}[^:]*' | sort --unique"
     " | sed 's/$/-/' | xargs kubectl label nodes --all"
 )
-_DELETE_ADMISSION: Final = "nodewise configure manifests native | kubectl delete --ignore-not-found -f -"
 _LEFTOVER_REMEDY: Final = (
     "if native mode was uninstalled, delete the admission policies by the command, and recreate pods with the gate"
     " nodewise.io/policy-not-active; otherwise run the controller: nodewise configure --mode native prints it"
@@ -193,7 +192,7 @@ def check_labels_are_updated(
         actual = f"{held[0].holder} leads and has not evaluated the policies since {last}"
         actual += _format_count_of_labels(nodes_with_verdicts)
         remedy = "the log of that replica has the reason; a restart lets another replica lead"
-        command = kubectl("rollout restart", where) if writing else ""
+        command = _restart_command(where)
         expected = "an evaluation each period"
         yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
     elif writing:
@@ -222,14 +221,27 @@ def check_leftovers(
     if gating and not (held and (controllers or not extenders)):  # otherwise native-mode-off reports it
         actual = "nothing removes the scheduling gates that it adds to pods"
         actual += _format_count_of_labels(nodes_with_verdicts)
-        # those of the chart have other names, which no part has
-        command = _DELETE_ADMISSION if gating[0].where == gating[0].shipped else ""
-        where, remedy = gating[0].where, _LEFTOVER_REMEDY
+        where, remedy, command = gating[0].where, _LEFTOVER_REMEDY, _delete_command(gating[0])
         yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
     elif nodes_with_verdicts and not gating:
         actual = f"nothing updates them{_format_count_of_labels(nodes_with_verdicts)}"
         where, remedy = "Node labels of native mode", _LEFTOVER_LABELS_REMEDY
         yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=_REMOVE_LABELS)
+
+
+def _restart_command(where: str) -> str:
+    """Empty for a leader that is known by its Lease only."""
+    return "" if where.startswith("Lease/") else kubectl("rollout restart", where)
+
+
+def _delete_command(policy: PodAdmissionPolicy) -> str:
+    """Empty for policies of the chart, which have other names."""
+    is_named_as_shipped = policy.where == policy.shipped
+    return (
+        "nodewise configure manifests native | kubectl delete --ignore-not-found -f -"
+        if is_named_as_shipped
+        else ""
+    )
 
 
 def _format_count_of_labels(nodes_with_verdicts: int) -> str:
