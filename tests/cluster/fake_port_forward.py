@@ -119,10 +119,16 @@ def kubelet_of(api: ClusterApi, node: str, serving: CertificatePair) -> Iterator
 
 
 def add_replica(
-    api: ClusterApi, kubelet: FakePortForward, node: str, namespace: str, name: str, health: str
+    api: ClusterApi,
+    kubelet: FakePortForward,
+    node: str,
+    namespace: str,
+    name: str,
+    health: str,
+    component: str = "extender",
 ) -> None:
-    """A running pod of the extender on a node, whose admin port is that of a process with this URL."""
-    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
+    """A running pod of the extender or the controller, whose admin port is that of a process with this URL."""
+    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": component}
     container = {
         "name": "nodewise",
         "image": "none",

@@ -38,10 +38,13 @@ TAS_OPERATORS: Final = ("LessThan", "GreaterThan", "Equals")
 
 
 class Generator:
-    """Policies and values from a fixed seed."""
+    """Policies and values from a fixed seed, with values and targets below `limit`. `metrics` are those of rules."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, limit: int = 5, metrics: Sequence[str] = (*METRICS * 3, FAILING, UNKNOWN)
+    ) -> None:
         self._random = random.Random(seed)
+        self._limit, self._metrics = limit, metrics
         self._known = {metric: self._some_nodes(number) for number, metric in enumerate(METRICS)}
 
     def _some_nodes(self, number: int) -> list[str]:
@@ -50,7 +53,7 @@ class Generator:
         return self._random.sample(NODES, int(len(NODES) * shares[number % len(shares)]))
 
     def values(self, metric: str) -> dict[str, int]:
-        return {node: self._random.randrange(5) for node in self._known[metric]}
+        return {node: self._random.randrange(self._limit) for node in self._known[metric]}
 
     def placement_spec(self, labels: Mapping[str, str]) -> Object:
         rules = [self._rule() for _ in range(self._random.randint(1, 3))]
@@ -76,15 +79,18 @@ class Generator:
 
     def _comparison(self) -> Object:
         missing = self._random.choice(({}, {"whenMissing": "Allow"}, {"whenMissing": "Reject"}))
-        return {"metric": self._metric(), self._random.choice(OPERATORS): self._random.randrange(5)} | missing
+        return {
+            "metric": self._metric(),
+            self._random.choice(OPERATORS): self._random.randrange(self._limit),
+        } | missing
 
     def _tas_rule(self) -> Object:
         missing = self._random.choice(({}, {"when_missing": "pass"}, {"when_missing": "reject"}))
-        operator, target = self._random.choice(TAS_OPERATORS), self._random.randrange(5)
+        operator, target = self._random.choice(TAS_OPERATORS), self._random.randrange(self._limit)
         return {"metricname": self._metric(), "operator": operator, "target": target} | missing
 
     def _metric(self) -> str:
-        return self._random.choice([*METRICS, *METRICS, *METRICS, FAILING, UNKNOWN])
+        return self._random.choice(self._metrics)
 
 
 def create_policies(generator: Generator, spaces: Sequence[Sandbox], wide: Sandbox) -> list[Object]:

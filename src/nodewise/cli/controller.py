@@ -98,8 +98,11 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     leader = server_components.create_leader_tasks(config, api, snapshots, tools, "controller")
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
-    values = server_components.create_metric_values_route(config, snapshots, general, tools)
-    routes = [*admin_routes(readiness.waiting_for, tools.registry), restrict_to_loopback(values)]
+    private = [
+        server_components.create_metric_values_route(config, snapshots, general, tools),
+        *server_components.create_evaluation_routes(config, api, snapshots, leader.leads),
+    ]
+    routes = [*admin_routes(readiness.waiting_for, tools.registry), *map(restrict_to_loopback, private)]
     app = Application(routes, tools.registry, max_body_bytes=2**16)
     admin = admin_server(app, config.settings[AdminOptions], tools.registry)
     tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]

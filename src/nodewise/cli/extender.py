@@ -172,11 +172,9 @@ def _assemble_extender(
         if api is not None
         else LeaderTasks(None, [], [])
     )
-
-    def leads() -> bool:
-        return leader.elector is None or leader.elector.leading
-
-    memory = create_agent_memory(config.settings[ExtenderOptions].state, api, snapshots.states, leads, tools)
+    memory = create_agent_memory(
+        config.settings[ExtenderOptions].state, api, snapshots.states, leader.leads, tools
+    )
     for agent_memory in memory:
         agent_memory.subscribe(recorder.record_memory)
     tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
@@ -189,8 +187,13 @@ def _assemble_extender(
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     binds = BindRoutes(*binding, extender).routes() if binding else extender.bind_refusal_routes()
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, config.settings[ChainOptions])
-    values = server_components.create_metric_values_route(config, snapshots, general, tools)
-    routes = ExtenderRoutes([*extender.routes(), *binds], [*extender.private_routes(), values])
+    private = [
+        *extender.private_routes(),
+        server_components.create_metric_values_route(config, snapshots, general, tools),
+    ]
+    if api is not None:  # the leader may run in native mode
+        private += server_components.create_evaluation_routes(config, api, snapshots, leader.leads)
+    routes = ExtenderRoutes([*extender.routes(), *binds], private)
     servers = create_servers(config, routes, readiness, tools)
     return WiredServer(servers, tasks, closing, readiness)
 

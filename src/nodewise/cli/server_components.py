@@ -26,9 +26,11 @@ from nodewise.agent.controller_interface import (
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.option import SettingsByGroup
 from nodewise.engine import metric_values_endpoint, object_feed
+from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
 from nodewise.engine.object_feed import ClosableSource, DataRequirements, ObjectFeed
+from nodewise.engine.pod_evaluation_endpoint import PodEvaluationEndpoint
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
@@ -43,6 +45,7 @@ from nodewise.kube.leader_election import (
     LeaseLock,
 )
 from nodewise.kube.store import Store
+from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_source import MetricsSource, SourceDependencies, create_metric_sources
 from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -258,6 +261,9 @@ class LeaderTasks(NamedTuple):
     tasks: Sequence[Task]
     closing: Sequence[Callable[[], Awaitable[None]]]
 
+    def leads(self) -> bool:
+        return self.elector is None or self.elector.leading
+
 
 def create_snapshot_components(
     config: ServerConfig,
@@ -298,6 +304,23 @@ def create_metric_values_route(
         config.agents, config.agent_options, general, snapshots.source_names, tools.clock.now()
     )
     return MetricValuesEndpoint(header, snapshots.refresher, tools.clock).route()
+
+
+def create_evaluation_routes(
+    config: ServerConfig, api: HttpApi, snapshots: SnapshotComponents, leads: Callable[[], bool]
+) -> list[Route]:
+    """The route that evaluates a pod as native mode does: with the agent telemetry alone; none without it."""
+    return [
+        PodEvaluationEndpoint(
+            AgentChain([kind.agent(config.agent_options[kind.name])]),
+            api,
+            merge("Pod", kind.pod_fields),
+            lambda: snapshots.cache.snapshot,
+            leads,
+        ).route()
+        for kind in config.agents
+        if kind.name == "telemetry"
+    ]
 
 
 def create_leader_tasks(

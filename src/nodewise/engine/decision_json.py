@@ -29,6 +29,8 @@ from nodewise.agent import (
 from nodewise.base import quantity
 from nodewise.base.clock import format_rfc3339
 from nodewise.base.errors import UNREADABLE, BadInput, Problem
+from nodewise.engine import counterfactuals
+from nodewise.engine.counterfactuals import RuleChange
 from nodewise.engine.decision import Decision, DecisionRing, PodRef, Verb
 
 _DETAILED_PER_PART: Final = 2
@@ -359,6 +361,8 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
     }
     if all_policies := ranking | policies(filtered):
         document["policies"] = all_policies
+    if changes := list(map(change_document, counterfactuals.changes(filtered))):
+        document["changes"] = changes
     if has_details(filtered) or has_details(scored):
         document["details"] = details_by_node(filtered, scored)
     if numbers := numbers_by_agent(filtered, scored):
@@ -366,6 +370,25 @@ def pod_document(filtered: Decision, scored: Decision, agents: list[str]) -> dic
     if parts := score_parts(scored):
         document["parts"] = parts
     return document
+
+
+def change_document(change: RuleChange) -> dict[str, Any]:
+    """What another target of a rule would change."""
+    return {
+        "agent": change.agent,
+        "rule": change.number,
+        "metric": change.rule.metric,
+        "operator": change.rule.operator,
+        "target": quantity.nano_to_decimal(change.rule.target or 0),
+        "more": [
+            {"target": quantity.nano_to_decimal(relaxed.target), "nodes": relaxed.more}
+            for relaxed in change.relaxed
+        ],
+        "alone": change.alone,
+        "missing": change.unmeasured,
+        "one_is_enough": change.enough,
+        **({"policy": change.rule.policy} if change.rule.policy else {}),
+    }
 
 
 def encode_decision(decision: Decision) -> Parts:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nodewise.cli.explain import explanation
-from nodewise.cli.explain.explanation import ReplicaResponse
 from nodewise.cli.explain.pod_state import PodReadResult, PodState, SelectingPolicy
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.engine.decision_json import DecisionPage
 
 CREATED = "2026-11-21T10:00:00Z"

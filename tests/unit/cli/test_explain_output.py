@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from nodewise.agent import Scores, Verdict
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
+from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import NativeState, PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.engine import scheduling_attempt_explanation
 from nodewise.engine.decision import Decision
 from nodewise.engine.decision_json import DecisionPage, StaticDetails, StaticReason

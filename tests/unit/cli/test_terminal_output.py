@@ -15,8 +15,9 @@ from nodewise.base.errors import Refused, Unavailable
 from nodewise.cli import agents, explain, main, policy, terminal_output
 from nodewise.cli.configure import host
 from nodewise.cli.explain import rendering
-from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
+from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine.decision_json import DecisionPage
 from nodewise_cpu import configmap_store

@@ -1,7 +1,7 @@
 """`nodewise explain`: explains the placement of a pod by the decisions of all replicas."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,9 +13,10 @@ from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, U
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.completion import NamespaceName, PodName
-from nodewise.cli.explain import explanation, pod_state, rendering
-from nodewise.cli.explain.explanation import PodExplanation, ReplicaResponse
+from nodewise.cli.explain import explanation, native_evaluation, pod_state, rendering, replica_queries
+from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
+from nodewise.cli.explain.replica_queries import DECISIONS, EVALUATION, PodQuery, ReplicaResponse
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
@@ -138,7 +139,7 @@ def command(command_line: CommandLine) -> None:
     visible = pod_explanation.visible
     is_explained = (
         pod_explanation.explanation is not None
-        or pod_explanation.lookup.native is not None
+        or explanation.is_placed_natively(pod_explanation)
         or (visible is not None and bool(visible.events))
     )
     if not is_explained:
@@ -233,39 +234,40 @@ async def _query_and_explain(
     request: ExplainRequest, api: HttpApi | None, progress: Progress
 ) -> PodExplanation:
     namespace = request.namespace or (api.namespace if api else "default")
-    query = explanation.build_query(namespace, request.pod)
+    query = PodQuery(namespace, request.pod, request.timeout_s)
     if api is not None and not request.servers:
-        return await _explain_through_api_server(request, api, namespace, query, progress)
+        return await _explain_through_api_server(request, api, query, progress)
     progress.say(f"asking {len(request.servers)} replicas about pod {namespace}/{request.pod}")
-    responses, lookup = await asyncio.gather(
-        explanation.query_servers(request.servers, query, request.timeout_s),
-        _read_pod_state(api, namespace, request, request.nodewise_namespace),
-    )
+    lookup = await _read_pod_state(api, namespace, request, request.nodewise_namespace)
+    paths = [DECISIONS, EVALUATION] if lookup.native is None else [EVALUATION, DECISIONS]
+    responses = await replica_queries.query_servers(request.servers, paths, query)
     if lookup.native is None:
         _check_any_response(responses)
-    return _build_explanation(f"{namespace}/{request.pod}", lookup, responses)
+    return _build_explanation(query, lookup, responses)
 
 
-async def _explain_through_api_server(  # complexity: each step needs other rights
-    request: ExplainRequest, api: HttpApi, namespace: str, query: Mapping[str, str], progress: Progress
+async def _explain_through_api_server(
+    request: ExplainRequest, api: HttpApi, query: PodQuery, progress: Progress
 ) -> PodExplanation:
     """The explanation by the replicas, or by what the user may read in the pod's namespace."""
     progress.say("looking for replicas of nodewise")
     running = await _find_replicas(api, request)
     own_namespace = running[0].namespace if isinstance(running, list) else request.nodewise_namespace
-    lookup = await _read_pod_state(api, namespace, request, own_namespace)
-    responses: list[ReplicaResponse] = []
+    lookup = await _read_pod_state(api, query.namespace, request, own_namespace)
     refusal = running if isinstance(running, Refused) else None
-    extenders = _replicas_to_ask(running, lookup) if refusal is None else []
-    if extenders:
-        progress.say(f"asking replicas about pod {namespace}/{request.pod}")
-        try:
-            responses = await explanation.query_replicas(api, extenders, query, request.timeout_s)
-        except Refused as error:
-            refusal = error
-        else:
-            _check_any_response(responses)
-    explained = _build_explanation(f"{namespace}/{request.pod}", lookup, responses)
+    endpoints = _replicas_to_ask(running, lookup) if refusal is None else {}
+    progress.say(f"asking replicas about pod {query.namespace}/{query.name}")
+    responses: list[ReplicaResponse] = []
+    try:
+        for path, replicas_of_path in endpoints.items():
+            responses += await replica_queries.query_replicas(api, replicas_of_path, path, query)
+    except Refused as error:
+        refusal = error
+    if responses and lookup.native is None:
+        _check_any_response(responses)
+    explained = _build_explanation(query, lookup, responses)
+    if isinstance(running, NodewiseError) and not isinstance(running, Refused) and lookup.native:
+        explained = explained._replace(evaluation_error=str(running))
     if refusal is None:
         return explained
     if lookup.state is None and not lookup.gone:
@@ -273,7 +275,7 @@ async def _explain_through_api_server(  # complexity: each step needs other righ
     uid = lookup.state.uid if lookup.state else ""
     hidden = refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
     visible = await explanation.read_visible_state(
-        api, namespace, request.pod, uid, request.timeout_s, hidden
+        api, query.namespace, request.pod, uid, request.timeout_s, hidden
     )
     return explained._replace(visible=visible)
 
@@ -286,19 +288,30 @@ async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica]
         return error
 
 
-def _replicas_to_ask(running: list[Replica] | NodewiseError, lookup: PodReadResult) -> list[Replica]:
-    """The extenders; none if native mode places the pod, or if there are none and the API server's answer suffices."""
-    if lookup.native is not None:
-        return []
-    extenders = []
-    if not isinstance(running, NodewiseError):
-        extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
-    if extenders or explanation.is_never_decided(lookup):
-        return extenders
+def _replicas_to_ask(
+    running: list[Replica] | NodewiseError, lookup: PodReadResult
+) -> dict[str, list[Replica]]:
+    """The replicas to ask, by path; none if the API server's answer suffices.
+
+    The extenders have decisions. Where native mode places the pod, or there are only controllers, replicas evaluate it:
+    the controllers, else the extenders, of which one then leads in native mode.
+    """
     if isinstance(running, NodewiseError):
+        if lookup.native is not None or explanation.is_never_decided(lookup):
+            return {}
         raise running
-    actual = f"only the controller runs in namespace {running[0].namespace}"
-    raise Unavailable("looking for replicas", [Problem("", actual, "an extender, or a pod of native mode")])
+    extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
+    controllers = [replica for replica in running if replica.component == replicas.CONTROLLER]
+    if lookup.native is None:
+        if extenders:
+            return {DECISIONS: extenders}
+        return {} if explanation.is_never_decided(lookup) else {EVALUATION: controllers}
+    endpoints = {EVALUATION: controllers or extenders}
+    if (
+        lookup.state and lookup.state.asks and extenders
+    ):  # an extender with other agents, or the change to native mode
+        endpoints[DECISIONS] = extenders
+    return endpoints
 
 
 async def _read_pod_state(
@@ -318,28 +331,36 @@ async def _read_pod_state(
 
 def _check_any_response(responses: Sequence[ReplicaResponse]) -> None:
     """Raises `Unavailable` if no replica responded."""
-    if all(response.page is None for response in responses):
+    if all(response.error for response in responses):
         problems = [Problem(response.replica, response.error, "") for response in responses]
         raise Unavailable("no replica of nodewise answers", problems)
 
 
 def _build_explanation(
-    pod: str, lookup: PodReadResult, responses: Sequence[ReplicaResponse]
+    query: PodQuery, lookup: PodReadResult, responses: Sequence[ReplicaResponse]
 ) -> PodExplanation:
-    known = [decision for response in responses for decision in response.decisions]
+    known = [decision for response in responses if response.page for decision in response.decisions]
     uid = lookup.state.uid if lookup.state else ""
     attempt = scheduling_attempt_explanation.last_attempt(
         known, uid
     ) or scheduling_attempt_explanation.last_attempt(known)
-    explained = scheduling_attempt_explanation.explain(attempt) if attempt else None
-    return PodExplanation(pod, lookup, responses, explained, clock.SystemClock().now())
+    return PodExplanation(
+        f"{query.namespace}/{query.name}",
+        lookup,
+        responses,
+        scheduling_attempt_explanation.explain(attempt) if attempt else None,
+        clock.SystemClock().now(),
+        evaluation=native_evaluation.choose_evaluation(responses),
+    )
 
 
 def _messages(pod_explanation: PodExplanation) -> list[str]:
     """What is not known, one sentence each, for stderr."""
     lookup = pod_explanation.lookup
-    failed = [response for response in pod_explanation.responses if response.page is None]
+    failed = [response for response in pod_explanation.responses if response.error]
     messages = [f"{response.replica} is left out: {response.error}" for response in failed]
+    if pod_explanation.evaluation_error:
+        messages.append(f"the values behind the labels are not known: {pod_explanation.evaluation_error}")
     if lookup.error:
         messages.append(f"the pod's own state is not known: {lookup.error}")
     if lookup.policies_error and pod_explanation.visible is None:

@@ -3,100 +3,33 @@
 A user without rights in nodewise's namespace sees events of the pod and the status of policies.
 """
 
-import asyncio
 import math
 import re
-import ssl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode
 
-import httpx2
 import msgspec
 
 from nodewise.agent import is_unresolvable
 from nodewise.base import clock, quantity
-from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError
+from nodewise.base.errors import UNREADABLE, NodewiseError
+from nodewise.cli.explain import native_evaluation
+from nodewise.cli.explain.native_evaluation import Evaluation, LabelDifference
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
+from nodewise.cli.explain.replica_queries import ReplicaResponse
 from nodewise.engine import decision_json
-from nodewise.engine.counterfactuals import PolicyRemoval, RuleChange
+from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
-from nodewise.engine.decision_json import DecisionPage
 from nodewise.engine.scheduling_attempt_explanation import (
     Explanation,
     MeasuredRule,
     NodeExplanation,
     RejectionGroup,
 )
-from nodewise.kube import replicas
 from nodewise.kube.api_server_interface import Api
-from nodewise.kube.http_client import HttpApi
-from nodewise.kube.replicas import Replica
 from nodewise.kube.resource_kinds import Resource
 from nodewise.policies.agent import SCHEDULING_RESOURCE
 from nodewise.policies.policy_selection import POLICY_LABEL
-
-_PATH: Final = "/decisions"
-_MAX_DECISIONS: Final = "30"
-"""Decisions requested from each replica: a few attempts of three calls."""
-
-
-class ReplicaResponse(NamedTuple):
-    """A replica's page with its decisions, or the error."""
-
-    replica: str
-    """The pod, `Pod/nodewise/nodewise-7d9f`, or the URL of --server."""
-    page: DecisionPage | None
-    decisions: Sequence[Decision] = ()
-    error: str = ""
-
-
-def build_query(namespace: str, pod: str) -> Mapping[str, str]:
-    """The query for the newest decisions about a pod."""
-    return {"namespace": namespace, "pod": pod, "limit": _MAX_DECISIONS, "form": "arrays"}
-
-
-async def query_replicas(
-    api: HttpApi, endpoints: Sequence[Replica], query: Mapping[str, str], timeout_s: float
-) -> list[ReplicaResponse]:
-    """The decisions of each replica, by port-forward. `Refused` without the right to forward ports."""
-    answers = await replicas.ask(api, endpoints, _PATH, query, timeout_s)
-    return [
-        _decode_response(str(answer.replica), answer.body)
-        if answer.body is not None
-        else ReplicaResponse(str(answer.replica), None, (), answer.error)
-        for answer in answers
-    ]
-
-
-async def query_servers(
-    urls: Sequence[str], query: Mapping[str, str], timeout_s: float
-) -> list[ReplicaResponse]:
-    """The decisions of replicas whose admin ports this machine can reach."""
-    # reading the system's CAs takes longer than a replica's response, and admin ports have no TLS
-    no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    async with httpx2.AsyncClient(verify=no_tls, timeout=timeout_s, trust_env=False) as client:
-        return list(await asyncio.gather(*(_query_server(client, url, query) for url in urls)))
-
-
-async def _query_server(client: httpx2.AsyncClient, url: str, query: Mapping[str, str]) -> ReplicaResponse:
-    try:
-        response = await client.get(f"{url.rstrip('/')}{_PATH}?{urlencode(query)}")
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        return ReplicaResponse(url, None, (), f"no answer: {str(error) or type(error).__name__}")
-    if response.is_success:
-        return _decode_response(url, response.content)
-    is_unknown = response.status_code == httpx2.codes.NOT_FOUND
-    remedy = " (the admin port has /decisions, --health-port)" if is_unknown else ""
-    return ReplicaResponse(url, None, (), f"HTTP status {response.status_code}{remedy}")
-
-
-def _decode_response(replica: str, body: bytes) -> ReplicaResponse:
-    try:
-        return ReplicaResponse(replica, *decision_json.decode_page(body))
-    except BadInput as error:
-        return ReplicaResponse(replica, None, (), str(error))
-
 
 _MANAGED_RESOURCES: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
@@ -229,9 +162,9 @@ def _causes_in_replicas(  # complexity: a list of independent causes
     created = clock.parse_rfc3339(state.created) if state and state.created else None
     for response in responses:
         url, page = response.replica, response.page
-        if page is None:
+        if response.error:
             yield f"{url} did not respond: its decisions are unknown"
-        elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
+        elif page and page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
             yield (
                 f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
                 "(--decisions-bytes) or lost when it restarted"
@@ -321,6 +254,18 @@ class PodExplanation(NamedTuple):
     now: float
     visible: VisibleState | None = None
     """What a user sees who may not ask the replicas; None for other users."""
+    evaluation: Evaluation | None = None
+    """In native mode, what the policies say now; None if no replica has evaluated the pod."""
+    evaluation_error: str = ""
+    """Why no replica could be asked for an evaluation."""
+
+    @property
+    def label_differences(self) -> list[LabelDifference]:
+        """Where the labels of native mode differ from the evaluation."""
+        native = self.lookup.native
+        return (
+            native_evaluation.label_differences(native, self.evaluation) if native and self.evaluation else []
+        )
 
     @property
     def tries(self) -> int:
@@ -364,7 +309,7 @@ def comparable_answer(  # complexity: one tuple of optional parts
         if pod_explanation.visible
         else tuple(policy._replace(status=()) for policy in lookup.policies)
     )
-    visible, native = pod_explanation.visible, lookup.native
+    visible, native, evaluation = pod_explanation.visible, lookup.native, pod_explanation.evaluation
     bound = explained.attempt.bound if explained else None
     return (
         lookup._replace(native=None, policies=policies),
@@ -374,6 +319,13 @@ def comparable_answer(  # complexity: one tuple of optional parts
             native._replace(nodes=(), controller=None),
             native.controller and native.controller.leader,
             {node.node: (node.passes, node.labels) for node in native.nodes},
+        ),
+        evaluation
+        and (
+            evaluation.replica,
+            evaluation.leads,
+            evaluation.explanation.held,
+            {node.node: _comparable_node(node) for node in evaluation.explanation.findings},
         ),
         explained
         and (
@@ -413,11 +365,19 @@ def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
         "attempt": _attempt_document(explained) if explained else None,
         "warning": policy_warning(pod_explanation) or None,
         "why_none": None
-        if explained or lookup.native  # no replica decides about a pod of native mode
+        if explained or is_placed_natively(pod_explanation)  # no replica decides about such a pod
         else find_missing_decision_causes(lookup, pod_explanation.responses),
     }
+    if evaluation := pod_explanation.evaluation:
+        document["evaluation"] = _evaluation_document(evaluation, pod_explanation.label_differences)
     optional = {"selected_by": lookup.policies, "visible": pod_explanation.visible, "native": lookup.native}
     return document | {name: _plain(value) for name, value in optional.items() if value}
+
+
+def is_placed_natively(pod_explanation: PodExplanation) -> bool:
+    """Whether the pod is explained by native mode instead of decisions."""
+    evaluation = pod_explanation.evaluation
+    return pod_explanation.lookup.native is not None or (evaluation is not None and evaluation.has_policies)
 
 
 def _plain(value: Any) -> Any:
@@ -427,28 +387,48 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
+def _evaluation_document(evaluation: Evaluation, differences: Sequence[LabelDifference]) -> dict[str, Any]:
+    return {
+        "replica": evaluation.replica,
+        "leads": evaluation.leads,
+        "asked": evaluation.nodes,
+        "passing": evaluation.passing,
+        "left_out": evaluation.left_out,
+        "differing_labels": _plain(tuple(differences)),
+        **_decision_document(evaluation.explanation),
+    }
+
+
 def _attempt_document(explanation: Explanation) -> dict[str, Any]:
     attempt = explanation.attempt
     judged, preempted, bound = attempt.main_decision, attempt.preempted, attempt.bound
-    policies = list(map(_policy_document, explanation.policies))
     return {
-        "time": clock.format_rfc3339(judged.at),
-        "view": judged.generation,
         "calls": [call.verb for call in attempt if call],
         "asked": len(judged.names),
         "passing": int(judged.feasible().sum()),
-        "held": explanation.held,
-        "nodes": [_node_document(node) for node in explanation.findings],
-        "groups": [_group_document(group) for group in explanation.groups],
-        "changes": [_needed_change_document(change) for change in explanation.changes],
-        **({"policies": policies} if policies else {}),
-        **({"ranking_only": explanation.ranking_only} if explanation.ranking_only else {}),
+        **_decision_document(explanation),
         "preempt": preempted
         and {
             "feasible": preempted.names[preempted.feasible()].tolist(),
             "rejected": decision_json.rejection_reasons(preempted),
         },
         "bind": bound and _bind_result_document(bound),
+    }
+
+
+def _decision_document(explanation: Explanation) -> dict[str, Any]:
+    """The nodes, what rejects them, and what would change that."""
+    judged = explanation.attempt.main_decision
+    policies = list(map(_policy_document, explanation.policies))
+    return {
+        "time": clock.format_rfc3339(judged.at),
+        "view": judged.generation,
+        "held": explanation.held,
+        "nodes": [_node_document(node) for node in explanation.findings],
+        "groups": [_group_document(group) for group in explanation.groups],
+        "changes": [decision_json.change_document(change) for change in explanation.changes],
+        **({"policies": policies} if policies else {}),
+        **({"ranking_only": explanation.ranking_only} if explanation.ranking_only else {}),
     }
 
 
@@ -505,22 +485,4 @@ def _measured_value_document(measured: MeasuredRule) -> dict[str, Any]:
         "age_s": measured.age_s,
         "rejects": measured.rejects,
         **({"policy": measured.policy} if measured.policy else {}),
-    }
-
-
-def _needed_change_document(change: RuleChange) -> dict[str, Any]:
-    return {
-        "agent": change.agent,
-        "rule": change.number,
-        "metric": change.rule.metric,
-        "operator": change.rule.operator,
-        "target": quantity.nano_to_decimal(change.rule.target or 0),
-        "more": [
-            {"target": quantity.nano_to_decimal(relaxed.target), "nodes": relaxed.more}
-            for relaxed in change.relaxed
-        ],
-        "alone": change.alone,
-        "missing": change.unmeasured,
-        "one_is_enough": change.enough,
-        **({"policy": change.rule.policy} if change.rule.policy else {}),
     }

@@ -1,7 +1,7 @@
 """Prints an explanation of a pod as text or JSON: verdicts, policies, native mode, scores, and what is missing."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -61,11 +61,17 @@ _TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})
 """They tell the rules of a TASPolicy, whose fields have other names, from those of other kinds."""
 
 
-def policy_lines(explanation: Explanation) -> Iterator[str]:
-    """What each policy rejects, and whether only all of them together leave no node."""
+def policy_lines(explanation: Explanation, required: Collection[str] | None = None) -> Iterator[str]:
+    """What each policy rejects, and whether only all of them together leave no node.
+
+    In native mode `required` are the policies whose labels the pod requires. The labels say what these reject.
+    """
     total = len(explanation.findings)
-    yield from (_format_policy(policy, total) for policy in explanation.policies)
-    yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
+    for policy in explanation.policies:
+        if required is None or policy.policy not in required:
+            yield _format_policy(policy, total)
+    if required is None:
+        yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
     is_one_enough = any(policy.rejected == total for policy in explanation.policies)
     passes_none = all(node.reasons for node in explanation.findings)
     if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
@@ -105,9 +111,7 @@ def change_lines(explanation: Explanation) -> Iterator[str]:
         if (remedy := group.reason.remedy())
     ]
     if explanation.held:
-        lines.append(
-            "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
-        )
+        lines.append(_HELD)
     if explanation.stuck:
         lines.append(f"{format_count(explanation.stuck, 'node')} would need more than one of these changes")
     yield from dict.fromkeys(lines)
@@ -144,28 +148,6 @@ def format_count(number: int, noun: str) -> str:
 
 _STALE_S: Final = 300.0
 """An evaluation that is older is reported, like the alert NodewiseNoEvaluation."""
-
-
-def print_native_state(pod: str, state: NativeState, now: float, *, node: str, every_node: bool) -> None:
-    """Print the requirements of the pod, the labels of nodes, and what is wrong."""
-    _print_lines(_native_state_lines(pod, state, now, node))
-    if not state.nodes or not state.requirements:
-        return
-    passing = [labelled for labelled in state.nodes if labelled.passes]
-    rejected = [labelled for labelled in state.nodes if not labelled.passes]
-    shown = state.nodes if every_node else terminal_output.select_nodes_to_list(passing, rejected)
-    terminal_output.print_line("")
-    terminal_output.print_table(
-        ("NODE", "VERDICT", *map(_name, state.requirements), "LABELS CHANGED"),
-        (_row(labelled, now) for labelled in shown),
-    )
-    if len(shown) < len(state.nodes):
-        terminal_output.print_line(f"{len(state.nodes) - len(shown):,} more nodes: --nodes shows all")
-    if rejected:
-        terminal_output.print_line("")
-        terminal_output.print_line(
-            "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them."
-        )
 
 
 def _native_state_lines(  # complexity: a list of independent facts
@@ -227,16 +209,122 @@ def _name(label: RequiredLabel) -> str:
     return label.policy or f"policy {label.label.rpartition('/')[2]}"
 
 
-def _row(labelled: LabelledNode, now: float) -> list[str]:
-    changed = _ago(now - clock.parse_rfc3339(labelled.written)) if labelled.written else "-"
-    values = [value or "-" for value in labelled.labels]
-    return [labelled.node, "passes" if labelled.passes else "rejected", *values, changed]
+def _evaluation_lines(pod_explanation: PodExplanation) -> Iterator[str]:
+    """What the evaluation adds to the labels: policies that the pod does not require, and differences."""
+    evaluation, native = pod_explanation.evaluation, pod_explanation.lookup.native
+    if evaluation is None:
+        return
+    explanation = evaluation.explanation
+    if native is None:
+        state, passing = pod_explanation.lookup.state, evaluation.passing
+        where = "" if state is None else f" is on {state.node}" if state.node else " waits"
+        yield f"{pod_explanation.pod}{where}: {passing:,} of {evaluation.nodes:,} nodes pass its policies now"
+    if native is None or native.controller is None:
+        yield f"{evaluation.replica} evaluated the policies {_ago(pod_explanation.now - evaluation.at)}"
+    if native is not None and not evaluation.leads:
+        yield f"the values are those of {evaluation.replica}, which does not lead"
+    required = {label.policy for label in native.requirements} if native else set()
+    yield from policy_lines(explanation, required)
+    for policy in evaluation.only_ranking:
+        yield f"{policy} only ranks nodes, which has no effect in native mode"
+    for difference in pod_explanation.label_differences:
+        names = ", ".join(difference.nodes[:_MAX_LISTED]) + (
+            ", …" if len(difference.nodes) > _MAX_LISTED else ""
+        )
+        label = "label differs" if len(difference.nodes) == 1 else "labels differ"
+        yield f"{difference.policy}: the {label} from its verdict now on {names}: {difference.cause}"
+    if explanation.held:
+        yield _HELD
+    if evaluation.left_out:
+        yield (
+            f"{evaluation.left_out:,} of {evaluation.nodes:,} nodes are left out: with the values of all rules, the "
+            "response would be too large"
+        )
+
+
+class _NodeRow(NamedTuple):
+    """A node in native mode."""
+
+    labelled: LabelledNode | None
+    """Its labels; None if they are not known."""
+    evaluated: NodeExplanation | None
+    """None if no replica has evaluated it."""
+
+    @property
+    def node(self) -> str:
+        known = self.labelled or self.evaluated
+        return known.node if known else ""
+
+    @property
+    def passes(self) -> bool:
+        """By its labels, which kube-scheduler compares; by the evaluation if they are not known."""
+        if self.labelled is not None:
+            return self.labelled.passes
+        return self.evaluated is not None and not self.evaluated.reasons
+
+
+def _native_rows(pod_explanation: PodExplanation) -> list[_NodeRow]:
+    """All nodes that are known: passing ones, then the others, the closest to passing first."""
+    native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
+    labelled = {node.node: node for node in native.nodes} if native and native.requirements else {}
+    evaluated = {node.node: node for node in evaluation.explanation.findings} if evaluation else {}
+    rows = [
+        _NodeRow(labelled.get(name), evaluated.get(name)) for name in dict.fromkeys([*evaluated, *labelled])
+    ]
+    return sorted(rows, key=lambda row: not row.passes)
+
+
+def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) -> None:
+    """Print a row for each node or, of many nodes that a replica has evaluated, for each reason."""
+    native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
+    rows = _native_rows(pod_explanation)
+    if not rows:
+        return
+    terminal_output.print_line("")
+    explanation = evaluation.explanation if evaluation else None
+    if (
+        explanation
+        and not every_node
+        and (len(rows) > terminal_output.MAX_LISTED_NODES or _is_failure_of_all_nodes(explanation))
+    ):
+        _print_nodes_or_groups(explanation, every_node=False)
+        return
+    passing, rejected = [row for row in rows if row.passes], [row for row in rows if not row.passes]
+    shown = rows if every_node else terminal_output.select_nodes_to_list(passing, rejected)
+    requirements = native.requirements if native else ()
+    head = ("NODE", "VERDICT", *map(_name, requirements), _CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
+    has_differences = bool(pod_explanation.label_differences)
+    cells = [_native_row(row, len(requirements), pod_explanation.now, has_differences) for row in shown]
+    optional = (_CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
+    terminal_output.print_table(*terminal_output.drop_empty_columns(optional, head, cells))
+    _print_number_of_others(len(rows) - len(shown))
+
+
+def _native_row(row: _NodeRow, labels: int, now: float, has_differences: bool) -> list[str]:
+    labelled, evaluated = row
+    changed, now_text, measured, details, rejected = "-", "-", "-", "-", "-"
+    if labelled is not None and labelled.written:
+        changed = _ago(now - clock.parse_rfc3339(labelled.written))
+    if evaluated is not None:
+        now_text = _verdict(passes=not evaluated.reasons) if has_differences else "-"
+        measured, details = _format_values(evaluated), _format_details(evaluated) or "-"
+        rejected = "; ".join(reason.text() for _, reason in evaluated.reasons) or "-"
+    values = [value or "-" for value in labelled.labels] if labelled else ["-"] * labels
+    return [row.node, _verdict(passes=row.passes), *values, changed, now_text, measured, details, rejected]
+
+
+def _verdict(*, passes: bool) -> str:
+    return "passes" if passes else "rejected"
 
 
 def _ago(seconds: float) -> str:
     return f"{clock.format_duration(round(max(seconds, 0.0)))} ago"
 
 
+_CHANGED, _NOW, _MEASURED, _REJECTED = "LABELS CHANGED", "NOW", "MEASURED", "REJECTED"
+_HELD: Final = (
+    "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
+)
 _CLOSEST: Final = 3
 _MOST_EVENTS: Final = 5
 _DETAILS: Final = "DETAILS"
@@ -247,14 +335,11 @@ _OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
 
 def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print the result, the nodes or groups of nodes, and what would have changed the result."""
-    explanation, lookup = pod_explanation.explanation, pod_explanation.lookup
-    if lookup.native is not None:
-        node, message = (lookup.state.node, lookup.state.message) if lookup.state else ("", "")
-        if message and explanation is None:  # otherwise printed with the result
-            terminal_output.print_line(f"kube-scheduler: {message}")
-        print_native_state(
-            pod_explanation.pod, lookup.native, pod_explanation.now, node=node, every_node=every_node
-        )
+    explanation = pod_explanation.explanation
+    if explanations.is_placed_natively(pod_explanation):
+        _print_native_lines(pod_explanation)
+        _print_native_nodes(pod_explanation, every_node=every_node)
+        _print_lines(_native_remedy_lines(pod_explanation))
         if explanation is not None or pod_explanation.visible is not None:
             terminal_output.print_line("")
     if explanation is None:
@@ -263,6 +348,28 @@ def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     _print_lines(_scheduling_result_lines(pod_explanation, explanation))
     _print_nodes_or_groups(explanation, every_node=every_node)
     _print_lines(_bind_result_and_remedy_lines(explanation))
+
+
+def _print_native_lines(pod_explanation: PodExplanation) -> None:
+    """Print kube-scheduler's message, the requirements of the pod, and what is wrong."""
+    state, native = pod_explanation.lookup.state, pod_explanation.lookup.native
+    if state and state.message and pod_explanation.explanation is None:  # otherwise printed with the result
+        terminal_output.print_line(f"kube-scheduler: {state.message}")
+    if native is not None:
+        node = state.node if state else ""
+        _print_lines(_native_state_lines(pod_explanation.pod, native, pod_explanation.now, node))
+    _print_lines(_evaluation_lines(pod_explanation))
+
+
+def _native_remedy_lines(pod_explanation: PodExplanation) -> Iterator[str]:
+    """What would let more nodes pass or, without an evaluation, where the rules are."""
+    native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
+    if evaluation is not None:
+        if lines := [line for line in change_lines(evaluation.explanation) if line != _HELD]:
+            yield from ["", "What would change it:", *(f"  {line}" for line in lines)]
+    elif native is not None and native.requirements and not all(node.passes for node in native.nodes):
+        yield ""
+        yield "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them."
 
 
 def _print_nodes_or_groups(  # complexity: two tables
@@ -301,7 +408,7 @@ def _lines_without_attempt(pod_explanation: PodExplanation) -> Iterator[str]:
     lookup, visible, pod = pod_explanation.lookup, pod_explanation.visible, pod_explanation.pod
     if visible is not None:
         yield from _visible_state_lines(pod, lookup, visible, pod_explanation.now)
-    elif lookup.native is None:
+    elif not explanations.is_placed_natively(pod_explanation):
         none_decided = f"{format_count(len(pod_explanation.responses), 'replica')} asked, none has a decision"
         causes = explanations.find_missing_decision_causes(lookup, pod_explanation.responses)
         yield from [lookup.missing, f"  {none_decided}"] if lookup.gone else [f"{pod}: {none_decided}"]
@@ -352,7 +459,10 @@ def _age_of_event(event: PodEvent, now: float) -> str:
 
 def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node and rule: value, age, threshold. Of many nodes, only the most relevant."""
-    explanation = pod_explanation.explanation
+    explanation, evaluation = pod_explanation.explanation, pod_explanation.evaluation
+    if explanation is None and evaluation is not None and evaluation.has_policies:
+        _print_native_rules(pod_explanation, evaluation.explanation, every_node=every_node)
+        return
     if explanation is None or (not every_node and _is_failure_of_all_nodes(explanation)):
         print_text(pod_explanation, every_node=every_node)
         return
@@ -361,11 +471,42 @@ def print_rows_by_node_and_rule(pod_explanation: PodExplanation, *, every_node: 
         passing = sum(not node.reasons for node in nodes)
         nodes = terminal_output.select_nodes_to_list(nodes[:passing], nodes[passing:])
     _print_lines(_scheduling_result_lines(pod_explanation, explanation))
-    rows = (row for node in nodes for row in _node_rows(node))
+    rows = [
+        [*head, *row]
+        for node in nodes
+        for head, row in _with_head([node.node, _verdict(passes=not node.reasons), _format_score(node)], node)
+    ]
     terminal_output.print_table(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
-    if len(nodes) < len(explanation.findings):
-        click.echo(f"{len(explanation.findings) - len(nodes):,} more nodes: --nodes shows all")
+    _print_number_of_others(len(explanation.findings) - len(nodes))
     _print_lines(_bind_result_and_remedy_lines(explanation))
+
+
+def _print_native_rules(
+    pod_explanation: PodExplanation, explanation: Explanation, *, every_node: bool
+) -> None:
+    """The same in native mode: LABELS is the verdict of the labels, NOW that of the evaluation."""
+    if not every_node and _is_failure_of_all_nodes(explanation):
+        print_text(pod_explanation, every_node=False)
+        return
+    nodes = [row for row in _native_rows(pod_explanation) if row.evaluated is not None]
+    passing, rejected = [row for row in nodes if row.passes], [row for row in nodes if not row.passes]
+    shown = nodes if every_node else terminal_output.select_nodes_to_list(passing, rejected)
+    _print_native_lines(pod_explanation)
+    terminal_output.print_line("")
+    rows = []
+    for labelled, evaluated in shown:
+        assert evaluated is not None, "others are left out above"
+        by_labels = _verdict(passes=labelled.passes) if labelled else "-"
+        head = [evaluated.node, by_labels, _verdict(passes=not evaluated.reasons)]
+        rows += [[*start, *row] for start, row in _with_head(head, evaluated)]
+    terminal_output.print_table(("NODE", "LABELS", "NOW", "RULE", "VALUE", "AGE", "REJECTS"), rows)
+    _print_number_of_others(len(nodes) - len(shown))
+    _print_lines(_native_remedy_lines(pod_explanation))
+
+
+def _print_number_of_others(count: int) -> None:
+    if count:
+        terminal_output.print_line(f"{count:,} more nodes: --nodes shows all")
 
 
 def _is_failure_of_all_nodes(explanation: Explanation) -> bool:
@@ -461,9 +602,8 @@ def _format_first_nodes(nodes: Sequence[NodeExplanation], *, rejecting: bool) ->
     return "; ".join([*texts, *(["…"] if len(nodes) > _CLOSEST else [])])
 
 
-def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
-    """One row for each rule; only the first has the node's name."""
-    head = [node.node, "rejected" if node.reasons else "passes", _format_score(node)]
+def _with_head(head: list[str], node: NodeExplanation) -> Iterator[tuple[list[str], list[str]]]:
+    """One row for each rule of a node; only the first has the cells of the head."""
     rules = []
     for rule in node.measured:
         rejects = "yes" if rule.rejects else "no" if rule.target is not None else "-"
@@ -474,7 +614,7 @@ def _node_rows(node: NodeExplanation) -> Iterator[list[str]]:
         texts[0] = "; ".join(filter(None, [*reasons, texts[0]])) or "-"
     rules += [[text, "-", "-", "-"] for text in texts if text]
     for number, row in enumerate(rules):
-        yield [*(["", "", ""] if number else head), *row]
+        yield [""] * len(head) if number else head, row
 
 
 def _format_score(node: NodeExplanation) -> str:
