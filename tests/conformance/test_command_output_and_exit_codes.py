@@ -36,7 +36,17 @@ class TestDecide:
         assert done.returncode == 0
         assert done.stderr == ""
         decision = json.loads(done.stdout)["decisions"][0]
-        members = ["pod", "agents", "feasible", "scores", "rejected", "values", "error", "policies", "changes"]
+        members = [
+            "pod",
+            "agents",
+            "feasible",
+            "scores",
+            "rejected",
+            "values",
+            "error",
+            "policies",
+            "changes",
+        ]
         assert list(decision) == members
         assert decision["pod"] == "health-metric-demo/demo-app-1"
         assert decision["agents"] == ["telemetry"]

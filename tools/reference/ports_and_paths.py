@@ -116,6 +116,11 @@ def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
         private,
         "the last decisions; of one pod with `?namespace=` and `?pod=`; `?limit=`, or 20; `?form=words` or `arrays`",
     )
+    yield (
+        "`GET /evaluation`",
+        f"{private}; in a cluster, with the agent telemetry",
+        "what the policies of a pod say about all nodes now; `?namespace=` and `?pod=`",
+    )
     parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
     for agent in request_handler.exporters:
         yield (
@@ -138,7 +143,8 @@ _STATUSES = (
         "`403`",
         (
             "the client's certificate lacks a name of `--client-name` or the usage clientAuth, or is a CA's with"
-            " `--refuse-ca-client`; with `--any-client` for bind, `/decisions`, `/metric-values` and `/state` only"
+            " `--refuse-ca-client`; with `--any-client` for bind, `/decisions`, `/evaluation`, `/metric-values` and"
+            " `/state` only"
         ),
     ),
     ("`404`", "no such path; or a bind that was refused, with `--bind-errors status`"),

@@ -284,8 +284,8 @@ _WARNING: Final = {
     ),
     "unpinned_client": (
         "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind,"
-        " `/decisions`, `/metric-values` and `/state` are refused. Logged once per names of a certificate,"
-        " for at most 64 of them."
+        " `/decisions`, `/evaluation`, `/metric-values` and `/state` are refused. Logged once per names of a"
+        " certificate, for at most 64 of them."
     ),
     "tls_reload_failed": (
         "Certificate files have changed and cannot be used; `error` is the reason. The previous content stays"

@@ -52,9 +52,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     Given names replace the default."""
 
     any_client: bool = False
-    """Answer filter, prioritize and preempt to any certificate of the client CA. Bind, /decisions, /metric-values
-    and /state still require a name of `--client-name`. For a migration only: with the cluster CA, every kubelet can
-    call."""
+    """Answer filter, prioritize and preempt to any certificate of the client CA. Bind, /decisions, /evaluation,
+    /metric-values and /state still require a name of `--client-name`. For a migration only: with the cluster CA,
+    every kubelet can call."""
 
     refuse_ca_client: bool = False
     """Refuse a client whose certificate is a CA's. Off by default, because Telemetry Aware Scheduling's guide
@@ -62,8 +62,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     unsafe: bool = False
     """Serve plain HTTP: there are no client certificates, so every client that reaches the port may call filter,
-    prioritize, preempt and bind. `/decisions`, `/metric-values` and `/state` are not on this port. Off by
-    default."""
+    prioritize, preempt and bind. `/decisions`, `/evaluation`, `/metric-values` and `/state` are not on this port. Off
+    by default."""
 
     unsafe_address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address for plain HTTP that is not loopback. Must be equal to --address. Empty: only loopback."""

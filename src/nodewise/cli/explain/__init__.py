@@ -1,4 +1,4 @@
-"""`nodewise explain`: explains the placement of a pod by the decisions of all replicas."""
+"""`nodewise explain`: explains the placement of a pod by the decisions or the evaluation of replicas."""
 
 import asyncio
 from collections.abc import Sequence
@@ -98,17 +98,17 @@ class ExplainRequest(NamedTuple):
     short_help="Explain why a pod is on its node, or still waits.",
 )
 def command(command_line: CommandLine) -> None:
-    """Explain why a pod is on its node or still waits: its last scheduling attempt, node by node.
+    """Explain why a pod is on its node or still waits, node by node: the rules of its policies, the values, and which
+    changes would let more nodes pass.
 
-    POD is NAME, pod/NAME or NAMESPACE/NAME. Every replica of the extender is asked for its decisions: the API server
-    forwards the request to the pods of nodewise, as kubectl port-forward does. This needs rights in nodewise's
-    namespace: to list pods, and to get and create pods/portforward. A replica keeps as many decisions as fit into its
-    --decisions-bytes. Nothing is written.
+    POD is NAME, pod/NAME or NAMESPACE/NAME. In native mode the controller evaluates the policies of the pod for all
+    nodes; where the labels of nodes differ, both are shown. Otherwise every replica of the extender is asked for its
+    decisions about the last scheduling attempt, of which it keeps as many as fit into its --decisions-bytes. The API
+    server forwards the request to the pods of nodewise, as kubectl port-forward does. This needs rights in nodewise's
+    namespace: to list pods, and to get and create pods/portforward. Nothing is written.
 
-    Without these rights, the pod's events and the status of the policies that select it explain it, as far as you may
-    read them, and the output names the rights that would show more.
-
-    In native mode no replica decides about the pod: the labels that it requires are compared with those of the nodes.
+    Without these rights, the labels of nodes, the pod's events and the status of the policies that select it explain
+    it, as far as you may read them, and the output names the rights that would show more.
 
     \b
     Examples:

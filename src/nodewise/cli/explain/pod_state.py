@@ -4,6 +4,7 @@ Policies are read also if kube-scheduler does not ask nodewise about the pod.
 """
 
 import asyncio
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,7 @@ from nodewise.policies.verdict_labels import (
 )
 
 _MOST_RULES: Final = 10
+_CONDITION: Final = re.compile(r"[A-Za-z]+ is (True|False|Unknown): ")
 _SYNC_PERIOD_S: Final = 5.0
 """Only ages of metrics depend on it."""
 _LEASE_EXPIRED: Final = 2
@@ -65,6 +67,11 @@ class SelectingPolicy(NamedTuple):
     """Why it has no effect; empty if it has."""
     status: tuple[str, ...] = ()
     """What its status says: how many nodes meet each rule, and which conditions are not as in a healthy policy."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The conditions in `status`."""
+        return [line for line in self.status if _CONDITION.match(line)]
 
 
 class PolicyOfLabel(NamedTuple):

@@ -1,6 +1,6 @@
 """Prints an explanation of a pod as text or JSON: verdicts, policies, native mode, scores, and what is missing."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
@@ -61,17 +61,16 @@ _TASPOLICY_OPERATORS: Final = frozenset({"LessThan", "GreaterThan", "Equals"})
 """They tell the rules of a TASPolicy, whose fields have other names, from those of other kinds."""
 
 
-def policy_lines(explanation: Explanation, required: Collection[str] | None = None) -> Iterator[str]:
-    """What each policy rejects, and whether only all of them together leave no node.
-
-    In native mode `required` are the policies whose labels the pod requires. The labels say what these reject.
-    """
+def policy_lines(explanation: Explanation) -> Iterator[str]:
+    """What each policy rejects, and whether only all of them together leave no node."""
     total = len(explanation.findings)
-    for policy in explanation.policies:
-        if required is None or policy.policy not in required:
-            yield _format_policy(policy, total)
-    if required is None:
-        yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
+    yield from (_format_policy(policy, total) for policy in explanation.policies)
+    yield from (f"{policy} ranks the nodes and rejects none" for policy in explanation.ranking_only)
+    yield from _combination_lines(explanation)
+
+
+def _combination_lines(explanation: Explanation) -> Iterator[str]:
+    total = len(explanation.findings)
     is_one_enough = any(policy.rejected == total for policy in explanation.policies)
     passes_none = all(node.reasons for node in explanation.findings)
     if explanation.is_rejected_by_several_policies and passes_none and not is_one_enough:
@@ -83,10 +82,7 @@ def _format_policy(policy: PolicyRemoval, total: int) -> str:
     if policy.not_enforced:
         return f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
     if policy.would_reject is not None:
-        count = format_count(len(policy.would_reject), "node")
-        names = ", ".join(policy.would_reject[:_MAX_LISTED]) + (
-            ", …" if len(policy.would_reject) > _MAX_LISTED else ""
-        )
+        count, names = format_count(len(policy.would_reject), "node"), _first_names(policy.would_reject)
         return f"{policy.policy} only observes the pod (its mode or guard): would have rejected {count}" + (
             f": {names}" if names else ""
         )
@@ -214,7 +210,6 @@ def _evaluation_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     evaluation, native = pod_explanation.evaluation, pod_explanation.lookup.native
     if evaluation is None:
         return
-    explanation = evaluation.explanation
     if native is None:
         state, passing = pod_explanation.lookup.state, evaluation.passing
         where = "" if state is None else f" is on {state.node}" if state.node else " waits"
@@ -223,23 +218,42 @@ def _evaluation_lines(pod_explanation: PodExplanation) -> Iterator[str]:
         yield f"{evaluation.replica} evaluated the policies {_ago(pod_explanation.now - evaluation.at)}"
     if native is not None and not evaluation.leads:
         yield f"the values are those of {evaluation.replica}, which does not lead"
-    required = {label.policy for label in native.requirements} if native else set()
-    yield from policy_lines(explanation, required)
+    yield from _policies_without_label_lines(pod_explanation.lookup, evaluation.explanation)
+    yield from _combination_lines(evaluation.explanation)
     for policy in evaluation.only_ranking:
         yield f"{policy} only ranks nodes, which has no effect in native mode"
     for difference in pod_explanation.label_differences:
-        names = ", ".join(difference.nodes[:_MAX_LISTED]) + (
-            ", …" if len(difference.nodes) > _MAX_LISTED else ""
-        )
+        names = _first_names(difference.nodes)
         label = "label differs" if len(difference.nodes) == 1 else "labels differ"
         yield f"{difference.policy}: the {label} from its verdict now on {names}: {difference.cause}"
-    if explanation.held:
+    if evaluation.explanation.held:
         yield _HELD
     if evaluation.left_out:
         yield (
             f"{evaluation.left_out:,} of {evaluation.nodes:,} nodes are left out: with the values of all rules, the "
             "response would be too large"
         )
+
+
+def _policies_without_label_lines(lookup: PodReadResult, explanation: Explanation) -> Iterator[str]:
+    """The policies whose label the pod does not require; their status says why, unless it is a matter of the pod."""
+    required = {label.policy for label in lookup.native.requirements} if lookup.native else set()
+    problems = {policy.policy: policy.problems for policy in lookup.policies}
+    for policy in explanation.policies:
+        if policy.policy in required:
+            continue
+        text = _format_policy(policy, len(explanation.findings))
+        has_effect = lookup.state is None or policy.not_enforced or policy.would_reject is not None
+        yield (
+            text
+            if has_effect
+            else f"{text}; it has no effect without its label in the pod, and is counted below"
+        )
+        yield from (f"  {problem}" for problem in problems.get(policy.policy, ()))
+
+
+def _first_names(nodes: Sequence[str]) -> str:
+    return ", ".join([*nodes[:_MAX_LISTED], *(["…"] if len(nodes) > _MAX_LISTED else [])])
 
 
 class _NodeRow(NamedTuple):
@@ -293,7 +307,9 @@ def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) ->
     shown = rows if every_node else terminal_output.select_nodes_to_list(passing, rejected)
     requirements = native.requirements if native else ()
     head = ("NODE", "VERDICT", *map(_name, requirements), _CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
-    has_differences = bool(pod_explanation.label_differences)
+    has_differences = any(
+        row.labelled and row.evaluated and row.passes == bool(row.evaluated.reasons) for row in rows
+    )
     cells = [_native_row(row, len(requirements), pod_explanation.now, has_differences) for row in shown]
     optional = (_CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
     terminal_output.print_table(*terminal_output.drop_empty_columns(optional, head, cells))
