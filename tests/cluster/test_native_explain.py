@@ -180,7 +180,7 @@ def health_of(process: Process) -> str | None:
     return match[1] if match else None
 
 
-def test_explain_says_what_decide_says_and_its_changes_suffice(
+def test_explain_agrees_with_decide_and_its_changes_suffice(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, native_account: User, tmp_path: Path
 ) -> None:
     generator = Generator(36, 100, [*WITH_VALUES * 20, METRICS[4], FAILING, UNKNOWN])

@@ -122,7 +122,7 @@ def _parse_query(query: Mapping[str, str]) -> tuple[str, str]:
     missing = [name for name in ("namespace", "pod") if not query.get(name)]
     if missing:
         expected = "a pod, as in ?namespace=web&pod=shop-7"
-        raise BadInput("query", [Problem(name, "nothing", expected) for name in missing])
+        raise BadInput("query", [Problem(name, "no value", expected) for name in missing])
     return query["namespace"], query["pod"]
 
 

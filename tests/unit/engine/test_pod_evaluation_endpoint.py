@@ -71,8 +71,8 @@ async def test_a_pod_that_does_not_exist_has_no_decision(name: str) -> None:
 @pytest.mark.parametrize(
     ("query", "problem"),
     [
-        ({}, r"namespace: nothing.*pod: nothing"),
-        ({"namespace": "d", "pod": ""}, "pod: nothing"),
+        ({}, r"namespace: no value.*pod: no value"),
+        ({"namespace": "d", "pod": ""}, "pod: no value"),
         ({"namespace": "d", "pod": "web,metadata.namespace=e"}, "metadata.name"),
         ({"namespace": "../e", "pod": "web"}, "segment"),
     ],

@@ -254,30 +254,12 @@ async def _explain_through_api_server(
     running = await _find_replicas(api, request)
     own_namespace = running[0].namespace if isinstance(running, list) else request.nodewise_namespace
     lookup = await _read_pod_state(api, query.namespace, request, own_namespace)
-    refusal = running if isinstance(running, Refused) else None
-    endpoints = _replicas_to_ask(running, lookup) if refusal is None else {}
     progress.say(f"asking replicas about pod {query.namespace}/{query.name}")
-    responses: list[ReplicaResponse] = []
-    try:
-        for path, replicas_of_path in endpoints.items():
-            responses += await replica_queries.query_replicas(api, replicas_of_path, path, query)
-    except Refused as error:
-        refusal = error
-    if responses and lookup.native is None:
-        _check_any_response(responses)
+    responses, error = await _ask_replicas(api, running, lookup, query)
     explained = _build_explanation(query, lookup, responses)
-    if isinstance(running, NodewiseError) and not isinstance(running, Refused) and lookup.native:
-        explained = explained._replace(evaluation_error=str(running))
-    if refusal is None:
-        return explained
-    if lookup.state is None and not lookup.gone:
-        raise Refused("explain", [Problem("the pod", lookup.error, ""), *refusal.problems])
-    uid = lookup.state.uid if lookup.state else ""
-    hidden = refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
-    visible = await explanation.read_visible_state(
-        api, query.namespace, request.pod, uid, request.timeout_s, hidden
-    )
-    return explained._replace(visible=visible)
+    if isinstance(error, Refused):
+        return await _add_visible_state(explained, api, query, error)
+    return explained._replace(evaluation_error=str(error)) if error and lookup.native else explained
 
 
 async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica] | NodewiseError:
@@ -288,30 +270,58 @@ async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica]
         return error
 
 
-def _replicas_to_ask(
-    running: list[Replica] | NodewiseError, lookup: PodReadResult
-) -> dict[str, list[Replica]]:
+async def _ask_replicas(
+    api: HttpApi, running: list[Replica] | NodewiseError, lookup: PodReadResult, query: PodQuery
+) -> tuple[list[ReplicaResponse], NodewiseError | None]:
+    """The responses, and why there are no more of them.
+
+    An error is raised if the pod cannot be explained without replicas, as in native mode, and if none answers.
+    """
+    if isinstance(running, NodewiseError):
+        if isinstance(running, Refused) or lookup.native or explanation.is_never_decided(lookup):
+            return [], running
+        raise running
+    responses: list[ReplicaResponse] = []
+    try:
+        for path, endpoints in _replicas_by_path(running, lookup).items():
+            responses += await replica_queries.query_replicas(api, endpoints, path, query)
+    except Refused as error:
+        return responses, error
+    if responses and lookup.native is None:
+        _check_any_response(responses)
+    return responses, None
+
+
+def _replicas_by_path(running: list[Replica], lookup: PodReadResult) -> dict[str, list[Replica]]:
     """The replicas to ask, by path; none if the API server's answer suffices.
 
     The extenders have decisions. Where native mode places the pod, or there are only controllers, replicas evaluate it:
     the controllers, else the extenders, of which one then leads in native mode.
     """
-    if isinstance(running, NodewiseError):
-        if lookup.native is not None or explanation.is_never_decided(lookup):
-            return {}
-        raise running
     extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
     controllers = [replica for replica in running if replica.component == replicas.CONTROLLER]
     if lookup.native is None:
         if extenders:
             return {DECISIONS: extenders}
         return {} if explanation.is_never_decided(lookup) else {EVALUATION: controllers}
-    endpoints = {EVALUATION: controllers or extenders}
-    if (
-        lookup.state and lookup.state.asks and extenders
-    ):  # an extender with other agents, or the change to native mode
-        endpoints[DECISIONS] = extenders
-    return endpoints
+    # an extender may have other agents, or be there during the change to native mode
+    is_decided = bool(extenders and lookup.state and lookup.state.asks)
+    return {EVALUATION: controllers or extenders} | ({DECISIONS: extenders} if is_decided else {})
+
+
+async def _add_visible_state(
+    explained: PodExplanation, api: HttpApi, query: PodQuery, refusal: Refused
+) -> PodExplanation:
+    """What a user sees who may not ask the replicas. `Refused` if the pod cannot be read, either."""
+    state = explained.lookup.state
+    if state is None and not explained.lookup.gone:
+        raise Refused("explain", [Problem("the pod", explained.lookup.error, ""), *refusal.problems])
+    hidden = refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
+    uid = state.uid if state else ""
+    visible = await explanation.read_visible_state(
+        api, query.namespace, query.name, uid, query.timeout_s, hidden
+    )
+    return explained._replace(visible=visible)
 
 
 async def _read_pod_state(

@@ -309,7 +309,7 @@ def comparable_answer(  # complexity: one tuple of optional parts
         if pod_explanation.visible
         else tuple(policy._replace(status=()) for policy in lookup.policies)
     )
-    visible, native, evaluation = pod_explanation.visible, lookup.native, pod_explanation.evaluation
+    visible, native = pod_explanation.visible, lookup.native
     bound = explained.attempt.bound if explained else None
     return (
         lookup._replace(native=None, policies=policies),
@@ -320,21 +320,18 @@ def comparable_answer(  # complexity: one tuple of optional parts
             native.controller and native.controller.leader,
             {node.node: (node.passes, node.labels) for node in native.nodes},
         ),
-        evaluation
-        and (
-            evaluation.replica,
-            evaluation.leads,
-            evaluation.explanation.held,
-            {node.node: _comparable_node(node) for node in evaluation.explanation.findings},
-        ),
-        explained
-        and (
-            explained.held,
-            bound and _bind_result_document(bound),
-            {node.node: _comparable_node(node) for node in explained.findings},
-        ),
+        _comparable_evaluation(pod_explanation.evaluation),
+        explained and (bound and _bind_result_document(bound), _comparable_nodes(explained)),
         visible and [(event.reason, event.message) for event in visible.events],
     )
+
+
+def _comparable_evaluation(evaluation: Evaluation | None) -> object:
+    return evaluation and (evaluation.replica, evaluation.leads, _comparable_nodes(evaluation.explanation))
+
+
+def _comparable_nodes(explanation: Explanation) -> object:
+    return explanation.held, {node.node: _comparable_node(node) for node in explanation.findings}
 
 
 def _comparable_node(node: NodeExplanation) -> object:
@@ -343,7 +340,9 @@ def _comparable_node(node: NodeExplanation) -> object:
     return node.score, [reason.text() for _, reason in node.reasons], details
 
 
-def explanation_document(pod_explanation: PodExplanation) -> dict[str, Any]:
+def explanation_document(  # complexity: one document of optional parts
+    pod_explanation: PodExplanation,
+) -> dict[str, Any]:
     """The explanation as a JSON document."""
     lookup, explained = pod_explanation.lookup, pod_explanation.explanation
     document = {

@@ -9,6 +9,7 @@ from nodewise.base import clock, quantity
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain.explanation import PodEvent, PodExplanation, VisibleState
+from nodewise.cli.explain.native_evaluation import Evaluation
 from nodewise.cli.explain.pod_state import LabelledNode, NativeState, PodReadResult, PodState, RequiredLabel
 from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval
@@ -205,18 +206,18 @@ def _name(label: RequiredLabel) -> str:
     return label.policy or f"policy {label.label.rpartition('/')[2]}"
 
 
-def _evaluation_lines(pod_explanation: PodExplanation) -> Iterator[str]:
+def _evaluation_lines(  # complexity: a list of independent facts
+    pod_explanation: PodExplanation, evaluation: Evaluation
+) -> Iterator[str]:
     """What the evaluation adds to the labels: policies that the pod does not require, and differences."""
-    evaluation, native = pod_explanation.evaluation, pod_explanation.lookup.native
-    if evaluation is None:
-        return
+    native = pod_explanation.lookup.native
     if native is None:
         state, passing = pod_explanation.lookup.state, evaluation.passing
         where = "" if state is None else f" is on {state.node}" if state.node else " waits"
         yield f"{pod_explanation.pod}{where}: {passing:,} of {evaluation.nodes:,} nodes pass its policies now"
     if native is None or native.controller is None:
         yield f"{evaluation.replica} evaluated the policies {_ago(pod_explanation.now - evaluation.at)}"
-    if native is not None and not evaluation.leads:
+    elif not evaluation.leads:
         yield f"the values are those of {evaluation.replica}, which does not lead"
     yield from _policies_without_label_lines(pod_explanation.lookup, evaluation.explanation)
     yield from _combination_lines(evaluation.explanation)
@@ -276,6 +277,11 @@ class _NodeRow(NamedTuple):
             return self.labelled.passes
         return self.evaluated is not None and not self.evaluated.reasons
 
+    @property
+    def has_two_verdicts(self) -> bool:
+        """Whether the verdict of the evaluation differs from that of the labels."""
+        return bool(self.labelled and self.evaluated and self.passes == bool(self.evaluated.reasons))
+
 
 def _native_rows(pod_explanation: PodExplanation) -> list[_NodeRow]:
     """All nodes that are known: passing ones, then the others, the closest to passing first."""
@@ -288,6 +294,11 @@ def _native_rows(pod_explanation: PodExplanation) -> list[_NodeRow]:
     return sorted(rows, key=lambda row: not row.passes)
 
 
+def _select_native_rows(rows: Sequence[_NodeRow], *, every_node: bool) -> Sequence[_NodeRow]:
+    passing = sum(row.passes for row in rows)
+    return rows if every_node else terminal_output.select_nodes_to_list(rows[:passing], rows[passing:])
+
+
 def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) -> None:
     """Print a row for each node or, of many nodes that a replica has evaluated, for each reason."""
     native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
@@ -295,34 +306,30 @@ def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) ->
     if not rows:
         return
     terminal_output.print_line("")
-    explanation = evaluation.explanation if evaluation else None
     if (
-        explanation
+        evaluation is not None
         and not every_node
-        and (len(rows) > terminal_output.MAX_LISTED_NODES or _is_failure_of_all_nodes(explanation))
+        and (len(rows) > terminal_output.MAX_LISTED_NODES or _is_failure_of_all_nodes(evaluation.explanation))
     ):
-        _print_nodes_or_groups(explanation, every_node=False)
+        _print_nodes_or_groups(evaluation.explanation, every_node=False)
         return
-    passing, rejected = [row for row in rows if row.passes], [row for row in rows if not row.passes]
-    shown = rows if every_node else terminal_output.select_nodes_to_list(passing, rejected)
+    shown = _select_native_rows(rows, every_node=every_node)
     requirements = native.requirements if native else ()
     head = ("NODE", "VERDICT", *map(_name, requirements), _CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
-    has_differences = any(
-        row.labelled and row.evaluated and row.passes == bool(row.evaluated.reasons) for row in rows
-    )
-    cells = [_native_row(row, len(requirements), pod_explanation.now, has_differences) for row in shown]
+    differs = any(row.has_two_verdicts for row in rows)
+    cells = [_native_row(row, len(requirements), pod_explanation.now, differs=differs) for row in shown]
     optional = (_CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
     terminal_output.print_table(*terminal_output.drop_empty_columns(optional, head, cells))
     _print_number_of_others(len(rows) - len(shown))
 
 
-def _native_row(row: _NodeRow, labels: int, now: float, has_differences: bool) -> list[str]:
+def _native_row(row: _NodeRow, labels: int, now: float, *, differs: bool) -> list[str]:
     labelled, evaluated = row
     changed, now_text, measured, details, rejected = "-", "-", "-", "-", "-"
     if labelled is not None and labelled.written:
         changed = _ago(now - clock.parse_rfc3339(labelled.written))
     if evaluated is not None:
-        now_text = _verdict(passes=not evaluated.reasons) if has_differences else "-"
+        now_text = _verdict(passes=not evaluated.reasons) if differs else "-"
         measured, details = _format_values(evaluated), _format_details(evaluated) or "-"
         rejected = "; ".join(reason.text() for _, reason in evaluated.reasons) or "-"
     values = [value or "-" for value in labelled.labels] if labelled else ["-"] * labels
@@ -374,7 +381,8 @@ def _print_native_lines(pod_explanation: PodExplanation) -> None:
     if native is not None:
         node = state.node if state else ""
         _print_lines(_native_state_lines(pod_explanation.pod, native, pod_explanation.now, node))
-    _print_lines(_evaluation_lines(pod_explanation))
+    if pod_explanation.evaluation is not None:
+        _print_lines(_evaluation_lines(pod_explanation, pod_explanation.evaluation))
 
 
 def _native_remedy_lines(pod_explanation: PodExplanation) -> Iterator[str]:
@@ -504,14 +512,14 @@ def _print_native_rules(
     if not every_node and _is_failure_of_all_nodes(explanation):
         print_text(pod_explanation, every_node=False)
         return
-    nodes = [row for row in _native_rows(pod_explanation) if row.evaluated is not None]
-    passing, rejected = [row for row in nodes if row.passes], [row for row in nodes if not row.passes]
-    shown = nodes if every_node else terminal_output.select_nodes_to_list(passing, rejected)
+    nodes = _native_rows(pod_explanation)
+    shown = _select_native_rows(nodes, every_node=every_node)
     _print_native_lines(pod_explanation)
     terminal_output.print_line("")
     rows = []
     for labelled, evaluated in shown:
-        assert evaluated is not None, "others are left out above"
+        if evaluated is None:  # left out, or new
+            continue
         by_labels = _verdict(passes=labelled.passes) if labelled else "-"
         head = [evaluated.node, by_labels, _verdict(passes=not evaluated.reasons)]
         rows += [[*start, *row] for start, row in _with_head(head, evaluated)]
