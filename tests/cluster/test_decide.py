@@ -71,7 +71,7 @@ def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
     assert [decision["pod"] for decision in decisions] == [
         f"{cluster.namespace}/web-{number}" for number in range(3)
     ]
-    members = ["pod", "agents", "feasible", "scores", "rejected", "values", "error", "policies"]
+    members = ["pod", "agents", "feasible", "scores", "rejected", "values", "error", "policies", "changes"]
     assert list(decisions[0]) == members
     assert decisions[0]["feasible"] == ["b", "c"]
     assert decisions[0]["scores"] == {"b": 10, "c": 9}

@@ -121,8 +121,7 @@ class Commands:
         return read_only_commands.parse_report(done)
 
     def explain_all(self, names: Sequence[str], *more: str) -> dict[str, Any]:
-        with ThreadPoolExecutor(3) as pool:
-            return dict(zip(names, pool.map(lambda name: self.explain(name, *more), names), strict=True))
+        return {name: self.explain(name, *more) for name in names}
 
 
 def rules_and_values(nodes: Sequence[Object]) -> dict[str, Any]:
