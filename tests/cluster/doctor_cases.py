@@ -428,7 +428,7 @@ DOCTOR_CASES: Final = (
     DoctorCase(
         "gpu-node-without-labels",
         "cards without numbers",
-        misconfigurations.created(misconfigurations.bare_node()),
+        misconfigurations.bare_node,
         "bare",
         ("gpu-numbers",),
         follow=followed_remedies.run_with_node("bare"),
@@ -598,5 +598,13 @@ DOCTOR_CASES: Final = (
         "entry",
         ("nodewise certs",),
         follow=followed_remedies.issue_certificates,
+    ),
+    DoctorCase(
+        "nodes-without-values",
+        "one exporter of four is dead",
+        misconfigurations.dead_exporter,
+        "web/pol",
+        ("restore the exporter",),
+        follow=followed_remedies.export_metric("heat"),
     ),
 )

@@ -549,7 +549,20 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
         )
 
 
-def bare_node() -> Object:
+@contextlib.contextmanager
+def dead_exporter(cluster: HealthyCluster) -> Iterator[None]:
+    """One node of four has no value of a metric any more."""
+    cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES[:-1], 20))
+    yield
+    cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
+
+
+@contextlib.contextmanager
+def bare_node(cluster: HealthyCluster) -> Iterator[None]:
+    """A node whose GPUs no label names."""
     made = gpu_cluster.node("bare")
     del made["metadata"]["labels"][f"{gpu_cluster.PREFIX}gpu-numbers"]
-    return made
+    cluster.metrics.set("heat", dict.fromkeys((*healthy_cluster.NODES, "bare"), 20))
+    with created(made)(cluster):
+        yield
+    cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))

@@ -92,6 +92,10 @@ class PolicyEvaluation(NamedTuple):
     """Whether its pods may be on nodes that it avoids."""
     true_conditions: tuple[tuple[str, str], ...] = ()
     """Type and message of its conditions that are True."""
+    has_status: bool = True
+    """Whether replicas have written its status."""
+    rejected_without_value: tuple[tuple[str, int], ...] = ()
+    """Rules that reject nodes without a value, and how many, by the status."""
 
     @property
     def where(self) -> str:
@@ -128,6 +132,8 @@ class MetricCoverage(NamedTuple):
     """Why no node has a value."""
     remedy: str = ""
     """What to do about it, for the source that has no value; empty if that is unknown."""
+    missing: tuple[str, ...] = ()
+    """The nodes that have no value, without those that are not ready."""
 
 
 class MetricsApiStatus(NamedTuple):
@@ -444,6 +450,7 @@ class Facts(NamedTuple):
     """Resources that some node has allocatable."""
     nodes_with_verdicts: int | UnavailableFact = 0
     """How many nodes have labels of native mode."""
+    nodes_not_ready: frozenset[str] | UnavailableFact = frozenset()
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | UnavailableFact = {}  # noqa: RUF012 - never changed
     """By metric."""
     metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()

@@ -151,6 +151,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "with Prometheus as the source, set --prometheus-node-label to a label that names nodes; with"
         " prometheus-adapter, relabel instance to the node's name",
     ),
+    "nodes-without-values": FindingKind(
+        "warning",
+        "Some nodes have no value of a metric that others have",
+        "restore the exporter on these nodes, or its scraping: the command lists the pods of one. If only some nodes"
+        " can have the metric, use a query with emptyMeans: Healthy, or --skip nodes-without-values",
+    ),
     "metrics-api-unavailable": FindingKind(
         "error",
         "The metrics API does not respond",

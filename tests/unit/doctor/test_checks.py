@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodewise.base import cooperative_scheduling
 from nodewise.doctor.check_runner import examine
 from nodewise.doctor.facts import (
     AccessRight,
@@ -29,7 +30,8 @@ from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
-from nodewise.metrics.missing_values import Cause
+from nodewise.metrics import missing_values
+from nodewise.metrics.missing_values import Cause, NodesWithoutValues
 from nodewise.policies import policy_status, policy_status_fields
 from nodewise.tls.x509_certificates import CertificateIssuer
 from tests.unit.doctor import facts_factory
@@ -219,6 +221,17 @@ def with_unparsed_configuration() -> Facts:
     return SOUND._replace(schedulers=(unreadable,))
 
 
+def without_values(nodes: int) -> Facts:
+    """Facts of 20 nodes of which so many have no value of a metric that doctor cannot read."""
+    names = tuple(f"n{number}" for number in range(nodes))
+    without = NodesWithoutValues(names, nodes)
+    text = policy_status_fields.nodes_without_values_text(
+        [cooperative_scheduling.run_without_pauses(missing_values.describe("heat", without))]
+    )
+    conditions = (("NodesWithoutValues", text),)
+    return SOUND._replace(policies=(POLICY._replace(true_conditions=conditions),), metrics={})
+
+
 OFF = {"native-mode-off", "policy-without-effect"}
 IN_NATIVE_MODE = LEASE._replace(native_mode=True)
 OUTSIDE = native(controllers=(), leases=(IN_NATIVE_MODE,))
@@ -243,6 +256,25 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("an account that kube-scheduler shares", with_admission_policies()._replace(extenders=(SHARED,)), set()),
     ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
+    (
+        "a node without a value",
+        SOUND._replace(metrics={"heat": MetricCoverage(19, missing=("c",))}),
+        {"nodes-without-values"},
+    ),
+    (
+        "most nodes without a value",
+        SOUND._replace(metrics={"heat": MetricCoverage(8, missing=("c",) * 12)}),
+        set(),
+    ),
+    ("a node without a value, by the status", without_values(4), {"nodes-without-values"}),
+    ("most nodes without a value, by the status", without_values(14), set()),
+    ("nodes that are not ready", without_values(2)._replace(nodes_not_ready=frozenset({"n0", "n1"})), set()),
+    (
+        "a node that a rule rejects without a value",
+        SOUND._replace(policies=(POLICY._replace(rejected_without_value=(("heat > 80", 1),)),), metrics={}),
+        {"nodes-without-values"},
+    ),
+    ("no status", SOUND._replace(policies=(POLICY._replace(has_status=False),), metrics={}), set()),
     ("native mode", NATIVE, set()),
     (
         "a controller that follows the admission policies",
@@ -700,7 +732,6 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
         "LabelConflict",
         "LabelRefused",
         "Flapping",
-        "NodesWithoutValues",
         "IncompleteAnswers",
         "SamplesTooSparse",
     }
@@ -813,6 +844,7 @@ def test_an_unreadable_fact_is_reported_once_with_the_missing_right() -> None:
     assert names == [
         "sample-too-small",
         "resource-not-ignored",
+        "nodes-without-values",
         "gpu-node-without-labels",
         "kubelet-policy-conflict",
     ]

@@ -1,7 +1,9 @@
 """Checks of policies and of the pods that they apply to: whether policies have an effect."""
 
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from nodewise.base.errors import short
 from nodewise.doctor.facts import (
@@ -58,8 +60,6 @@ _CONDITION_REMEDIES: Final = {
     "LabelRefused": "remove what refuses changes of the node: the message has the cause, such as a webhook, or an"
     " object that is too large",
     "Flapping": "add the field that the message suggests to the rule",
-    "NodesWithoutValues": "export the metric on these nodes, or set whenMissing: Reject; if series have other names for"
-    " nodes, relabel them, or set --prometheus-node-label",
     "IncompleteAnswers": f"{source_table.INCOMPLETE_REMEDY}. Absent nodes are evaluated again with the next complete"
     " response",
     "SamplesTooSparse": "set maxAge of the rule (max_age in a TASPolicy) to the time in the message, or remove it: the"
@@ -75,8 +75,12 @@ _NOT_ENFORCED_REMEDIES: Final = {
 """By a part of the reason for which a policy is not enforced."""
 _CONDITIONS_OF_SPEC: Final = ("SteppedBack", "Flapping", "SamplesTooSparse")
 """Those that an edit of the policy ends."""
-_NOTED_CONDITIONS: Final = ("Flapping", "NodesWithoutValues")
+_NOTED_CONDITIONS: Final = ("Flapping",)
 """Those that are notes: the rules are enforced."""
+_OTHER_NAMES_REMEDY: Final = (
+    "series of the metric have other names for nodes, as the condition NodesWithoutValues says: relabel them, or set"
+    " --prometheus-node-label"
+)
 _STATUS_REMEDY: Final = (
     "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
 )
@@ -397,6 +401,83 @@ def check_metrics_have_values(  # complexity: the sources of a coverage in their
             for policy in () if coverage.nodes else users:
                 without_finding.pop(policy, None)
     yield from _check_metrics_in_status(without_finding)
+
+
+_WITHOUT_VALUES: Final = re.compile(r"no (?:series|valid value) of (.{1,300}?) on (\d+) nodes?: ([^;:]+)")
+"""A part of the message of the condition NodesWithoutValues (`metrics.missing_values.describe`)."""
+_OTHER_NAMES: Final = "; closest names"
+_MAX_NODES_LISTED: Final = 10
+_REJECTED: Final = "the rule rejects them"
+
+
+class _WithoutValues(NamedTuple):
+    """Nodes without a value of a metric, or of the metrics of a rule."""
+
+    metric: str
+    nodes: int
+    names: str
+    """The names of some, or what is known of them."""
+    remedy: str = ""
+
+
+@check("nodes-without-values")
+def check_every_node_has_values(
+    policies: Policies,
+    node_count: int,
+    metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
+    nodes_not_ready: frozenset[str] = frozenset(),
+) -> Iterator[Result]:
+    """Nodes without a value of a metric that other nodes have. If most nodes have no value, only some nodes have what
+    it measures, which is a note.
+    """
+    users: dict[_WithoutValues, list[str]] = {}
+    for policy in policies:
+        is_read = all(isinstance((metrics or {}).get(name), MetricCoverage) for name in policy.metrics)
+        if not (policy.has_status or is_read):
+            unavailable = UnavailableFact(
+                policy.where, "it has no status yet", remedy=_STATUS_REMEDY, is_minor=True
+            )
+            yield NotChecked("nodes-without-values", unavailable)
+        for without in _nodes_without_values(policy, node_count, metrics or {}, nodes_not_ready):
+            users.setdefault(without, []).append(policy.where)
+    for without, names in users.items():
+        actual = (
+            f"{without.nodes:,} of {node_count:,} nodes have no value of {without.metric}: {without.names}"
+        )
+        severity: Literal["warning", "note"] = "warning" if 2 * without.nodes <= node_count else "note"
+        node = without.names.partition(",")[0]
+        words = ["kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node}"]
+        yield finding(
+            "nodes-without-values",
+            format_names(names),
+            actual,
+            "a value of each node",
+            remedy=without.remedy,
+            command=shlex.join(words) if without.names != _REJECTED else "",
+            severity=severity,
+        )
+
+
+def _nodes_without_values(
+    policy: PolicyEvaluation,
+    node_count: int,
+    metrics: Mapping[str, MetricCoverage | UnavailableFact],
+    nodes_not_ready: frozenset[str],
+) -> Iterator[_WithoutValues]:  # complexity: the sources of values in their order
+    """By the values that doctor reads; of other metrics by the status of the policy."""
+    coverages = {name: metrics.get(name) for name in policy.metrics}
+    read = {name: coverage for name, coverage in coverages.items() if isinstance(coverage, MetricCoverage)}
+    for name, coverage in read.items():
+        if coverage.nodes and coverage.missing:
+            yield _WithoutValues(name, len(coverage.missing), list_first(coverage.missing, _MAX_NODES_LISTED))
+    if not read:
+        in_status = policy.rejected_without_value
+        yield from (_WithoutValues(rule, count, _REJECTED) for rule, count in in_status if count < node_count)
+    message = dict(policy.true_conditions).get("NodesWithoutValues", "")
+    remedy = _OTHER_NAMES_REMEDY if _OTHER_NAMES in message else ""
+    for name, count, names in _WITHOUT_VALUES.findall(message):
+        if name not in read and not set(names.split(", ")) <= nodes_not_ready:
+            yield _WithoutValues(name, int(count), names, remedy)
 
 
 def _check_metrics_in_status(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:

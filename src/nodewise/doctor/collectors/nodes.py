@@ -40,9 +40,18 @@ class _Metadata(msgspec.Struct, frozen=True, gc=False):
     labels: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Condition(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+    status: str = ""
+
+
+class _Status(NodeStatusFields, frozen=True, gc=False):
+    conditions: tuple[_Condition, ...] | None = None
+
+
 class _NodeObject(msgspec.Struct, frozen=True, gc=False):
     metadata: _Metadata = _Metadata()
-    status: NodeStatusFields = NodeStatusFields()
+    status: _Status = _Status()
 
 
 class ParsedNode(NamedTuple):
@@ -56,6 +65,7 @@ class ParsedNode(NamedTuple):
     """Those that it has allocatable."""
     has_verdicts: bool
     """Whether it has a label of native mode."""
+    is_ready: bool
 
 
 class ParsedNodes(NamedTuple):
@@ -95,7 +105,11 @@ def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode |
     gpus = next((info for info in parsed if info), None)
     has_verdicts = any(key.startswith(VERDICT_LABEL_PREFIX) for key in labels)
     has_pools = labels.get(POOLS_LABEL) == "true"
-    return ParsedNode(_Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts)
+    ready = [condition.status for condition in node.status.conditions or () if condition.type == "Ready"]
+    is_ready = ready in ([], ["True"])
+    return ParsedNode(
+        _Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts, is_ready
+    )
 
 
 def _parse_gpus(
@@ -122,6 +136,11 @@ async def collect_node_resources(session: Session) -> frozenset[str]:
 
 async def collect_nodes_with_verdicts(session: Session) -> int:
     return sum(node.has_verdicts for node in (await session.require(collect_nodes)).nodes)
+
+
+async def collect_nodes_not_ready(session: Session) -> frozenset[str]:
+    nodes = (await session.require(collect_nodes)).nodes
+    return frozenset(node.metadata.name for node in nodes if not node.is_ready)
 
 
 async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:

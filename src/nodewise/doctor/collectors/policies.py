@@ -16,7 +16,7 @@ from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, NodewiseError, short
-from nodewise.doctor.collectors.nodes import collect_nodes
+from nodewise.doctor.collectors.nodes import collect_nodes, collect_nodes_not_ready
 from nodewise.doctor.collectors.session import (
     ClusterReader,
     MissingFact,
@@ -66,7 +66,7 @@ from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
-from nodewise.policies.policy_status_fields import PolicyCondition
+from nodewise.policies.policy_status_fields import PolicyCondition, RuleCounts
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
 
@@ -373,6 +373,7 @@ async def _fetch_metric(source: MetricsSource, right: str, request: MetricReques
 async def collect_metrics(session: Session) -> dict[str, MetricCoverage | UnavailableFact]:
     """Which nodes have a value of each metric; without the metrics that another source may have."""
     index = NodeIndex((await session.require(collect_nodes)).measured.allocatable)
+    not_ready = await session.require(collect_nodes_not_ready)
     has_other_source = (await session.require(_collect_metric_sources)).other
     coverages: dict[str, MetricCoverage | UnavailableFact] = {}
     for name, series in (await session.require(collect_metric_series)).items():
@@ -383,17 +384,20 @@ async def collect_metrics(session: Session) -> dict[str, MetricCoverage | Unavai
             if not has_other_source:
                 coverages[name] = MetricCoverage(0, (), series.text, series.remedy)
         else:
-            coverages[name] = _metric_node_coverage(series, index)
+            coverages[name] = _metric_node_coverage(series, index, not_ready)
     return coverages
 
 
-def _metric_node_coverage(series: Series, index: NodeIndex) -> MetricCoverage:
+def _metric_node_coverage(series: Series, index: NodeIndex, not_ready: frozenset[str]) -> MetricCoverage:
+    """The nodes that have a value, and those without that are ready."""
     column = cooperative_scheduling.run_without_pauses(columns.build_column(series, index))
-    nodes = int(np.count_nonzero(column.initial_states[:-1] == ValueState.FRESH))
+    is_fresh = column.initial_states[:-1] == ValueState.FRESH
+    nodes = int(np.count_nonzero(is_fresh))
+    missing = sorted(set(index.names[:-1][~is_fresh].tolist()) - not_ready)
     others = sorted(short(name, 100) for name in {*series.samples, *series.invalid} if name not in index)
     cause = missing_values.cause_of_series(series, index, column)
     text, remedy = (cause.text, cause.remedy) if cause else ("", "")
-    return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), text, remedy)
+    return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), text, remedy, tuple(missing))
 
 
 async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]:
@@ -514,6 +518,7 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
     rejected_nodes: int | None = None
     """The same, of kinds other than TASPolicy."""
     missing_metrics: list[str] = []
+    rules: list[RuleCounts] = []
 
     def message_if(self, kind: str, status: str, reason: str = "") -> str:
         """The message of a condition with this status, and with this reason if one is given; empty without it."""
@@ -560,7 +565,17 @@ def _create_evaluation(
             for condition in status.conditions
             if condition.status == "True"
         ),
+        bool(status.conditions),
+        _count_rejected_without_value(policy, status),
     )
+
+
+def _count_rejected_without_value(policy: Policy, status: _PolicyStatus) -> tuple[tuple[str, int], ...]:
+    """The rules that reject nodes without a value, by their expressions. A node may be healthy without a series."""
+    if not any(rule.when_missing == "reject" and not rule.empty_means for rule in policy.avoided()):
+        return ()
+    counted = [counts for counts in status.rules if counts.rule.startswith("avoid")]
+    return tuple((short(counts.expression, 100), counts.missing) for counts in counted if counts.missing)
 
 
 def _count_rejected_nodes(
