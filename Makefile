@@ -96,7 +96,8 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 
-docs: $(VENV)/.dev ## generate the reference pages
+docs: $(VENV)/.dev ## generate the reference pages, and the outlines of commands for completion and --help
+	@$(BIN)/python -m tools.command_outlines
 	@$(BIN)/python -m tools.reference
 
 pictures: $(VENV)/.dev ## the pictures of the documentation that show what the program prints or computes

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from tools import reference
+from tools import command_outlines, reference
 from tools.mkdocs_hook import lines, links
 
 from nodewise.cli.main import COMMANDS
@@ -207,3 +207,11 @@ def test_every_dependency_is_locked_and_no_address_is() -> None:
     for name in re.findall(r'^  "([a-z0-9-]+)[><=]', project, re.MULTILINE):
         assert f'name = "{name}"' in lock, f"{name}: run `make lock`"
     assert "://" not in lock
+
+
+def test_the_outlines_describe_the_commands() -> None:
+    """Completion and `--help` read them instead of importing the commands."""
+    files = command_outlines.outlines()
+    assert [path for path, text in files.items() if (ROOT / path).read_text() != text] == [], (
+        "call `make docs`"
+    )

@@ -12,14 +12,15 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import nodewise
-from nodewise.agent import AgentKind
 from nodewise.base import distributions
 from nodewise.base.errors import BadSettings, Problem, did_you_mean
-from nodewise.engine import third_party_result_validation
-from nodewise.engine.third_party_agents import AgentError, Origin, ThirdPartyKind, raise_as_agent_error
+
+if TYPE_CHECKING:  # completion needs only the names of agents
+    from nodewise.agent import AgentKind
+    from nodewise.engine.third_party_agents import Origin
 
 _TEMPLATE: Final = "template"
 _TELEMETRY: Final = "telemetry"
@@ -32,8 +33,8 @@ _FIRST: Final = (_TELEMETRY, "gpu", *_OF_SCORERS)
 class InstalledAgent(NamedTuple):
     """An agent that is installed."""
 
-    origin: Origin
-    kind: AgentKind | None
+    origin: "Origin"
+    kind: "AgentKind | None"
     """None if it cannot be used."""
     why: str = ""
     """Why it cannot be used."""
@@ -59,7 +60,7 @@ def names() -> list[str]:
     return [*built_in_names(), *sorted({entry.name for entry in _entry_points()})]
 
 
-def load(name: str, argument: str = "--agents") -> AgentKind:
+def load(name: str, argument: str = "--agents") -> "AgentKind":
     """An agent by its name. `BadSettings` names the argument if the agent is not installed or cannot be used."""
     if name in built_in_names():
         return _import_built_in_agent(name)
@@ -79,12 +80,12 @@ def load(name: str, argument: str = "--agents") -> AgentKind:
     raise BadSettings("agents", [Problem(argument, repr(name), expected)])
 
 
-def find_agent_kind(name: str) -> AgentKind | None:
+def find_agent_kind(name: str) -> "AgentKind | None":
     """An agent by its name; None if it is not installed or cannot be used."""
     return next((kind for kind in list_usable_agent_kinds() if kind.name == name), None)
 
 
-def list_usable_agent_kinds() -> list[AgentKind]:
+def list_usable_agent_kinds() -> "list[AgentKind]":
     """All agents that can be used, nodewise's own first."""
     return [
         *built_in_agent_kinds(),
@@ -92,13 +93,15 @@ def list_usable_agent_kinds() -> list[AgentKind]:
     ]
 
 
-def built_in_agent_kinds() -> list[AgentKind]:
+def built_in_agent_kinds() -> "list[AgentKind]":
     """nodewise's own agents."""
     return [_import_built_in_agent(name) for name in built_in_names()]
 
 
 def installed() -> list[InstalledAgent]:
     """All agents, nodewise's own first."""
+    from nodewise.engine.third_party_agents import Origin
+
     own = (
         InstalledAgent(Origin(kind.name, "nodewise", nodewise.__version__), kind)
         for kind in built_in_agent_kinds()
@@ -108,6 +111,8 @@ def installed() -> list[InstalledAgent]:
 
 def find_third_party_agents() -> list[InstalledAgent]:
     """Agents of other packages, by name. If two conflict, the second cannot be used."""
+    from nodewise.engine.third_party_agents import Origin
+
     agents: list[InstalledAgent] = []
     usable_kinds = built_in_agent_kinds()
     for entry in _entry_points():
@@ -123,7 +128,7 @@ def find_third_party_agents() -> list[InstalledAgent]:
     return agents
 
 
-def _import_built_in_agent(name: str) -> AgentKind:
+def _import_built_in_agent(name: str) -> "AgentKind":
     if entry := _own_entry_points().get(name):
         return cast("AgentKind", entry.load())
     module = "nodewise.policies" if name == _TELEMETRY else f"{__name__}.{name.replace('-', '_')}"
@@ -175,9 +180,12 @@ def _name_and_version(package: Distribution) -> tuple[str, str]:
 
 @cache
 def _import_third_party_agent(
-    entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]
+    entry: EntryPoint, origin: "Origin", others: "tuple[AgentKind, ...]"
 ) -> InstalledAgent:
     """Import an entry point and validate its kind. The result is cached."""
+    from nodewise.engine import third_party_result_validation
+    from nodewise.engine.third_party_agents import AgentError, ThirdPartyKind, raise_as_agent_error
+
     try:
         with raise_as_agent_error(origin):
             kind = ThirdPartyKind(

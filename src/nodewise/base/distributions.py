@@ -23,6 +23,22 @@ def own_entry_points(group: str) -> "tuple[EntryPoint, ...]":
     return tuple(entry for name in EXTRAS for entry in _entry_points_of(name) if entry.group == group)
 
 
+def packages() -> list[str]:
+    """The Python packages of the other distributions, installed or not."""
+    return [name.replace("-", "_") for name in EXTRAS]
+
+
+def has_third_party_agents() -> bool:
+    """Whether a package of others declares agents, or the packages cannot be read."""
+    from importlib.metadata import entry_points
+
+    try:
+        entries = entry_points(group=AGENTS)
+    except Exception:  # noqa: BLE001 - `importlib.metadata` has no error of its own for a damaged file of one package
+        return True
+    return any(entry.dist is None or entry.dist.name not in EXTRAS for entry in entries)
+
+
 def install_command(name: str) -> str:
     """The command that installs a distribution."""
     return f"pip install 'nodewise[{EXTRAS[name]}]'"

@@ -16,9 +16,9 @@ from rich.text import Text
 from nodewise import agents
 from nodewise.base.errors import BadSettings, Problem, visible
 from nodewise.cli import agent_selection
-from nodewise.cli.completion import AgentNames
 from nodewise.cli.extender_options import setting_groups
 from nodewise.cli.options_from_settings import output_option
+from nodewise.cli.parameter_types import AgentNames
 from nodewise.cli.setting_declarations import list_settings
 from nodewise.engine.third_party_result_validation import MAX_NAME_LENGTH, NAME
 

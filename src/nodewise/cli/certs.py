@@ -278,7 +278,7 @@ def command(command_line: CommandLine) -> None:
       2  options contradict each other, or one is invalid
       3  with --check, something is due
     """
-    logs.configure("warning")
+    logs.configure("warning", "messages")
     options = command_line.settings(CertsOptions)
     spec = _certificate_spec(options)
     check_options(options)

@@ -9,7 +9,6 @@ import click
 from click.core import ParameterSource
 
 from nodewise.base.errors import did_you_mean
-from nodewise.cli import older_program_flags
 
 _MAX_OPTIONS: Final = 30
 """The most options of a command whose help shows all of them."""
@@ -67,6 +66,8 @@ class SettingOption(click.Option):
             return None if _SERVICE_URL.match(value) else value
         if self.envvar is None or self.name is None:
             return None
+        from nodewise.cli import older_program_flags  # start-up time
+
         return older_program_flags.translate_variable(self.name, os.environ)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:

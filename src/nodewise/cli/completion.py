@@ -1,26 +1,23 @@
 """Shell completion: the script of a shell, and names completed from the cluster and from installed agents."""
 
-import asyncio
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
-from click.types import StringParamType
+from click.shell_completion import ShellComplete, get_completion_class
 
-from nodewise import agents
 from nodewise.base.errors import NodewiseError
 from nodewise.cli import main
-from nodewise.kube.api_client_creation import open_api
-from nodewise.kube.api_server_interface import Api
-from nodewise.kube.kubeconfig import KubeOptions
-from nodewise.kube.resource_kinds import NAMESPACES, PODS, Resource
-from nodewise.policy_tools import library
+
+if TYPE_CHECKING:  # completion of other words needs no API server
+    from nodewise.kube.api_server_interface import Api
+    from nodewise.kube.kubeconfig import KubeOptions
+    from nodewise.kube.resource_kinds import Resource
 
 _NO_FILES, _FILES = 4, 0
 """Directives of kubectl (cobra's `ShellCompDirectiveNoFileComp` and `ShellCompDirectiveDefault`)."""
@@ -69,7 +66,6 @@ def run_for_kubectl() -> NoReturn:
 _TIMEOUT_S: Final = 2.0
 _LIMIT_S: Final = 3.0
 """Time after which the program ends without completions."""
-_POD_TYPES: Final = ("pod", "pods", "po")
 _MOST: Final = "1000"
 """Objects that are listed."""
 
@@ -88,70 +84,32 @@ class ListedNames(msgspec.Struct, frozen=True):
     items: tuple[_Object, ...] = ()
 
 
-async def list_names(api: Api, resource: Resource, namespace: str, timeout_s: float) -> list[str]:
+async def list_names(api: "Api", resource: "Resource", namespace: str, timeout_s: float) -> list[str]:
     """The first names of objects of a kind. Errors are those of `Api.get` and of msgspec."""
     body = await api.get(resource.path(namespace), {"limit": _MOST}, timeout_s=timeout_s)
     return [item.metadata.name for item in msgspec.json.decode(body, type=ListedNames).items]
 
 
-class NamespaceName(StringParamType):
-    """The name of a namespace."""
+def list_namespaces(ctx: click.Context) -> list[str]:
+    """The namespaces of the cluster that the command line names so far; none if it cannot be read."""
+    from nodewise.kube.resource_kinds import NAMESPACES
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        return _items(_names(ctx, NAMESPACES), incomplete)
+    return _names(ctx, NAMESPACES)
 
 
-class PodName(StringParamType):
-    """`POD`, `NAMESPACE/POD`, or `pod/POD`."""
+def list_pods(ctx: click.Context, namespace: str) -> list[str]:
+    """The pods of a namespace, by default that of the context, as `list_namespaces`."""
+    from nodewise.kube.resource_kinds import PODS
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        prefix, slash, _ = incomplete.rpartition("/")
-        namespace = "" if prefix in _POD_TYPES else prefix
-        names = _names(ctx, PODS, namespace or ctx.params.get("namespace") or "")
-        return _items([f"{prefix}{slash}{name}" for name in names], incomplete)
+    return _names(ctx, PODS, namespace)
 
 
-class AgentNames(StringParamType):
-    """The names of agents, separated by commas."""
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's interface
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        before, comma, _ = incomplete.rpartition(",")
-        return _items([f"{before}{comma}{name}" for name in agents.names()], incomplete)
-
-
-class PresetName(StringParamType):
-    """The name of a policy of the library."""
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's interface
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        return _items(library.preset_names(), incomplete)
-
-
-def _items(names: list[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
-
-
-def _names(ctx: click.Context, resource: Resource, namespace: str = "") -> list[str]:
+def _names(ctx: click.Context, resource: "Resource", namespace: str = "") -> list[str]:
     """The names of objects of the cluster that the command line names so far; none if it cannot be read."""
+    import asyncio
+
+    from nodewise.kube.kubeconfig import KubeOptions
+
     options = KubeOptions(
         kubeconfig=ctx.params.get("kubeconfig") or "", context=ctx.params.get("context") or ""
     )
@@ -178,7 +136,9 @@ def _limited_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-async def _list_names(options: KubeOptions, resource: Resource, namespace: str) -> list[str]:
+async def _list_names(options: "KubeOptions", resource: "Resource", namespace: str) -> list[str]:
+    from nodewise.kube.api_client_creation import open_api
+
     async with open_api(options) as api:
         inside = (namespace or api.namespace) if resource.namespaced else ""
         return await list_names(api, resource, inside, _TIMEOUT_S)

@@ -18,10 +18,10 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, decide_inputs, terminal_output
-from nodewise.cli.completion import AgentNames, NamespaceName
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics, RunningConfiguration
 from nodewise.cli.explain import pod_state, rendering
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.parameter_types import AgentNames, NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import cluster_state_changes, decision_json
@@ -392,7 +392,7 @@ def command(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  a waiting pod fits on no node, or a policy rejects a running pod's node
     """
-    logs.configure("warning")
+    logs.configure("warning", "messages")
     own = command_line.settings(DecideOptions)
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "no file", "files to decide from, or --cluster")])

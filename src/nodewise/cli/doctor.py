@@ -17,8 +17,8 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, did_you_mean
 from nodewise.base.option import Option
 from nodewise.cli import terminal_output
-from nodewise.cli.completion import NamespaceName
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.parameter_types import NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.doctor import check_runner
@@ -107,7 +107,7 @@ def command(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  a problem, or something that could not be read
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     settings = command_line.settings(DoctorOptions)
     if unknown := [finding for finding in settings.skip if finding not in CATALOGUE]:
         expected = "one of " + ", ".join(CATALOGUE) + did_you_mean(unknown[0], [*CATALOGUE])

@@ -1,11 +1,12 @@
 """The table of commands. A command's module is imported only when it is called, so that `--help` is fast."""
 
+import contextlib
 import gc
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -13,6 +14,9 @@ import nodewise
 from nodewise.base import distributions
 from nodewise.base.errors import BadSettings, NodewiseError, short
 from nodewise.cli import terminal_output
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS: Final = {
     # module, or the distribution that has the command as an entry point; and the short help
@@ -42,43 +46,52 @@ COMMANDS: Final = {
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of all command lines."""
+_HELP_FLAGS: Final = frozenset({"-h", "--help", "--help-all", "--help-topic"})
 _MAX_ERROR_LENGTH: Final = 10_000
 """Maximum number of characters of an error message."""
 
 
 class CommandTable(click.Group):
-    """A group that imports a command's module only when the command is called."""
+    """A group that imports a command's module only when the command is called, and not for its help and completion."""
 
-    def __init__(self, *arguments: Any, commands_of: Mapping[str, tuple[str, str]], **options: Any) -> None:
-        """`commands_of`: by command, its module (`MODULE:ATTRIBUTE` of several) or distribution, and its short help."""
+    def __init__(
+        self,
+        *arguments: Any,
+        commands_of: Mapping[str, tuple[str, str]],
+        outline_path: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """`commands_of`: by command, its module (`MODULE:ATTRIBUTE` of several) or distribution, and its short help.
+        `outline_path`: the names above the commands in the outlines; None for a group that is in an outline itself.
+        """
         super().__init__(*arguments, **options)
-        self._table = commands_of
+        self._table, self._outline_path = commands_of, outline_path
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The short help of each command."""
+        return {name: text for name, (_, text) in self._table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(self._table)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._table:
             return None
+        is_completing = ctx is not None and ctx.resilient_parsing
+        if is_completing and (outline := self._find_outline(cmd_name)):
+            return outline
         module, _, attribute = self._table[cmd_name][0].partition(":")
-        if module in distributions.EXTRAS:
-            return _command_of_distribution(module, cmd_name)
-        gc.disable()  # imports leave hardly any garbage, and collections take a twentieth of their time
-        try:
-            command = getattr(import_module(module), attribute or "command")
-        except ModuleNotFoundError as error:
-            if error.name != module or not getattr(sys, "frozen", False):
-                raise
-            why = f"{cmd_name} is not part of the program that is installed on hosts: run it from nodewise's image"
-            raise click.ClickException(why) from error
-        finally:
-            gc.enable()
-        assert isinstance(command, click.Command)
-        return command
+        if module not in distributions.EXTRAS:
+            return _import_command(cmd_name, module, attribute or "command")
+        # a distribution that is not installed is no reason for a message during completion
+        return None if is_completing else _command_of_distribution(module, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.parent is None and not ctx.resilient_parsing:
+            self._print_help(ctx, *args)
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
@@ -86,7 +99,49 @@ class CommandTable(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
+            formatter.write_dl(list(self.texts.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=text)
+            for name, text in self.texts.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _find_outline(self, name: str) -> click.Command | None:
+        if self._outline_path is None or name not in self._table:
+            return None
+        from nodewise.cli import command_outlines
+
+        return command_outlines.find_outline((*self._outline_path, name))
+
+    def _print_help(self, ctx: click.Context, name: str, *words: str) -> None:
+        """Print the help of a command below and exit, if the words request it; else the command handles them."""
+        requests_help = any(word.partition("=")[0] in _HELP_FLAGS for word in words)
+        if requests_help and (outline := self._find_outline(name)):
+            with (
+                contextlib.suppress(click.UsageError),
+                outline.make_context(name, list(words), parent=ctx) as below,
+            ):
+                outline.invoke(below)
+
+
+def _import_command(name: str, module: str, attribute: str) -> click.Command:
+    gc.disable()  # imports leave hardly any garbage, and collections take a twentieth of their time
+    try:
+        command = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != module or not getattr(sys, "frozen", False):
+            raise
+        why = f"{name} is not part of the program that is installed on hosts: run it from nodewise's image"
+        raise click.ClickException(why) from error
+    finally:
+        gc.enable()
+    assert isinstance(command, click.Command)
+    return command
 
 
 def _command_of_distribution(distribution: str, name: str) -> click.Command:
@@ -103,6 +158,7 @@ def _command_of_distribution(distribution: str, name: str) -> click.Command:
 @click.group(
     cls=CommandTable,
     commands_of=COMMANDS,
+    outline_path=(),
     context_settings=CONTEXT,
     epilog="Shell completion: source <(nodewise completion bash) (or zsh, fish).",
 )

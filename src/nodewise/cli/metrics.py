@@ -13,9 +13,9 @@ from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
-from nodewise.cli.completion import NamespaceName
 from nodewise.cli.decide_inputs import MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.parameter_types import NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import object_feed
@@ -106,7 +106,7 @@ def command(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  no source has the metric NAME, or no node has a value of it
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(MetricsOptions)
     listed = asyncio.run(_list_metrics(command_line))
     if own.output == "json":

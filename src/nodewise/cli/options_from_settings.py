@@ -258,12 +258,10 @@ def find_unknown_variables(ctx: click.Context, environment: Mapping[str, str]) -
 
 
 def _variables(command: click.Command, *, of_all: bool = False) -> Iterator[str]:
-    """The variables of a command, and `of_all` below it, which are imported; in the program on hosts, of those that it
-    contains.
-    """
+    """The variables of a command, and `of_all` below it; in the program on hosts, of those that it contains."""
     yield from (parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str))
     if of_all and isinstance(command, click.Group):
-        ctx = click.Context(command)
+        ctx = click.Context(command, resilient_parsing=True)  # outlines have the variables, too
         for name in command.list_commands(ctx):
             with contextlib.suppress(click.ClickException):
                 if (below := command.get_command(ctx, name)) is not None:

@@ -14,7 +14,8 @@ from nodewise.base.errors import BadInput, Problem
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
-from nodewise.cli.setting_declarations import CommandOptions, FilePath
+from nodewise.cli.parameter_types import FilePath
+from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import DONE, NO
 from nodewise.kube import object_files
 from nodewise.kube.object_files import ObjectLineFinder

@@ -128,7 +128,7 @@ def command(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  a node changes for a pod, or a node label or the mode of a policy changes
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(DiffOptions)
     if not own.paths and not own.cluster:
         expected = "files with nodes, pods and metrics, or --cluster"

@@ -5,8 +5,8 @@ import msgspec
 
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.cli import terminal_output
-from nodewise.cli.completion import PresetName
 from nodewise.cli.options_from_settings import output_option
+from nodewise.cli.parameter_types import PresetName
 from nodewise.policy_tools import library, policy_library, policy_writer
 from nodewise.policy_tools.policy_library import Preset
 from nodewise.policy_tools.policy_writer import NewPolicy

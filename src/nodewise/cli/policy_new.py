@@ -15,9 +15,9 @@ from nodewise.base import quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
-from nodewise.cli.completion import NamespaceName, PresetName
 from nodewise.cli.decide_inputs import MetricOptions
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.parameter_types import NamespaceName, PresetName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
@@ -133,7 +133,7 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
       1  the metric or the cluster cannot be read, or a file cannot be written
       2  the command line or a setting is invalid
     """
-    logs.configure("error")  # a metric that no source has is an error of the command
+    logs.configure("error", "messages")  # a metric that no source has is an error of the command
     own = command_line.settings(NewPolicyOptions)
     _check_flags(own)
     policy, values = _new_policy(own, command_line)

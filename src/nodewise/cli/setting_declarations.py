@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ge
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
-from click.types import StringParamType
 
-from nodewise.base import clock, quantity
+from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
+from nodewise.cli.parameter_types import Duration, FilePath, SecretText, Size
 
 if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
@@ -225,60 +224,6 @@ def _setting_with_more_choices(first: Setting, second: Setting) -> Setting:
         actual = "two agents declare it, with other values or another default"
         raise BadSettings("settings", [Problem(first.flag, actual, "another name in one of the agents")])
     return wide
-
-
-class Duration(click.ParamType[float]):
-    """Seconds from a text such as `5s`. With `has_default_unit` a plain number means seconds."""
-
-    name = "duration"
-
-    def __init__(self, *, has_default_unit: bool = False, is_positive: bool = False) -> None:
-        self._has_default_unit = has_default_unit
-        self._is_positive = is_positive
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        try:
-            seconds = clock.parse_option_duration(value, has_default_unit=self._has_default_unit)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if self._is_positive and seconds <= 0:
-            self.fail(f"{value} is not more than 0", param, ctx)
-        return seconds
-
-
-class Size(click.ParamType[int]):
-    """Bytes from a text such as `64Mi`."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return quantity.parse(str(value)) // quantity.NANO
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class SecretText(StringParamType):
-    """A text that no message shows. It may contain spaces, so in the variable of a list each line is a value."""
-
-    name = "secret"
-    envvar_list_splitter = "\n"
-
-
-class FilePath(StringParamType):
-    """The path of a file or folder."""
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's interface
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
 
 
 _PATHS: Final = re.compile(r"\[?(FILE|DIR|FOLDER|OLD|NEW)\b")

@@ -349,7 +349,7 @@ def replay(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  a response differs
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(ReplayOptions)
     source = click.get_current_context().get_parameter_source
     chosen = {

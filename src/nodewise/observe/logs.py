@@ -5,7 +5,9 @@
 
 import logging
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.base.errors import visible
@@ -56,7 +58,7 @@ _INFO: Final = {
         "The API server has become slow or quick, so this process uses another duration of the Lease: 5 s, or"
         " 30 s if it takes seconds to respond. `latency_s` is the last measurement."
     ),
-    "cpu_cores_asked": "The numbers of `exclusive` and `shared` cores that `nodewise cpu init` requests.",
+    "cpu_cores_asked": "`nodewise cpu init` requests `exclusive` exclusive and `shared` shared cores.",
     "cpu_isolated": (
         "The CPUs that the kernel isolates, and the cores all of whose CPUs are; pools are made from these."
     ),
@@ -66,7 +68,7 @@ _INFO: Final = {
     "cpu_labels_unknown": (
         "The node's labels could not be read, so SST-BF and SST-CP count as off; `why` is the reason."
     ),
-    "cpu_pool": "A pool of the node, and the CPU lists that it gets.",
+    "cpu_pool": "The pool `pool` of the node gets the CPU lists `lists`.",
     "cpu_huge_pages_unknown": "The kernel does not report the number of free huge pages.",
     "cpu_pools_kept": "The node already has these pools; nothing is written.",
     "cpu_node_patched": "The label, taint or resources of the node were written; `patch` is the change.",
@@ -259,8 +261,8 @@ _WARNING: Final = {
         " is no API server (`--conf-dir`) or because of `--allow-unrequested`."
     ),
     "cpu_enforcing_failed": (
-        "The cpuset of a container could not be set to the CPUs of its tasks. `error` is the reason; it is"
-        " retried."
+        "The cpuset of a container could not be set to the CPUs of its tasks. It is tried again. `error` is the"
+        " reason."
     ),
     "cpu_kubelet_conflict": (
         "The kubelet's CPU manager (`cpuManagerPolicy: static`) conflicts with the pools: `seen` is the value"
@@ -330,18 +332,10 @@ EVENTS: Final = {
 }
 
 
-# Import structlog without rich, which takes a tenth of the start-up time and is used only for pretty tracebacks.
-_rich = sys.modules.get("rich")
-if _rich is None:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` fail
-try:
-    import structlog
-finally:
-    if _rich is None:
-        del sys.modules["rich"]
-
-Format = Literal["text", "json"]
+Format = Literal["text", "json", "messages"]
+"""`messages` are the sentences of a command on a terminal, without times; the others are the lines of a server."""
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_SEVERITIES: Final = {"warning": "Warning: ", "error": "Error: "}
 
 
 class _BufferedEvent(NamedTuple):
@@ -351,12 +345,15 @@ class _BufferedEvent(NamedTuple):
 
 _early: list[_BufferedEvent] = []
 _early_whatever_level: list[_BufferedEvent] = []
+_to_configure: list[tuple[str, Format]] = []
+"""Level and format, until structlog is imported: that takes longer than a short command, which may log nothing."""
 
 
 def configure(level: str = "info", form: Format = "text") -> None:
     """Set level and format of all lines, and write buffered events. The command line calls it once."""
-    _set_level_and_format("debug", form)
-    _write_buffered(_early_whatever_level)
+    if _early_whatever_level:
+        _set_level_and_format("debug", form)
+        _write_buffered(_early_whatever_level)
     _set_level_and_format(level, form)
     _write_buffered(_early)
     # Libraries use the standard module `logging`; only their warnings are of interest to an operator.
@@ -370,21 +367,48 @@ def _write_buffered(early: list[_BufferedEvent]) -> None:
 
 
 def _set_level_and_format(level: str, form: Format) -> None:
+    _to_configure[:] = [(level, form)]
+    if "structlog" in sys.modules:
+        _import_structlog()
+
+
+def _import_structlog() -> Any:
+    """structlog without rich, which takes a tenth of the start-up time and is used only for pretty tracebacks."""
+    rich = sys.modules.get("rich")
+    if rich is None:
+        sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` fail
+    try:
+        import structlog
+    finally:
+        if rich is None:
+            del sys.modules["rich"]
+    if _to_configure:
+        level, form = _to_configure.pop()
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+                *_renderers(structlog, form),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+    return structlog
+
+
+def _renderers(structlog: Any, form: Format) -> list[Any]:
+    if form == "json":
+        return [structlog.processors.JSONRenderer()]
+    if form == "messages":
+        return [_render_message]
     # plain tracebacks: pretty ones include the values of variables, such as the bodies of requests
     plain = structlog.dev.plain_traceback
-    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")  # https://no-color.org
+    on_terminal = sys.stderr.isatty()
+    colors = on_terminal and not os.environ.get("NO_COLOR")  # https://no-color.org
     text = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            *([structlog.processors.JSONRenderer()] if form == "json" else [_escape_fields, text]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    return [_escape_fields, *([_add_meaning] if on_terminal else []), text]
 
 
 class _Quoted(NamedTuple):
@@ -406,9 +430,49 @@ def _escape_fields(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[s
     return fields
 
 
+def _add_meaning(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a warning or error with the event's meaning, for a person who starts a server on a terminal."""
+    event = fields["event"]
+    if event in EVENTS and fields["level"] in _SEVERITIES:
+        fields["event"] = f"{event}: {EVENTS[event].meaning}"
+    return fields
+
+
+def _render_message(_logger: Any, _method: str, fields: dict[str, Any]) -> str:
+    severity = _SEVERITIES.get(fields["level"], "")
+    own = {
+        key: value for key, value in fields.items() if key not in {"event", "level", "timestamp", "exception"}
+    }
+    traceback = "".join(f"\n{visible(line)}" for line in fields.get("exception", "").splitlines())
+    return f"nodewise: {severity}{sentence(fields['event'], own)} [{fields['event']}]{traceback}"
+
+
+_CLAUSE: Final = re.compile(r"(?:(?<=; )|(?<=\. )|^)(.+?)(; |\.(?: |$))")
+_FIELD: Final = re.compile(r"`(\w+)`")
+
+
+def sentence(event: str, fields: Mapping[str, Any]) -> str:
+    """An event as a message for a person: its meaning with the values of fields, escaped.
+
+    A name of a field in the meaning is replaced by its value. A part such as "`error` is the reason" is left out, and
+    the value follows at the end; the other fields are in parentheses.
+    """
+    values = {name: visible(str(value)) or "none" for name, value in fields.items()}
+    reasons, meaning = list[str](), ""
+    for clause, end in _CLAUSE.findall(EVENTS[event].meaning):
+        first = _FIELD.match(clause)
+        if first and first[1] in values:
+            reasons.append(values.pop(first[1]))
+            meaning = meaning.removesuffix("; ") + (". " if meaning.endswith("; ") and end != "; " else "")
+        else:
+            meaning += _FIELD.sub(lambda match: values.pop(match[1], match[0]), clause) + end
+    others = f" ({'; '.join(f'{name}: {value}' for name, value in values.items())})" if values else ""
+    return f"{meaning.strip().rstrip('.;')}{others}{''.join(f': {reason}' for reason in reasons)}"
+
+
 def emit(event: str, **fields: Any) -> None:
     """Write one event. KeyError if it is not in the table."""
-    getattr(structlog.get_logger(), EVENTS[event].level)(event, **fields)
+    getattr(_import_structlog().get_logger(), EVENTS[event].level)(event, **fields)
 
 
 def emit_later(event: str, *, whatever_level: bool = False, **fields: Any) -> None:

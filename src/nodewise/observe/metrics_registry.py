@@ -6,16 +6,6 @@
 import contextlib
 from typing import Any, Final, Literal, NamedTuple
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -201,7 +191,6 @@ METRICS: Final[dict[str, Metric]] = {
 }
 
 
-CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PREFIX: Final = "nodewise_"
 
 
@@ -212,9 +201,6 @@ def metric_kind(name: str) -> Kind:
     return "counter" if name.endswith("_total") else "gauge"
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # unused additional series per metric
-
-
 class MetricsRegistry:
     """The metrics of one process. KeyError for a name that is not in the table.
 
@@ -222,23 +208,33 @@ class MetricsRegistry:
     """
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        import prometheus_client  # brings an HTTP server, and most commands count nothing
+
+        self._client: Any = prometheus_client
+        self._client.disable_created_metrics()  # unused additional series per metric
+        self.content_type: str = prometheus_client.CONTENT_TYPE_LATEST
+        """The media type of `exposition`."""
+        self._registry = prometheus_client.CollectorRegistry()
         self._metrics: dict[str, Any] = {name: self._make_metric(name, row) for name, row in METRICS.items()}
         self._series: dict[tuple[str, ...], Any] = {}
         """Cache by name and labels: prometheus_client takes four times as long to look up a series."""
         self._excluded: dict[str, frozenset[str]] = {}
         """By label: the values that are not exported."""
 
-    def _make_metric(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
+    def _make_metric(self, name: str, row: Metric) -> Any:
         # prometheus_client adds the suffix of a counter itself
         full = PREFIX + name.removesuffix("_total")
         kind = metric_kind(name)
         if kind == "counter":
-            return Counter(full, row.help, row.labels, registry=self._registry)
+            return self._client.Counter(full, row.help, row.labels, registry=self._registry)
         if kind == "gauge":
             # without labels it would show 0 before it is set; `_metric_with_labels` registers it
-            return Gauge(full, row.help, row.labels, registry=self._registry if row.labels else None)
-        return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
+            return self._client.Gauge(
+                full, row.help, row.labels, registry=self._registry if row.labels else None
+            )
+        return self._client.Histogram(
+            full, row.help, row.labels, registry=self._registry, buckets=row.buckets
+        )
 
     def _metric_with_labels(self, name: str, labels: dict[str, str]) -> Any:
         key = _metric_series_key(name, labels)
@@ -279,7 +275,8 @@ class MetricsRegistry:
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
+        exposition: bytes = self._client.generate_latest(self._registry)
+        return exposition
 
 
 def _metric_series_key(name: str, labels: dict[str, str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import msgspec
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, Refused
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import CONTENT_TYPE, MetricsRegistry
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server import connection_close_reasons, server_tls_context
 from nodewise.server.application import Application, Request, Response, Route
 from nodewise.server.client_authorizer import ClientAuthorizer
@@ -401,7 +401,7 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], metrics_registry: Met
         return Response(503 if missing else 200, msgspec.json.encode(body) + b"\n")
 
     def metrics(_request: Request) -> Response:
-        return Response(200, metrics_registry.exposition(), CONTENT_TYPE)
+        return Response(200, metrics_registry.exposition(), metrics_registry.content_type)
 
     return [
         Route("GET", "/healthz", healthz),

@@ -86,7 +86,7 @@ def command(command_line: CommandLine) -> None:
     ctx = click.get_current_context()
     if ctx.invoked_subcommand is not None:
         return
-    logs.configure("warning")
+    logs.configure("warning", "messages")
     options = command_line.settings(ConfigureOptions)
     names = {
         "--namespace": options.namespace,

@@ -89,7 +89,7 @@ def command(command_line: CommandLine) -> None:
       0  printed
       2  the command line or a setting is invalid
     """
-    logs.configure("warning")
+    logs.configure("warning", "messages")
     render_options = command_line.settings(RenderSchedulerOptions)
     roles = [
         agent_selection.agent_role_in_extender_entry(kind, command_line.agent_options(kind))

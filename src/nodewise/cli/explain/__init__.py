@@ -12,12 +12,12 @@ from nodewise.base import clock
 from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
-from nodewise.cli.completion import NamespaceName, PodName
 from nodewise.cli.explain import explanation, native_evaluation, pod_state, rendering, replica_queries
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import DECISIONS, EVALUATION, PodQuery, ReplicaResponse
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.parameter_types import NamespaceName, PodName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import scheduling_attempt_explanation
@@ -123,7 +123,7 @@ def command(command_line: CommandLine) -> None:
       2  the command line or a setting is invalid
       3  no decision about the pod is known
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(ExplainOptions)
     request = _build_request(own, command_line)
 

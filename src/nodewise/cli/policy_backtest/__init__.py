@@ -85,7 +85,7 @@ def command(command_line: CommandLine) -> None:
       1  a file, the cluster or the history cannot be read
       2  the command line or a setting is invalid
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(BacktestOptions)
     if own.html:
         from nodewise.cli.plots import check_matplotlib_installed

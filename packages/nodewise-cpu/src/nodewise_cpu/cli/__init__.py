@@ -52,7 +52,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-@click.group(cls=CommandTable, commands_of=COMMANDS, context_settings=CONTEXT)
+@click.group(cls=CommandTable, commands_of=COMMANDS, outline_path=("cpu",), context_settings=CONTEXT)
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
     """Manage pools of cores on nodes, and allocate exclusive cores to containers.

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from nodewise.base.errors import BadSettings
-from nodewise.cli.setting_declarations import Duration
+from nodewise.cli.parameter_types import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.options import AdminOptions
@@ -105,7 +105,7 @@ def run(options: AgentOptions) -> None:
       1  it cannot run here, or not listen
       2  the command line or a setting is invalid
     """
-    common_options.start_cmk_logging()
+    common_options.start_cmk_logging(repeats=True)
     registry, proc = MetricsRegistry(), common_options.host_proc_path(options)
     try:
         procfs.check_pid_namespace(proc)

@@ -22,7 +22,7 @@ from nodewise.base.clock import format_duration
 from nodewise.base.errors import BadSettings, Conflict, Refused, Unavailable, shown
 from nodewise.cli import options_from_settings as cli_options
 from nodewise.cli.options_from_settings import warn_of_unknown_variables
-from nodewise.cli.setting_declarations import Duration
+from nodewise.cli.parameter_types import Duration
 from nodewise.kube.kubeconfig import ACCOUNT, KubeOptions
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe import logs
@@ -239,12 +239,15 @@ _API_CLIENT_KEY: Final = "nodewise_cpu.cli.api_client"
 """The key of the client in `click.Context.meta`."""
 
 
-def start_cmk_logging() -> None:
-    """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info."""
+def start_cmk_logging(*, repeats: bool = False) -> None:
+    """Log at the level of `CMK_LOG_LEVEL`, in any case. An unknown level is logged, and means info.
+
+    A command that serves or `repeats` writes log lines with times, another one messages.
+    """
     word = os.environ.get(cmk_names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
         logs.emit_later("variable_ignored", variable=cmk_names.LOG_LEVEL, seen=word)
-    logs.configure(_LEVELS.get(word.lower(), "info"))
+    logs.configure(_LEVELS.get(word.lower(), "info"), "text" if repeats else "messages")
 
 
 def open_api_client(options: ApiServerOptions) -> BlockingApiClient:

@@ -199,7 +199,7 @@ def run_reconcile(options: ReconcileOptions) -> None:
       1  the state could not be read or written
       2  the command line or a setting is invalid
     """
-    common_options.start_cmk_logging()
+    common_options.start_cmk_logging(repeats=options.interval > 0)
     proc = common_options.host_proc_path(options)
     store = common_options.open_allocation_store(options)
     known: KnownProcesses | None = None
@@ -260,7 +260,7 @@ def run_node_report(options: NodeReportOptions) -> None:
       1  the report could not be made or published
       2  the command line or a setting is invalid
     """
-    common_options.start_cmk_logging()
+    common_options.start_cmk_logging(repeats=options.interval > 0)
     store = common_options.open_allocation_store(options)
 
     def read_managers(machine: PoolInputs) -> CpuManagers:

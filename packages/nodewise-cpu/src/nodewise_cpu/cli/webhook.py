@@ -11,7 +11,7 @@ from typing import Final, Literal
 import click
 
 from nodewise.base.errors import BadSettings, shown
-from nodewise.cli.setting_declarations import Duration
+from nodewise.cli.parameter_types import Duration
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Application
@@ -108,7 +108,7 @@ def run(options: WebhookOptions) -> None:
     elif options.print_manifests:
         _print_manifests(options)
     else:
-        common_options.start_cmk_logging()
+        common_options.start_cmk_logging(repeats=True)
         asyncio.run(_serve_webhook(options, any_client=any_client))
 
 

@@ -172,7 +172,10 @@ def command(command_line: CommandLine) -> None:
     own: AnnotateOptions = settings[AnnotateOptions]
     run_options, kube = command_line.settings(RunOptions), command_line.settings(ClusterOptions).kube
     is_single = run_options.once or run_options.dry_run
-    logs.configure("warning" if is_single and own.log_level == "info" else own.log_level, own.log_format)
+    if is_single and own.log_format == "text":
+        logs.configure("warning" if own.log_level == "info" else own.log_level, "messages")
+    else:
+        logs.configure(own.log_level, own.log_format)
     if is_single:
         result = asyncio.run(annotate_once(settings, kube, dry=run_options.dry_run))
         click.get_current_context().exit(_print_result(result, run_options.output))

@@ -118,7 +118,7 @@ def command(command_line: CommandLine) -> None:  # complexity: steps in order
       1  a file cannot be written, or matplotlib is missing
       2  the command line or a setting is invalid
     """
-    logs.configure("error")
+    logs.configure("error", "messages")
     own = command_line.settings(BurstOptions)
     if own.svg is not None:
         plots.check_matplotlib_installed()

@@ -1,0 +1,81 @@
+"""Writes the outlines of all commands, for completion and `--help`: `python -m tools.command_outlines`, in `make docs`.
+
+The commands are described twice, with and without nodewise-scorers, whose agents have options in commands of nodewise.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nodewise.base import distributions
+from nodewise.cli import command_outlines, main
+
+_SOURCES: Final = {
+    "nodewise": Path("src/nodewise"),
+    **{
+        package: Path("packages", name, "src", package)
+        for name, package in zip(distributions.EXTRAS, distributions.packages(), strict=True)
+    },
+}
+_WITHOUT: Final = "--without"
+
+
+def outlines() -> dict[Path, str]:
+    """The files by path, as text."""
+    everything, alone = _described_commands(()), _described_commands(distributions.EXTRAS)
+    changed = [name for name in alone if everything[name] != alone[name]]
+    owners = {name: main.COMMANDS[name][0].replace("-", "_") for name in everything if name not in alone}
+    documents: dict[str, dict[str, Any]] = {
+        "nodewise": {"depends_on_agents": changed, "commands": alone},
+        **{package: {"commands": {}} for package in distributions.packages()},
+    }
+    for name in [*owners, *changed]:
+        documents[owners.get(name, "nodewise_scorers")]["commands"][name] = everything[name]
+    return {
+        _SOURCES[package] / command_outlines.FILE: _lines(document) for package, document in documents.items()
+    }
+
+
+def _described_commands(excluded: Iterable[str]) -> dict[str, Any]:
+    """All commands by name, if these distributions are not installed. They are imported in a new process."""
+    run = [sys.executable, "-m", "tools.command_outlines", _WITHOUT, *excluded]
+    described: dict[str, Any] = json.loads(subprocess.run(run, check=True, capture_output=True).stdout)
+    return described
+
+
+def _describe_without(excluded: Iterable[str]) -> Mapping[str, Any]:
+    from nodewise import agents  # imports no agent
+
+    for name in excluded:
+        del distributions.EXTRAS[name]
+    agents._read_entry_points = lambda: agents._EntryPoints((), ())  # noqa: SLF001 - only nodewise's own agents
+    names = [name for name, (module, _) in main.COMMANDS.items() if module not in excluded]
+    commands = {name: main.command.get_command(None, name) for name in names}  # type: ignore[arg-type]
+    return {name: command_outlines.describe(command) for name, command in commands.items() if command}
+
+
+def _lines(document: Any, depth: int = 0) -> str:
+    """JSON with a line for each parameter, so that a change of an option changes one line."""
+    one_line = json.dumps(document, ensure_ascii=False)
+    if not isinstance(document, dict | list) or not document or "names" in document:
+        return one_line
+    pairs = (
+        [f"{json.dumps(key)}: {_lines(value, depth + 1)}" for key, value in document.items()]
+        if isinstance(document, dict)
+        else [_lines(value, depth + 1) for value in document]
+    )
+    opening, closing = "{}" if isinstance(document, dict) else "[]"
+    indent = "\n" + " " * (depth + 1)
+    ending = "\n" if depth == 0 else ""
+    return f"{opening}{indent}{f',{indent}'.join(pairs)}\n{' ' * depth}{closing}{ending}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_WITHOUT]:
+        json.dump(_describe_without(sys.argv[2:]), sys.stdout)
+    else:
+        for file, text in outlines().items():
+            file.write_text(text)
