@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
 import click
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
-from nodewise.base import clock
+from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
 from nodewise.base.option import Argument, Option
@@ -32,9 +33,11 @@ from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
+from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
+from nodewise.metrics.series import ValueState, pack_samples
 from nodewise.observe import logs
 
 _GETS: Final = "GETS"
@@ -45,6 +48,8 @@ _OPTIONAL_COLUMNS: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
 """Columns that are shown only if they have values."""
 _PROGRESS_INTERVAL: Final = 100
 """Number of pods between two progress messages."""
+_AHEAD_S: Final = 10.0
+"""How far ahead the clock of a source may be until its values are marked."""
 _MAX_NODES_WITH_PROBLEMS: Final = 10
 
 
@@ -87,6 +92,8 @@ class PodDecisions(NamedTuple):
     pods: Iterable[PodDecision]
     running: bool
     """Whether pods on a node are among them."""
+    ahead_s: Mapping[tuple[str, str], float] = MappingProxyType({})
+    """By metric and node: how far the time of a value is in the future."""
     inputs: str = ""
     """Whose settings and metric values decided; empty: those of the command."""
 
@@ -121,11 +128,18 @@ def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decis
     return replace(filtered, verdicts=verdicts)
 
 
-def pod_document(pod_decision: PodDecision, *, running: bool) -> dict[str, Any]:
-    """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running."""
+def pod_document(pod_decision: PodDecision, decisions: PodDecisions) -> dict[str, Any]:
+    """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running. The age of a value
+    of the future is negative.
+    """
     entry = decision_json.pod_document(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
+    for value in entry["values"]:
+        if ahead_s := decisions.ahead_s.get((value["metric"], value["node"])):
+            value["age_s"] = -round(ahead_s, 3)
     node = pod_decision.node or None
-    return {**entry, "node": node, "stays": pod_decision.stays if node else None} if running else entry
+    return (
+        {**entry, "node": node, "stays": pod_decision.stays if node else None} if decisions.running else entry
+    )
 
 
 def _print_json(decisions: PodDecisions) -> bool:
@@ -134,7 +148,7 @@ def _print_json(decisions: PodDecisions) -> bool:
     click.echo(b'{"decisions":[', nl=False)
     for pod_decision in decisions.pods:
         if pod_decision.category != "free":
-            document = pod_document(pod_decision, running=decisions.running)
+            document = pod_document(pod_decision, decisions)
             click.echo(between + decision_json.encode_document(document), nl=False)
             is_acceptable, between = is_acceptable and pod_decision.is_acceptable, b","
     inputs = b',"inputs":' + msgspec.json.encode(decisions.inputs) if decisions.inputs else b""
@@ -144,7 +158,7 @@ def _print_json(decisions: PodDecisions) -> bool:
 
 def _print_yaml(decisions: PodDecisions) -> bool:
     listed = [pod_decision for pod_decision in decisions.pods if pod_decision.category != "free"]
-    documents = [pod_document(pod_decision, running=decisions.running) for pod_decision in listed]
+    documents = [pod_document(pod_decision, decisions) for pod_decision in listed]
     rest = {"inputs": decisions.inputs} if decisions.inputs else {}
     plain = msgspec.json.decode(decision_json.encode_document({"decisions": documents} | rest))
     click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
@@ -208,16 +222,17 @@ def _pod_row(pod_decision: PodDecision, decisions: PodDecisions) -> list[str]:
         reasons = [
             reason for position in positions for reason in decision_json.reasons_at(filtered, position)
         ]
-        why = "; ".join(rejection["reason"] for rejection in reasons)
+        why = [rejection["reason"] for rejection in reasons]
     else:
-        why = _format_rejections(pod_decision)
+        why = list(_format_rejections(pod_decision))
+    why += _format_times(pod_decision, decisions.ahead_s)
     return [
         f"{filtered.pod.namespace}/{filtered.pod.name}",
         *where,
         f"{int(filtered.feasible().sum())}/{len(filtered.names)}",
         best or "-",
         "; ".join(_details_of(pod_decision, best).values()) or "-",
-        why,
+        "; ".join(why) or "-",
     ]
 
 
@@ -231,7 +246,25 @@ def _details_of(pod_decision: PodDecision, node: str) -> dict[str, str]:
     return details
 
 
-def _format_rejections(pod_decision: PodDecision) -> str:
+def _format_times(pod_decision: PodDecision, ahead_s: Mapping[tuple[str, str], float]) -> Iterator[str]:
+    """The metrics with values that no rule compares, because they are too old, or that have a time in the future; on
+    the pod's node or, if it waits, on all nodes. Values and ages are left out: they change all the time.
+    """
+    marked: dict[str, dict[str, None]] = {}
+    for decision in (pod_decision.filtered, pod_decision.scored):
+        for rule in decision.evidence():
+            for position in np.flatnonzero(np.asarray(rule.states) == ValueState.STALE).tolist():
+                marked.setdefault(f"{rule.metric} is stale", {})[decision.names[position]] = None
+            for node in decision.names if ahead_s else ():
+                if (rule.metric, node) in ahead_s:
+                    marked.setdefault(f"{rule.metric} has a time in the future", {})[node] = None
+    for text, nodes in marked.items():
+        names = [node for node in nodes if pod_decision.node in ("", node)]
+        if names:
+            yield f"{text} on {missing_values.name_nodes(names, len(names))}"
+
+
+def _format_rejections(pod_decision: PodDecision) -> Iterator[str]:
     """Each reason with its number of nodes, what the node closest to passing lacks, and policies without effect."""
     counts, closest = Counter[str](), dict[str, str]()
     for _, verdict in pod_decision.filtered.verdicts:
@@ -243,15 +276,14 @@ def _format_rejections(pod_decision: PodDecision) -> str:
                 nearest = int(at[verdict.details.distances()[at].argmin()])
                 shortfall = verdict.details.text(nearest)
                 closest[text] = f" ({pod_decision.filtered.names[nearest]}: {shortfall})" if shortfall else ""
-    texts = [f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()]
+    yield from (f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common())
     for _, verdict in pod_decision.filtered.verdicts:
         for policy in verdict.policies:
             if policy.not_enforced:
-                texts.append(f"{policy.policy} is not enforced ({policy.not_enforced})")
+                yield f"{policy.policy} is not enforced ({policy.not_enforced})"
             if policy.would_reject is not None:
                 count = int(policy.would_reject.sum())
-                texts.append(f"{count} would be rejected by {policy.policy}, which only observes")
-    return "; ".join(texts) or "-"
+                yield f"{count} would be rejected by {policy.policy}, which only observes"
 
 
 def _print_wide(decisions: PodDecisions) -> bool:
@@ -260,7 +292,7 @@ def _print_wide(decisions: PodDecisions) -> bool:
     head = ("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED")
 
     def rows(pod_decision: PodDecision) -> Iterable[list[str]]:
-        return _node_rows(pod_document(pod_decision, running=decisions.running))
+        return _node_rows(pod_document(pod_decision, decisions))
 
     return _print_rows(decisions, head, rows)
 
@@ -291,12 +323,16 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _format_value(value: dict[str, Any]) -> str:
-    """A value with its state, unless it is fresh: no rule compares `health=2 (stale, 20m old)`."""
+    """A value with its state, unless it is fresh: no rule compares `health=2 (stale, 20m old)`. One of the future is
+    compared: `health=2 (10m in the future)`.
+    """
     if value["value"] is None:
         return f"{value['metric']}={value['state']}"
     text = f"{value['metric']}={value['value']}"
     if value["state"] == "fresh":
-        return text
+        is_ahead = value["age_s"] is not None and value["age_s"] < 0
+        ahead = f" ({clock.format_duration(round(-value['age_s']))} in the future)" if is_ahead else ""
+        return f"{text}{ahead}"
     age = "" if value["age_s"] is None else f", {clock.format_duration(round(value['age_s']))} old"
     return f"{text} ({value['state']}{age})"
 
@@ -351,6 +387,8 @@ class DecisionInputs(NamedTuple):
     snapshot: Snapshot
     selection: InputSelection
     chain_options: ChainOptions
+    ahead_s: Mapping[tuple[str, str], float]
+    """As in `PodDecisions`."""
     running_source: str
     """Which settings and values of a running nodewise were used; empty for none."""
 
@@ -439,7 +477,7 @@ def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
     chain = AgentChain(plugins, assign_weights(plugins, inputs.chain_options), inputs.states)
     names = inputs.objects.node_names
     decisions = (decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
-    return PodDecisions(decisions, selection.running, inputs.running_source)
+    return PodDecisions(decisions, selection.running, inputs.ahead_s, inputs.running_source)
 
 
 async def _watch_cluster(command_line: CommandLine) -> NoReturn:
@@ -544,7 +582,26 @@ async def _read_and_evaluate(
     cluster_state = ClusterState(index, inputs.objects, metrics_snapshot, at, inputs.nodes)
     agent_states = cluster_state_changes.build_all_agent_states(states, cluster_state)
     snapshot = Snapshot(index, agent_states, at, 1)
-    return DecisionInputs(inputs, states, snapshot, selection, command_line.settings(ChainOptions), source)
+    return DecisionInputs(
+        inputs,
+        states,
+        snapshot,
+        selection,
+        command_line.settings(ChainOptions),
+        _values_of_the_future(metrics_snapshot, at),
+        source,
+    )
+
+
+def _values_of_the_future(snapshot: MetricsSnapshot, at: float) -> dict[tuple[str, str], float]:
+    """By metric and node: how many seconds the time of a value is after the decision."""
+    ahead_s = {}
+    for key, series in snapshot.series.items():
+        metric = key.partition(" by ")[0].removesuffix(" or nothing")
+        samples = cooperative_scheduling.run_without_pauses(pack_samples(series.samples))
+        for position in np.flatnonzero(samples.times - at > _AHEAD_S).tolist():
+            ahead_s[metric, samples.names.names[position]] = float(samples.times[position]) - at
+    return ahead_s
 
 
 def _pods_to_decide(inputs: ObjectsAndMetrics, selection: InputSelection) -> list[Any]:

@@ -292,12 +292,12 @@ def describe(metric: str, without: NodesWithoutValues) -> Generator[None, None, 
     """The message about a metric; empty if no node lacks a value. Yields between parts of the work."""
     parts = []
     if without.missing:
-        text = f"no series of {metric} on {_name_nodes(without.missing, without.missing_count)}"
+        text = f"no series of {metric} on {name_nodes(without.missing, without.missing_count)}"
         similar = yield from closest_nodes(without.hosts, without.missing)
         parts.append(f"{text}; {name_hosts(similar)}" if similar else text)
     if without.invalid:
         reason = truncate(without.reason, _MAX_REASON)
-        nodes = _name_nodes(without.invalid, without.invalid_count)
+        nodes = name_nodes(without.invalid, without.invalid_count)
         parts.append(f"no valid value of {metric} on {nodes}: {reason}")
     return "; ".join(parts)
 
@@ -321,6 +321,7 @@ def name_hosts(similar: Mapping[str, str]) -> str:
     return f"closest names in series of no node: {', '.join(pairs)}"
 
 
-def _name_nodes(names: Sequence[str], count: int) -> str:
+def name_nodes(names: Sequence[str], count: int) -> str:
+    """`5 nodes: a, b, c and 2 more`."""
     more = f" and {count - MAX_NAMED} more" if count > MAX_NAMED else ""
     return f"{count} node{'s' if count > 1 else ''}: {', '.join(names[:MAX_NAMED])}{more}"

@@ -1,5 +1,6 @@
 """The tables of `nodewise decide`."""
 
+import json
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -47,14 +48,46 @@ items:
 """
 
 
+def decide(folder: Path, *options: str) -> str:
+    (folder / "objects.yaml").write_text(OBJECTS)
+    (folder / "metrics.yaml").write_text(METRICS)
+    files = [str(folder / name) for name in ("objects.yaml", "metrics.yaml")]
+    return CliRunner().invoke(main.command, ["decide", *files, "--agents", "telemetry", *options]).output
+
+
 def test_wide_table_marks_values_that_no_rule_compares(tmp_path: Path) -> None:
-    (tmp_path / "objects.yaml").write_text(OBJECTS)
-    (tmp_path / "metrics.yaml").write_text(METRICS)
-    files = [str(tmp_path / name) for name in ("objects.yaml", "metrics.yaml")]
-    done = CliRunner().invoke(main.command, ["decide", *files, "--agents", "telemetry", "-o", "wide"])
-    measured = {line[1]: " ".join(line[3:-1]) for line in map(str.split, done.output.splitlines()[1:])}
+    table = decide(tmp_path, "-o", "wide")
+    measured = {line[1]: " ".join(line[3:-1]) for line in map(str.split, table.splitlines()[1:])}
     assert measured == {
         "fan-1": "fan_errors=2",
         "fan-2": "fan_errors=9 (stale, 4m30s old)",
         "fan-3": "fan_errors=missing",
     }
+
+
+def test_every_format_marks_values_of_the_future(tmp_path: Path) -> None:
+    before = ("--now", "2026-05-01T09:55:00Z")
+    table = decide(tmp_path, *before, "-o", "wide")
+    for text in ("fan_errors=2 (5m in the future)", "fan_errors=9 (30s in the future)", "fan_errors=missing"):
+        assert f"  {text}  " in table
+    values = json.loads(decide(tmp_path, *before, "-o", "json"))["decisions"][0]["values"]
+    assert {value["node"]: (value["state"], value["age_s"]) for value in values} == {
+        "fan-1": ("fresh", -300.0),
+        "fan-2": ("fresh", -30.0),
+        "fan-3": ("missing", None),
+    }
+    assert (
+        decide(tmp_path, *before)
+        .splitlines()[1]
+        .endswith(
+            "1 placement policy web/fans: fan_errors above 3; "
+            "fan_errors has a time in the future on 2 nodes: fan-1, fan-2"
+        )
+    )
+
+
+def test_table_marks_values_that_no_rule_compares_without_their_ages(tmp_path: Path) -> None:
+    """The ages change all the time, and --watch prints the table again when a row changes."""
+    for now, nodes in (("10:00:00", "1 node: fan-2"), ("10:01:30", "2 nodes: fan-1, fan-2")):
+        [_, row] = decide(tmp_path, "--now", f"2026-05-01T{now}Z").splitlines()
+        assert row.endswith(f" fan_errors is stale on {nodes}")
