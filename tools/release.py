@@ -42,10 +42,14 @@ class ReleaseError(Exception):
     """A release cannot be made."""
 
 
-def release_notes(changelog: str, version: str) -> str:
-    """The section of a version, or `Unreleased` before the version has one. ReleaseError if both are missing."""
+def release_notes(changelog: str, version: str, tag: str = "") -> str:
+    """The section of a version. Without a tag, `Unreleased` if the version has none. ReleaseError if it is missing."""
+    if tag not in {"", f"v{version}"}:
+        raise ReleaseError(
+            f"--tag: found {tag}, expected v{version}, the version of src/nodewise/__init__.py"
+        )
     sections = dict(re.findall(r"^## (.+?)\n+(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
-    for title in (version, "Unreleased"):
+    for title in (version,) if tag else (version, "Unreleased"):
         if text := sections.get(title, "").strip():
             return f"# nodewise {version}\n\n{text}\n"
     raise ReleaseError(f"{CHANGELOG}: found no section {version}, expected one with the changes")
@@ -193,7 +197,7 @@ def _output(*command: str) -> str:
 
 
 def _make(folder: Path, arguments: argparse.Namespace) -> None:
-    notes = release_notes(CHANGELOG.read_text(), nodewise.__version__)
+    notes = release_notes(CHANGELOG.read_text(), nodewise.__version__, arguments.tag)
     revision = source_revision()
     cosign = shutil.which("cosign")
     if arguments.sign and not cosign:
@@ -234,6 +238,9 @@ def main() -> int:
         "--registry",
         default="",
         help="registry of the image, such as registry.example.org/team; default: none, nodes import the image",
+    )
+    parser.add_argument(
+        "--tag", default="", help="the tag of the release, such as v1.2.3, which has to be the version"
     )
     parser.add_argument("--sign", action="store_true", help="sign with cosign")
     parser.add_argument("--no-image", action="store_true", help="without the image")

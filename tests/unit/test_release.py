@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -33,6 +34,21 @@ def test_release_notes_are_the_section_of_the_version(version: str, notes: str) 
 def test_a_version_without_changes_is_an_error() -> None:
     with pytest.raises(release.ReleaseError, match=r"found no section 0\.9\.0"):
         release.release_notes("# Changelog\n\n## Unreleased\n\n## 0.1.0\n\n- first\n", "0.9.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "tag", "message"),
+    [
+        ("0.2.0", "v0.3.0", "--tag: found v0.3.0, expected v0.2.0"),
+        ("0.2.0", "0.2.0", "--tag: found 0.2.0, expected v0.2.0"),
+        ("0.3.0", "v0.3.0", "found no section 0.3.0"),
+    ],
+    ids=["another version", "no v", "changes without a version"],
+)
+def test_a_tag_is_that_of_the_version_which_has_a_section(version: str, tag: str, message: str) -> None:
+    with pytest.raises(release.ReleaseError, match=re.escape(message)):
+        release.release_notes(CHANGES, version, tag)
+    assert "- more" in release.release_notes(CHANGES, "0.2.0", "v0.2.0")
 
 
 def test_the_chart_gets_the_addresses_of_the_repository() -> None:

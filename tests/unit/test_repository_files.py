@@ -35,13 +35,49 @@ def test_hosted_ci_tests_each_version_of_python_that_make_test_long_does() -> No
     assert least == f">={versions[0].split()[0]}"
 
 
-def test_workflows_have_timeouts_and_read_permissions_only() -> None:
+PERMISSIONS = {
+    "check": {"contents": "read"},
+    "test": {"contents": "read"},
+    "cluster": {"contents": "read"},
+    "tested": {"actions": "read"},
+    "plugin": {"contents": "read"},
+    "files": {"contents": "read"},
+    "attestations": {"attestations": "write", "id-token": "write"},
+    "registry": {"packages": "write"},
+    "wheels": {"contents": "read", "id-token": "write"},
+    "release": {"contents": "write"},
+}
+"""The permissions of each job, of all workflows."""
+
+
+def test_jobs_have_a_timeout_and_the_permissions_that_they_need() -> None:
+    permissions = {}
     for path in WORKFLOWS:
         workflow = safe_yaml_loader.load(path.read_text(), path.name)
-        assert workflow["permissions"] == {"contents": "read"}
         for name, job in workflow["jobs"].items():
             assert job["timeout-minutes"] > 0, name
-            assert "permissions" not in job, name
+            permissions[name] = job.get("permissions", workflow["permissions"])
+    assert permissions == PERMISSIONS
+
+
+def test_jobs_that_publish_run_no_code_of_the_checkout() -> None:
+    """They publish the files of jobs that have no permission to write, and wait for the approval of the environment."""
+    jobs = load(".github/workflows/release.yml")["jobs"]
+    publishing = {name for name, permissions in PERMISSIONS.items() if "write" in permissions.values()}
+    assert {name for name, job in jobs.items() if job.get("environment") == "release"} == publishing
+    for name in publishing:
+        commands = [step["run"] for step in jobs[name]["steps"] if "run" in step]
+        assert not [command for command in commands if "make " in command], name
+
+
+def test_files_of_a_release_are_made_by_make_release_of_the_tag() -> None:
+    jobs = load(".github/workflows/release.yml")["jobs"]
+    commands = [step.get("run", "") for step in jobs["files"]["steps"]]
+    (command,) = [line for text in commands for line in text.splitlines() if line.startswith("make release")]
+    options = set(re.findall(r"--[a-z]+", command))
+    text = (ROOT / "tools/release.py").read_text()
+    assert options == {"--tag", "--url", "--registry", "--plugins"}
+    assert [option for option in options if f'"{option}"' not in text] == []
 
 
 def test_actions_are_pinned_by_the_hash_of_a_commit_and_name_their_version() -> None:
@@ -51,9 +87,11 @@ def test_actions_are_pinned_by_the_hash_of_a_commit_and_name_their_version() -> 
     assert len(uses) > 1
 
 
-def test_cluster_job_runs_in_the_base_image_of_the_containerfile() -> None:
+def test_jobs_in_containers_run_in_the_base_image_of_the_containerfile() -> None:
     (base,) = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE)
-    assert ci_jobs()["cluster"]["container"]["image"] == base
+    jobs = ci_jobs() | load(".github/workflows/release.yml")["jobs"]
+    images = {name: job["container"]["image"] for name, job in jobs.items() if "container" in job}
+    assert images == dict.fromkeys(("cluster", "plugin", "files"), base)
 
 
 def test_code_owners_are_teams_of_the_owner_of_the_repository() -> None:
