@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.image import image_constants
+from tools.image import image_constants, oci
 
 import nodewise
 from tests import docs_page_code_blocks
@@ -174,9 +174,9 @@ def test_skopeo_copies_the_images_of_all_architectures(
     operator: ImageToolsUser, combined: tuple[Path, str], tmp_path: Path
 ) -> None:
     file, digest = combined
-    operator.sees(f"skopeo copy --quiet --all oci-archive:{file} dir:{tmp_path}/folder")
+    operator.sees(f"skopeo copy --quiet --all --preserve-digests oci-archive:{file} dir:{tmp_path}/folder")
     index = (tmp_path / "folder/manifest.json").read_bytes()
-    assert f"sha256:{hashlib.sha256(index).hexdigest()}" == digest
+    assert f"sha256:{hashlib.sha256(index).hexdigest()}" == digest == oci.archive_digest(file)
     for architecture in image_constants.MACHINES:
         line = f"skopeo --override-arch {architecture} inspect --format '{{{{.Architecture}}}}'"
         assert operator.sees(f"{line} oci-archive:{file}") == architecture
