@@ -160,8 +160,8 @@ def write_installation(folder: Path, registry: str) -> None:
 
 _IMPORT: Final = "#   before            on each node: ctr --namespace k8s.io images import {}\n"
 _INSTALLATION_HEADER: Final = """\
-# nodewise {version} in native mode. It needs Kubernetes {oldest} or later: `kubectl version` prints that of the server. On
-# older ones kubectl finds no match for the kind MutatingAdmissionPolicy, and policies have no effect on pods.
+# nodewise {version} in native mode. It needs Kubernetes {oldest} or later: `kubectl version` prints that of the server.
+# On older ones kubectl finds no match for the kind MutatingAdmissionPolicy, and policies have no effect on pods.
 #
 {source}\
 #   install, upgrade  kubectl apply --server-side -f install.yaml
