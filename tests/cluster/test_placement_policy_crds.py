@@ -144,7 +144,7 @@ def test_status_is_separate_from_the_spec_and_conditions_merge_by_type(api: Clus
         condition = {
             "type": kind,
             "status": "True",
-            "reason": "AllWell",
+            "reason": "AsExpected",
             "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
@@ -178,7 +178,7 @@ STATUS: Final = {
         {
             "type": kind,
             "status": "True",
-            "reason": "AllWell",
+            "reason": "AsExpected",
             "message": "fine",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
@@ -196,10 +196,11 @@ def test_kubectl_get_shows_the_columns(plane: ControlPlane, api: ClusterApi, kin
     api.patch(f"{path}/status", {"status": STATUS})
     try:
         head, row, *_ = plane.kubectl("get", name, "-n", "default").splitlines()
-        assert re.split(" {2,}", head.strip()) == ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "AGE"]
+        columns = ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "READY", "AGE", "MESSAGE"]
+        assert re.split(" {2,}", head.strip()) == columns
         assert row.split()[1:5] == ["Enforce", "12", "3", "True"]
         wide = plane.kubectl("get", name, "-n", "default", "-o", "wide")
-        assert re.split(" {2,}", wide.splitlines()[0].strip())[-2:] == ["READY", "MESSAGE"]
+        assert re.split(" {2,}", wide.splitlines()[0].strip()) == [*columns[:-1], "ENFORCEMENT", columns[-1]]
     finally:
         api.delete(path)
 

@@ -57,10 +57,11 @@ def test_counts_conditions_columns_and_events(
             show=table,
         )
         head = table()[0]
-        assert re.split(" {2,}", head.strip()) == ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "AGE"]
+        columns = ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "READY", "AGE", "MESSAGE"]
+        assert re.split(" {2,}", head.strip()) == columns
         wait(
             "pods are counted",
-            lambda: plane.kubectl("get", "cplp", space).split()[9:11] == ["3", "2"] or None,
+            lambda: plane.kubectl("get", "cplp", space).splitlines()[1].split()[2:4] == ["3", "2"] or None,
         )
         assert status("cool")["rules"] == [
             {"rule": "avoid[0]", "expression": "heat above 80", "nodes": 1, "missing": 0}

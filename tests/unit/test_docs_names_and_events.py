@@ -131,7 +131,7 @@ def test_the_page_of_events_has_every_reason() -> None:
     assert calls == 3, "an Event that the page does not know"
     kinds = (*policy_status.CONDITIONS, *policy_status.TASPOLICY_CONDITIONS)
     conditions = {kind.reason for kind in kinds if kind.reason}  # others have a cause as their reason
-    reasons = {event_recorder.NO_NODE_PASSES, decision.NOT_BOUND, "AllWell"}
+    reasons = {event_recorder.NO_NODE_PASSES, decision.NOT_BOUND, "AsExpected"}
     reasons |= conditions | policy_status.NOT_READY.keys()
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons

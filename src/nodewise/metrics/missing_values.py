@@ -81,7 +81,7 @@ class Cause(NamedTuple):
 
 
 UNKNOWN: Final = Cause("SourceFails", "no source responded with values", _LOG_REMEDY)
-NEVER_FETCHED: Final = Cause("NeverFetched", "no source has responded yet", "wait for the first refresh")
+NEVER_FETCHED: Final = Cause("NeverFetched", "no source has responded yet")
 OUTDATED: Final = Cause(
     "ValuesOutdated", "every value is older than maxAge", "scrape more often, or raise maxAge of the rule"
 )

@@ -79,7 +79,7 @@ class TelemetryKind(ControllerKind):
     def state(self, options: TelemetryOptions, sync_period_s: float) -> "TelemetryStateBuilder":
         from nodewise.policies.state import TelemetryStateBuilder
 
-        return TelemetryStateBuilder(options, max_age_s(options, sync_period_s))
+        return TelemetryStateBuilder(options, max_age_s(options, sync_period_s), sync_period_s)
 
     def agent(self, options: TelemetryOptions) -> "TelemetryAgent":  # noqa: ARG002 - the contract of a kind
         from nodewise.policies.agent import TelemetryAgent

@@ -28,6 +28,7 @@ from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import interleave
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import PodFields, PodMetadata, SelectionIndex
+from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.selected_pods import ListedPodMetadata, PodLabelGroup, PodLabelGroups
 from nodewise.policies.state import PolicyState
 from nodewise.policies.verdict_labels import LabelledPolicy, NodeConstraints, PodConditions
@@ -313,6 +314,9 @@ _MAX_REASONS: Final = 5
 """Reasons, and labels of deleted policies, that a note names."""
 _CHANGED_S: Final = 30.0
 """The shortest time between two notes with different texts for one pod. Counts of nodes may change all the time."""
+_GRACE_S: Final = 5.0
+"""The time that a pod must wait for a note if its policies accept a node, to which kube-scheduler may be about to bind
+it: labels may just have been written. It is the default refresh period."""
 _REPEATED_S: Final = 600.0
 """The time after which a pod that still waits gets the same note again."""
 
@@ -323,17 +327,13 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     `states` are the policies by label key. Everyone who may read a pod's events reads the note, so it contains no
     measured value; a metric may belong to another tenant.
     """
-    rejected = np.zeros(node_count, np.bool_)
     counts: Counter[Reason] = Counter()
-    for key in sorted(keys):
-        state = states.get(key)
-        if state is None or state.verdict is None or state.policy.no_verdict_label:
-            continue
-        codes = state.verdict.codes[:-1]
-        rejected |= codes > 0
+    verdicts = _labelled_verdicts(keys, states)
+    for verdict in verdicts:
+        codes = verdict.codes[:-1]
         for code, count in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
-            counts[state.verdict.reasons[int(code) - 1]] += int(count)
-    total = int(np.count_nonzero(rejected))
+            counts[verdict.reasons[int(code) - 1]] += int(count)
+    total = _count_rejected_nodes(verdicts, node_count)
     if not total:
         return ""
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0].text()))
@@ -341,6 +341,22 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     more = f"; and {len(common) - _MAX_REASONS} more reasons" if len(common) > _MAX_REASONS else ""
     many = "all" if total == node_count else f"{total} of"
     return f"policies reject {many} {node_count} nodes: {listed}{more}"
+
+
+def _labelled_verdicts(keys: Iterable[str], states: Mapping[str, PolicyState]) -> list[AvoidVerdict]:
+    """The verdicts of the policies with these label keys, as far as nodes have the labels."""
+    known = (states[key] for key in sorted(keys) if key in states)
+    return [
+        state.verdict for state in known if state.verdict is not None and not state.policy.no_verdict_label
+    ]
+
+
+def _count_rejected_nodes(verdicts: Iterable[AvoidVerdict], node_count: int) -> int:
+    """The number of nodes that one of the verdicts rejects."""
+    rejected = np.zeros(node_count, np.bool_)
+    for verdict in verdicts:
+        rejected |= verdict.codes[:-1] > 0
+    return int(np.count_nonzero(rejected))
 
 
 def deletion_note(keys: Iterable[str]) -> str:
@@ -394,6 +410,40 @@ def states_by_label_key(states: Iterable[PolicyState]) -> dict[str, PolicyState]
         for state in states
         if state.policy.uid and policy_selection.has_labels(state.policy)
     }
+
+
+class UnscheduledTimes:
+    """Since when pods wait although their policies accept a node."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+        """By uid of a pod that kube-scheduler rejected by node labels, the monotonic time."""
+
+    def exclude_new(
+        self,
+        pods: Iterable[UnscheduledPod],
+        states: Mapping[str, PolicyState],
+        node_count: int,
+        now_s: float,
+    ) -> Generator[None, None, list[UnscheduledPod]]:
+        """The pods without those that wait for less than `_GRACE_S` although their policies accept a node.
+
+        `states` are the policies by label key. Yields between pods.
+        """
+        since_s: dict[str, float] = {}
+        rejected: dict[frozenset[str], int] = {}
+        result = []
+        for pod in pods:
+            yield
+            uid = pod.metadata.uid
+            if pod.keys not in rejected:
+                rejected[pod.keys] = _count_rejected_nodes(_labelled_verdicts(pod.keys, states), node_count)
+            if pod.lacks_matching_node and 0 < rejected[pod.keys] < node_count:
+                since_s[uid] = self._since_s.get(uid, now_s)
+            if uid not in since_s or now_s - since_s[uid] >= _GRACE_S:
+                result.append(pod)
+        self._since_s = since_s
+        return result
 
 
 class NoteSchedule:

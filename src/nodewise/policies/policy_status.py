@@ -4,7 +4,8 @@ The admission policies of `deploy/extender-pods.yaml` read `mode`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from nodewise.base import clock
 from nodewise.base.errors import truncate
 from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields
 from nodewise.policies.hysteresis import FLAPPING
-from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, PolicyKind
 from nodewise.policies.policy_objects import PolicyObject, StepBack, decode_status
 from nodewise.policies.policy_status_fields import (
     NO_NODE_PASSES,
@@ -27,6 +28,8 @@ from nodewise.policies.policy_status_fields import (
 from nodewise.policies.rule_evaluation import RuleEvaluation
 from nodewise.policies.state import PolicyState
 
+AS_EXPECTED: Final = "AsExpected"
+"""The reason of a condition with a good status, and of the event when it becomes good again."""
 Status = PolicyStatus | PlacementPolicyStatus
 
 REJECTS_EVERY_NODE: Final = "no node is left for the selected pods: the policy rejects every node"
@@ -59,6 +62,8 @@ class StatusFacts(NamedTuple):
     """A pod to which native mode does not apply the policy, which selects it; empty if none is known."""
     gated_pods: str = ""
     """Why new pods get a scheduling gate that nothing removes; empty if they do not."""
+    unknown: frozenset[str] = frozenset()
+    """The types of conditions about which a new leader knows nothing yet. They stay as they are."""
 
 
 class ConditionKind(NamedTuple):
@@ -150,6 +155,7 @@ NOT_READY: Final = {
     "NotEnforced": "NotEnforced",
     "BudgetExceeded": "BudgetExceeded",
     "NotTrusted": "NotTrusted",
+    "SteppedBack": "SteppedBack",
     "MetricsUnavailable": "MetricsAvailable",
     "LabelRefused": "LabelRefused",
     "PodsGated": "PodsGated",
@@ -171,11 +177,13 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
     messages = _condition_messages(state, facts, not_enforced, clock.parse_rfc3339(now))
-    not_ready = next((reason for reason, kind in NOT_READY.items() if messages[kind]), "")
-    messages["Ready"] = messages[NOT_READY[not_ready]] if not_ready else ""
-    unavailable = policy_status_fields.missing_metrics_reason(state.unfetched)
-    reasons = {"Ready": not_ready, "MetricsAvailable": unavailable, "MetricsFetched": unavailable}
+    messages |= {
+        condition.type: condition.message
+        for condition in before.conditions
+        if condition.type in facts.unknown and condition.status != "False"
+    }
     if isinstance(before, PolicyStatus):
+        reasons = {"MetricsFetched": policy_status_fields.missing_metrics_reason(state.unfetched)}
         return PolicyStatus(
             _conditions(TASPOLICY_CONDITIONS, messages, reasons, before, facts.generation, now),
             facts.generation,
@@ -183,8 +191,12 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
             tuple(sorted(state.unfetched)),
             "NotEnforced" if not_enforced else "Enforce",
         )
+    not_ready = next((reason for reason, kind in NOT_READY.items() if messages[kind]), "")
+    messages["Ready"] = _not_ready_message(not_ready, state, messages)
+    reasons = {"Ready": not_ready, "MetricsAvailable": _unavailability_reason(state)}
+    notes = _notes_when_ready(policy, messages)
     return PlacementPolicyStatus(
-        _conditions(CONDITIONS, messages, reasons, before, facts.generation, now),
+        _conditions(CONDITIONS, messages, reasons, before, facts.generation, now, notes),
         facts.generation,
         "NotEnforced" if policy.not_enforced else "Shadow" if facts.step_back else policy.mode,
         _selected_pods(state, facts),
@@ -194,6 +206,57 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
     )
 
 
+def _unavailability_reason(state: PolicyState) -> str:
+    """The reason of the condition MetricsAvailable if it is False."""
+    unfetched = policy_status_fields.missing_metrics_reason(state.unfetched)
+    lost = _SUSPENDED.reason if state.suspended else ""
+    return unfetched or lost or policy_status_fields.missing_metrics_reason(state.failing)
+
+
+def _notes_when_ready(policy: Policy, messages: Mapping[str, str]) -> Mapping[str, str]:
+    """The message of the condition Ready of a policy that is ready, if it differs from the usual one: what else the
+    conditions say.
+    """
+    notes = "; ".join(messages[kind.type] for kind in CONDITIONS if messages[kind.type])
+    observes = "the policy only observes" if policy.is_shadow else ""
+    return {"Ready": notes or observes} if notes or observes else {}
+
+
+def _not_ready_message(reason: str, state: PolicyState, messages: Mapping[str, str]) -> str:
+    """The message of the condition Ready with this reason; empty without one. It names what does not apply."""
+    if not reason:
+        return ""
+    message = messages[NOT_READY[reason]]
+    if reason == "SteppedBack":
+        return f"the guard is exceeded: {message}"
+    if reason != "MetricsUnavailable":
+        return message
+    places = [
+        f"{place} ({text})"
+        for place, part, text in _described_comparisons(state.policy)
+        if part in state.suspended
+        or (not part.unusable and part.metric_request().key in (*state.unfetched, *state.failing))
+    ]
+    more = f" and {len(places) - _MAX_NAMED} more rules" if len(places) > _MAX_NAMED else ""
+    return f"{', '.join(places[:_MAX_NAMED])}{more}: {message}"
+
+
+def _described_comparisons(policy: Policy) -> Iterator[tuple[str, Comparison, str]]:
+    """Each comparison with the place of its rule in the spec, and its text."""
+    sections: dict[str, Sequence[AvoidRule | LabelRule]] = {
+        "avoid": policy.avoid,
+        "nodeLabels": policy.node_labels,
+    }
+    for section, rules in sections.items():
+        for number, rule in enumerate(rules):
+            for part in rule.parts:
+                text = policy_status_fields.comparison_expression(part, policy.key.kind)
+                yield f"{section}[{number}]", part, text
+    for number, preference in enumerate(policy.prefer):
+        source = preference.source
+        yield f"prefer[{number}]", source, policy_status_fields.preference_expression(source)
+
+
 def _conditions(
     kinds: Iterable[ConditionKind],
     messages: Mapping[str, str],
@@ -201,8 +264,10 @@ def _conditions(
     before: Status,
     generation: int,
     now: str,
+    good_messages: Mapping[str, str] = MappingProxyType({}),
 ) -> list[PolicyCondition]:
     """The conditions to write, with messages and reasons of bad statuses by type; no message means a good status.
+    `good_messages` are those of good statuses, by type, that differ from the usual ones.
 
     A condition whose status did not change keeps its time.
     """
@@ -213,11 +278,12 @@ def _conditions(
         if not (message or old or kind.is_always_set):
             continue
         status = kind.good
-        reason, text = "AllWell", kind.good_message
+        reason, text = AS_EXPECTED, good_messages.get(kind.type, kind.good_message)
         if message:
             status = "False" if kind.good == "True" else "True"
             reason = kind.reason or reasons[kind.type]
-            text = truncate(message, policy_status_fields.MAX_LENGTH)
+            text = message
+        text = truncate(text, policy_status_fields.MAX_LENGTH)
         since = old.last_transition_time if old and old.status == status else now
         conditions.append(PolicyCondition(kind.type, status, reason, text, since or now, generation))
     return conditions
@@ -233,6 +299,8 @@ def _condition_messages(  # complexity: one entry for each condition
         state.unfetched, NO_NODE_PASSES if is_taspolicy else RULES_REJECT
     )
     held = ", ".join(policy_rejection_reasons.comparison_text(rule, kind) for rule in state.suspended)
+    suspended = policy_status_fields.suspension_text(held, state.lost) if held else ""
+    failing = policy_status_fields.failing_metrics_text(state.failing)
     problems = "; ".join(map(str, policy.problems))
     selects_none = _selected_pods(state, facts) == 0
     where = f" of namespace {policy.namespace}" if policy.namespace else ""
@@ -245,9 +313,9 @@ def _condition_messages(  # complexity: one entry for each condition
     )
     return {
         "Valid": problems,
-        "MetricsAvailable": unfetched,
+        "MetricsAvailable": next(filter(None, (unfetched, suspended, failing)), ""),
         "MetricsFetched": unfetched,
-        "Suspended": policy_status_fields.suspension_text(held, state.lost) if held else "",
+        "Suspended": suspended,
         "LabelConflict": facts.label_conflict,
         "NotEnforced": not_enforced,
         "NotTrusted": policy.not_trusted,
@@ -316,9 +384,7 @@ def _rule_counts(state: PolicyState, now_s: float) -> Iterator[RuleCounts]:
     for number, preference in enumerate(state.policy.prefer):
         source = preference.source
         if source in preferences:
-            order = "Ascending" if source.operator == "below" else "Descending"
-            text = f"{source.query or source.metric_request().name} {order}"
-            text = truncate(text, policy_status_fields.MAX_EXPRESSION)
+            text = policy_status_fields.preference_expression(source)
             yield replace(_part_counts(f"prefer[{number}]", preferences[source], text, state), nodes=None)
     for number, label_rule in enumerate(state.policy.node_labels):
         yield from _counts_of_parts(f"nodeLabels[{number}]", label_rule.parts, evaluated, state)
@@ -401,4 +467,4 @@ def condition_events(before: Status, wanted: Status) -> Iterator[ConditionEvent]
         ):
             yield ConditionEvent("Warning", condition.reason, condition)
         elif condition.status == good and old is not None and old.status != good:
-            yield ConditionEvent("Normal", "AllWell", condition)
+            yield ConditionEvent("Normal", AS_EXPECTED, condition)

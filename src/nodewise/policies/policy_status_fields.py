@@ -91,6 +91,17 @@ def parse_missing_metrics(message: str) -> list[MissingMetrics]:
     return entries
 
 
+def failing_metrics_text(causes: Mapping[str, Cause]) -> str:
+    """Which metrics could not be fetched lately, and why, while their last values apply; empty for none."""
+    by_cause: dict[Cause, list[str]] = {}
+    for key, cause in causes.items():
+        by_cause.setdefault(cause, []).append(key)
+    return "; ".join(
+        f"the last values of {', '.join(keys)} apply until they are too old: {cause}"
+        for cause, keys in by_cause.items()
+    )
+
+
 def suspension_text(comparisons: str, causes: Mapping[str, Cause]) -> str:
     """That rules with these comparisons are suspended, and why their nodes lost their values."""
     why = "; ".join(dict.fromkeys(map(str, causes.values())))
@@ -203,6 +214,12 @@ def rule_expression(rule: AvoidRule, kind: PolicyKind) -> str:
 def comparison_expression(comparison: Comparison, kind: PolicyKind) -> str:
     """The text of a comparison."""
     return truncate(_comparison_text(comparison, kind), MAX_EXPRESSION)
+
+
+def preference_expression(source: Comparison) -> str:
+    """The text of a preference by the values of a metric."""
+    order = "Ascending" if source.operator == "below" else "Descending"
+    return truncate(f"{source.query or source.metric_request().name} {order}", MAX_EXPRESSION)
 
 
 def _comparison_text(comparison: Comparison, kind: PolicyKind) -> str:

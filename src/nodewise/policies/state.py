@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
+from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Column, Series, build_column, empty_column, is_near
 from nodewise.policies import (
     native_mode_admission,
@@ -42,6 +43,9 @@ class _MetricColumn(NamedTuple):
     """Which nodes have no value while others have one; empty for none."""
 
 
+_SYNC_PERIOD_S: Final = RefreshOptions().sync_period_s
+_FAILING_PERIODS: Final = 3
+"""Refresh periods without a response after which a metric counts as failing. One request may fail."""
 POLICIES = "taspolicies"
 """The key of the TASPolicies in `ClusterState.objects`."""
 POLICY_KINDS: Final[Mapping[str, PolicyKind]] = {
@@ -96,6 +100,13 @@ class PolicyState(NamedTuple):
     """Metrics of its rules whose last response lacks a part of the series, as messages name them."""
     sparse_samples: tuple[SparseSamples, ...] = ()
     """The metrics of its rules whose values count for less than the distance of samples, or hardly longer."""
+    failing: Mapping[str, Cause] = {}
+    """Metrics of its rules that have values, but could not be fetched for some periods, by key, with the cause."""
+
+    @property
+    def awaits_first_response(self) -> bool:
+        """Whether a metric of its rules has been requested, and no response has arrived yet."""
+        return any(cause.reason == NEVER_FETCHED.reason for cause in self.unfetched.values())
 
 
 class TelemetryState(NamedTuple):
@@ -116,7 +127,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         frozenset({*POLICY_KINDS, NAMESPACES, *(watched.name for watched in native_mode_admission.WATCHED)})
     )
 
-    def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
+    def __init__(
+        self, options: TelemetryOptions, max_age_s: float, sync_period_s: float = _SYNC_PERIOD_S
+    ) -> None:
+        self._failing_s = _FAILING_PERIODS * sync_period_s
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
@@ -293,6 +307,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             self._nodes_without_values(policy),
             self._incomplete_metrics(policy, cluster_state),
             self._sparse_samples(policy),
+            self._failing_metrics(policy, cluster_state),
         )
 
     def _evaluate_node_labels(
@@ -436,6 +451,17 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             if is_incomplete if failure is None else failure.reason == "IncompleteAnswer":
                 names[rule.metric_request().name] = None
         return tuple(names)
+
+    def _failing_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, Cause]:
+        """The metrics whose last values apply because newer ones could not be fetched, by key, with the cause."""
+        metrics = cluster_state.metrics
+        keys = {rule.metric_request().key for rule in policy.usable_comparisons()}
+        return {
+            key: metrics.causes[key]
+            for key in sorted(keys & metrics.causes.keys() & metrics.series.keys())
+            if cluster_state.now - metrics.series[key].fetched_at > self._failing_s
+            and metrics.causes[key].reason != "IncompleteAnswer"
+        }
 
     def _sparse_samples(self, policy: Policy) -> tuple[SparseSamples, ...]:
         """The metrics of evaluated rules with samples near or beyond the maximum age, each with its shortest one."""

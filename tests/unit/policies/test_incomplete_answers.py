@@ -154,7 +154,7 @@ def test_condition_names_the_metric_and_no_text_of_the_server() -> None:
     assert conditions(refreshes, PlacementPolicyStatus())["IncompleteAnswers"].status == "True"
     refreshes.respond(1015, r1=90, r2=60, r3=60, r4=60, r5=60)
     ended = conditions(refreshes, PlacementPolicyStatus([condition]))["IncompleteAnswers"]
-    assert (ended.status, ended.reason) == ("False", "AllWell")
+    assert (ended.status, ended.reason) == ("False", "AsExpected")
 
 
 def test_taspolicy_has_the_condition() -> None:

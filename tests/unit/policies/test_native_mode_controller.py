@@ -141,12 +141,15 @@ class NativeModeFixture:
         canary: Canary | None = None,
         selects: bool = False,
         is_on: bool = True,
+        stepped_back: bool = False,
     ) -> None:
         """Run one step with a snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
         avoid = (AvoidRule((RULE,)),) if avoids else ()
         selection = PodSelection() if selects else None
-        policy = Policy(KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid)
+        policy = Policy(
+            KEY, "", selection, mode, canary, avoid=avoid, uid=self.uid, stepped_back=stepped_back
+        )
         verdict = AvoidVerdict(codes, (RuleBroken(KEY, (RULE,)),)) if avoids else None
         state = PolicyState(policy, verdict, (), None, None, awaits_metrics=awaits_metrics)
         agent_state = TelemetryState({KEY: state}, SelectionIndex([policy], {}), is_on)
@@ -510,6 +513,15 @@ async def test_a_canary_by_percent_has_no_labels_and_is_reported() -> None:
         assert "needs an extender" in fixture.native.findings.not_enforced[fixture.uid]
 
 
+@pytest.mark.parametrize("canary", [Canary(LabelSelector()), Canary(percent=10)], ids=["labels", "percent"])
+async def test_a_canary_that_stepped_back_is_not_reported_as_one_that_needs_an_extender(
+    canary: Canary,
+) -> None:
+    async with native_mode() as fixture:
+        await fixture.step("n0", mode="Canary", canary=canary, stepped_back=True)
+        assert (fixture.labelled(), fixture.native.findings.not_enforced) == ({}, {})
+
+
 @pytest.mark.parametrize(("node", "value"), [("n0", "ok"), ("n1", "violating")])
 @pytest.mark.parametrize("is_followed", [False, True], ids=["same_leader", "new_leader"])
 async def test_a_label_of_another_manager_is_overwritten_or_removed(
@@ -772,6 +784,39 @@ async def test_waiting_pods_get_events_within_a_limit() -> None:
         fixture.api.clock.advance(1.0)
         await fixture.step("n0", "n1", "n2")
         assert len(await fixture.notes()) == 55
+
+
+@pytest.mark.parametrize(
+    ("violating", "waits_s", "expected"),
+    [("n0 n1 n2", 0, 1), ("n0 n1", 0, 0), ("n0 n1", 4, 0), ("n0 n1", 5, 1)],
+)
+async def test_a_pod_that_fits_somewhere_gets_an_event_only_if_it_still_waits_after_a_period(
+    violating: str, waits_s: float, expected: int
+) -> None:
+    async with native_mode() as fixture:
+        await fixture.put_pods(_rejected_pod("waits", fixture.label))
+        await fixture.step(*violating.split())
+        fixture.api.clock.advance(waits_s)
+        await fixture.step(*violating.split())
+        assert len(await fixture.notes()) == expected
+
+
+async def test_a_pod_gets_no_event_when_a_node_recovers_to_which_it_will_be_bound() -> None:
+    async with native_mode() as fixture:
+        await fixture.put_pods(_rejected_pod("waits", fixture.label))
+        await fixture.step(*fixture.names)
+        fixture.api.clock.advance(60)
+        await fixture.step("n0", "n1")
+        assert len(await fixture.notes()) == 1
+
+
+async def test_pods_get_no_event_about_metrics_that_a_new_leader_has_not_fetched_yet() -> None:
+    async with native_mode() as fixture:
+        await fixture.put_pods(_rejected_pod("waits", fixture.label))
+        for _ in range(3):
+            await fixture.step(*fixture.names, awaits_metrics=True)
+            fixture.api.clock.advance(10)
+        assert await fixture.notes() == []
 
 
 async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> None:

@@ -14,12 +14,13 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.resource_kinds import EVENTS, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.missing_values import Cause
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import KIND, policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
-from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
+from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject, StepBack
 from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
@@ -74,7 +75,17 @@ def conditions(status: PlacementPolicyStatus) -> dict[str, tuple[str, str]]:
     return {condition.type: (condition.status, condition.reason) for condition in status.conditions}
 
 
-WELL = {"Ready": ("True", "AllWell"), "MetricsAvailable": ("True", "AllWell")}
+def ready_of(status: Any) -> Any:
+    """The condition Ready of a status in the API server."""
+    return next(part for part in status["conditions"] if part["type"] == "Ready")
+
+
+def ready_message(status: PlacementPolicyStatus) -> str:
+    """The column MESSAGE of `kubectl get`."""
+    return status.conditions_by_type()["Ready"].message
+
+
+WELL = {"Ready": ("True", "AsExpected"), "MetricsAvailable": ("True", "AsExpected")}
 
 
 def test_the_counts_of_each_rule() -> None:
@@ -121,7 +132,7 @@ def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
         " unless whenMissing is Reject"
     )
     again = status(only_state(policy(avoid=[HOT])), status(state), selected_pods=1)
-    assert conditions(again)["NodesWithoutValues"] == ("False", "AllWell")
+    assert conditions(again)["NodesWithoutValues"] == ("False", "AsExpected")
 
 
 def test_nodes_that_are_rejected_for_lack_of_a_value_are_not_named() -> None:
@@ -159,7 +170,7 @@ def test_samples_that_are_too_far_apart_are_reported(
     assert (condition.status, condition.reason) == ("True", "DistanceNearMaxAge")
     assert condition.message.startswith(message)
     again = status(only_state(policy(avoid=[HOT])), status(state), selected_pods=1)
-    assert conditions(again)["SamplesTooSparse"] == ("False", "AllWell")
+    assert conditions(again)["SamplesTooSparse"] == ("False", "AsExpected")
 
 
 @pytest.mark.parametrize(("distance_s", "max_age"), [(60.0, None), (60.0, "3m"), (300.0, None), (None, "5s")])
@@ -224,15 +235,75 @@ def test_metrics_that_were_never_fetched() -> None:
         "Ready": ("False", "MetricsUnavailable"),
         "MetricsAvailable": ("False", "NeverFetched"),
     }
-    assert "heat" in written.conditions_by_type()["MetricsAvailable"].message
+    assert written.conditions_by_type()["MetricsAvailable"].message == (
+        "no node has a value of heat: no source has responded yet. Rules of avoid with these metrics reject every node"
+    )
+    assert ready_message(written).startswith("avoid[0] (heat above 80): no node has a value of heat")
     assert written.rules[0].missing == 3
 
 
 def test_a_suspended_rule() -> None:
     state = only_state(policy(avoid=[HOT]))
     written = status(state._replace(suspended=tuple(state.policy.avoided())))
-    assert conditions(written)["Suspended"] == ("True", "LostNodes")
+    assert conditions(written) == {
+        "Ready": ("False", "MetricsUnavailable"),
+        "MetricsAvailable": ("False", "LostNodes"),
+        "Suspended": ("True", "LostNodes"),
+    }
     assert [rule.suspended for rule in written.rules] == [True]
+    assert ready_message(written).startswith(
+        "avoid[0] (heat above 80): more than half of the nodes lost their"
+    )
+
+
+def test_metrics_that_cannot_be_fetched_any_more_are_unavailable_while_their_last_values_apply() -> None:
+    """One request may fail."""
+    labels = {"labels": {"gpu.nodewise.io/suspect": "true"}}
+    spec = {
+        "avoid": [BUSY, HOT],
+        "prefer": [{"metric": "heat", "order": "Ascending"}],
+        "nodeLabels": [HOT | labels],
+    }
+    cause = Cause("SourceUnreachable", "Prometheus cannot be reached")
+    seen = []
+    for age_s in (14.0, 16.0):
+        values = msgspec.structs.replace(METRICS.series["heat"], fetched_at=NOW - age_s)
+        metrics = METRICS.with_series(values).with_failure("heat", "refused", cause)
+        seen.append(
+            status(only_state(policy("ClusterPlacementPolicy", **spec), metrics=metrics), selected_pods=1)
+        )
+    early, late = seen
+    assert conditions(early)["Ready"] == WELL["Ready"]
+    assert conditions(late) == {
+        "Ready": ("False", "MetricsUnavailable"),
+        "MetricsAvailable": ("False", "SourceUnreachable"),
+    }
+    assert ready_message(late) == (
+        "avoid[1] (heat above 80), nodeLabels[0] (heat above 80), prefer[0] (heat Ascending): the last values of heat"
+        " apply until they are too old: Prometheus cannot be reached"
+    )
+    assert late.rejected_nodes == early.rejected_nodes
+
+
+def test_a_policy_that_stepped_back_is_not_ready() -> None:
+    message = "it rejected 3 of 4 nodes, more than the share 0.5 for 2m"
+    written = status(only_state(policy(avoid=[HOT])), step_back=StepBack(7, "2026-05-01T00:00:00Z", message))
+    assert conditions(written) == WELL | {
+        "Ready": ("False", "SteppedBack"),
+        "SteppedBack": ("True", "GuardExceeded"),
+    }
+    assert ready_message(written) == f"the guard is exceeded: {message}; it only observes now"
+
+
+def test_message_of_a_ready_policy_has_the_other_conditions() -> None:
+    state = only_state(policy(avoid=[HOT]))
+    assert ready_message(status(state, selected_pods=1)) == "every rule applies"
+    assert ready_message(status(only_state(policy(avoid=[HOT], mode="Shadow")))) == "the policy only observes"
+    none = status(state, selected_pods=0)
+    assert conditions(none)["Ready"] == WELL["Ready"]
+    assert ready_message(none).startswith("the selectors match no pod of namespace web")
+    both = status(state, selected_pods=0, label_conflict="pol belongs to kubectl")
+    assert ready_message(both).startswith("pol belongs to kubectl; the selectors match no pod")
 
 
 def test_selectors_that_match_no_pod() -> None:
@@ -241,7 +312,7 @@ def test_selectors_that_match_no_pod() -> None:
     assert conditions(none)["NoPodsSelected"] == ("True", "NoPods")
     assert "NoCanaryPods" not in conditions(none)
     later = status(state, none, selected_pods=3)
-    assert conditions(later) == WELL | {"NoPodsSelected": ("False", "AllWell")}
+    assert conditions(later) == WELL | {"NoPodsSelected": ("False", "AsExpected")}
     assert "NoPodsSelected" not in conditions(status(state)), "pods have not been counted"
 
 
@@ -297,14 +368,22 @@ class Cluster:
         async with run_in_background(watch_selected()), run_in_background(watch_waiting()):
             yield
 
-    async def step(self) -> None:
+    async def step(self, metrics: MetricsSnapshot = METRICS) -> None:
         """A step for a new snapshot, and time for the watch."""
-        await self.controller.step(states(*self.policies))
+        await self.controller.step(states(*self.policies, metrics=metrics))
         await asyncio.sleep(0.5)
 
     def status(self, name: str = "pol") -> Any:
         written = [item for resource in RESOURCES.values() for item in self.api.objects(resource).values()]
         return next(item["status"] for item in written if item["metadata"]["name"] == name)
+
+    def follow(self) -> None:
+        """Another replica takes over."""
+        for name, writer in self.stores.items():
+            items = (msgspec.json.encode(item) for item in self.api.objects(RESOURCES[name]).values())
+            writer.replace(msgspec.json.decode(item, type=PolicyObject) for item in items)
+        self.controller = KIND.controller(TelemetryOptions(), self.handle)
+        self.controller.begin()
 
     def watches(self) -> int:
         return self.api.calls.count(("watch", PODS.path()))
@@ -349,9 +428,40 @@ async def test_changes_of_conditions_are_events() -> None:
     events = list(cluster.api.objects(EVENTS).values())
     assert [(event["reason"], event["type"]) for event in events] == [
         ("NoPods", "Warning"),
-        ("AllWell", "Normal"),
+        ("AsExpected", "Normal"),
     ]
     assert {event["regarding"]["kind"] for event in events} == {"PlacementPolicy"}
+
+
+@in_virtual_time
+async def test_nothing_is_written_before_the_first_response_about_a_metric() -> None:
+    """A new policy, or a new leader: the status of the earlier one stays."""
+    cluster = Cluster(policy(avoid=[HOT]))
+    cluster.put_pod("a", app="web")
+    async with cluster.running():
+        await cluster.step()
+        before = cluster.status()
+        for _ in range(3):
+            await cluster.step(metrics_snapshot())
+            assert cluster.status() == before
+        await asyncio.sleep(30.0)
+        await cluster.step(metrics_snapshot())
+        ready = ready_of(cluster.status())
+        assert (ready["status"], ready["reason"]) == ("False", "MetricsUnavailable")
+
+
+@in_virtual_time
+async def test_a_new_policy_has_no_event_before_the_first_response() -> None:
+    cluster = Cluster(policy(avoid=[HOT]))
+    cluster.put_pod("a", app="web")
+    async with cluster.running():
+        for _ in range(3):
+            await cluster.step(metrics_snapshot())
+        await cluster.step()
+    await cluster.handle.recorder.flush()
+    assert not cluster.api.objects(EVENTS)
+    ready = ready_of(cluster.status())
+    assert (ready["status"], ready["message"]) == ("True", "every rule applies")
 
 
 @in_virtual_time
@@ -419,3 +529,21 @@ def test_a_canary_without_pods(canary: dict[str, object], pods: int, is_empty: b
     )
     assert written.mode == "Canary"
     assert conditions(written) == WELL | ({"NoCanaryPods": ("True", "NoCanaryPods")} if is_empty else {})
+
+
+@in_virtual_time
+async def test_a_new_leader_changes_no_condition_before_it_knows_the_pods() -> None:
+    cluster = Cluster(policy(avoid=[HOT]))
+    async with cluster.running():
+        await cluster.step()
+        await cluster.step()
+        before = cluster.status()
+        assert ready_of(before)["message"].startswith("the selectors match no pod")
+    cluster.follow()
+    async with cluster.running():
+        await cluster.step()
+        assert cluster.status()["conditions"] == before["conditions"]
+        await cluster.step()
+        assert cluster.status()["conditions"] == before["conditions"]
+    await cluster.handle.recorder.flush()
+    assert [event["reason"] for event in cluster.api.objects(EVENTS).values()] == ["NoPods"]

@@ -527,6 +527,13 @@ class _PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
                 return condition.message or reason or kind
         return ""
 
+    @property
+    def unavailable_metrics(self) -> str:
+        """Which metrics are not available, and why. Suspended rules are reported as such, so they do not count."""
+        suspension = self.message_if("Suspended", "True")
+        missing = self.message_if("MetricsFetched", "False") or self.message_if("MetricsAvailable", "False")
+        return "" if missing == suspension else missing
+
     def refusal(self, reason: str) -> str:
         """Why a part has no effect: a TASPolicy has a condition of this type, other kinds a reason of Ready."""
         return self.message_if(reason, "True") or self.message_if("Ready", "False", reason)
@@ -541,7 +548,6 @@ def _create_evaluation(
     except UNREADABLE:
         status = _PolicyStatus()
     rejected, source = _count_rejected_nodes(state, status, is_unknown)
-    missing = (status.message_if(kind, "False") for kind in ("MetricsFetched", "MetricsAvailable"))
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
@@ -549,7 +555,7 @@ def _create_evaluation(
         tuple(dict.fromkeys(rule.metric_request().name for rule in rules_naming_metrics(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
-        short(next(filter(None, missing), ""), policy_status_fields.MAX_LENGTH),
+        short(status.unavailable_metrics, policy_status_fields.MAX_LENGTH),
         rejected,
         source,
         short(status.refusal("NotTrusted"), 500),

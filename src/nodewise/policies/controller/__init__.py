@@ -6,7 +6,7 @@ scheduling gates of pods. What to write is computed in the modules of the agent,
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
@@ -23,6 +23,11 @@ from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.state import TelemetryState
+
+_BY_PODS: Final = frozenset({"NoPodsSelected", "NoCanaryPods", "AllNodesRejected"})
+"""Conditions that depend on the pods that policies select."""
+_BY_NATIVE_MODE: Final = frozenset({"NotEnforced", "PodsNotCovered", "LabelRefused", "PodsGated"})
+"""Conditions that depend on what native mode finds out."""
 
 
 class TelemetryController(Controller):
@@ -94,6 +99,8 @@ class TelemetryController(Controller):
             finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
         native = self._native_mode.findings
+        unknown: frozenset[str] = frozenset() if native.is_complete else _BY_NATIVE_MODE
+        unknown |= _BY_PODS if pods is None else frozenset()
         step_backs = await self._guards.step_backs(agent_state)
         facts = {
             key: StatusFacts(
@@ -105,6 +112,7 @@ class TelemetryController(Controller):
                 step_back=step_backs.get(key),
                 label_refusal=native.refusals.get(state.policy.uid, ""),
                 uncovered_pod=native.uncovered.get(state.policy.uid, ""),
+                unknown=unknown,
                 gated_pods=native.gated.get(state.policy.uid, ""),
             )
             for key, state in states.items()

@@ -37,7 +37,7 @@ from nodewise.policies import native_mode_pods, policy_budgets, policy_selection
 from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
 from nodewise.policies.labelling_progress import LabellingProgress
-from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, UnscheduledPod
+from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, UnscheduledPod, UnscheduledTimes
 from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import decode_status
@@ -314,6 +314,8 @@ class NativeFindings(NamedTuple):
     """A message about the nodes that refuse the label of a policy."""
     uncovered: Mapping[str, str] = {}
     """A pod that a policy selects and that does not require its label."""
+    is_complete: bool = False
+    """Whether a step of this leader has ended."""
     gated: Mapping[str, str] = {}
     """Why the new pods of a policy get a scheduling gate that nothing removes."""
 
@@ -337,6 +339,7 @@ class NativeMode:
         self._is_new_leader = True
         self._uncovered = UncoveredPods()
         self._notes = NoteSchedule()
+        self._waits = UnscheduledTimes()
         self._event_limit = TokenBucket(_EVENTS_PER_S, _BURST)
         self._last_on_s = float("-inf")
         """The monotonic time of the last step in which native mode was on."""
@@ -348,7 +351,7 @@ class NativeMode:
         self._labels.begin()
         self._progress.begin()
         self._statuses.begin()
-        self.findings = self.findings._replace(refusals={})
+        self.findings = self.findings._replace(refusals={}, is_complete=False)
         self._is_new_leader = True
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
@@ -409,7 +412,9 @@ class NativeMode:
         finally:
             wanted = self._desired_statuses(policies, columns, needed)
             uncovered = await cooperative_scheduling.run(self._find_uncovered(selection, policies, wanted))
-            self.findings = self.findings._replace(refusals=self._progress.refusals, uncovered=uncovered)
+            self.findings = self.findings._replace(
+                refusals=self._progress.refusals, uncovered=uncovered, is_complete=True
+            )
             unused = frozenset(live.keys() - needed)
             await self._write_statuses_and_gates(wanted, pods, policies, deleted | unused)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
@@ -556,7 +561,10 @@ class NativeMode:
         `deleted` are the label keys of policies that do not exist any more.
         """
         now_s = self._handle.clock.monotonic()
-        by_key = native_mode_pods.states_by_label_key(states.values())
+        # until the metrics have been fetched, labels stay as they are
+        evaluated = (state for state in states.values() if not state.awaits_metrics)
+        by_key = native_mode_pods.states_by_label_key(evaluated)
+        pods = await cooperative_scheduling.run(self._waits.exclude_new(pods, by_key, node_count, now_s))
         due = await cooperative_scheduling.run(self._notes.due(pods, by_key, deleted, node_count, now_s))
         for pod, note in due:
             if self._event_limit.take(now_s, 0.0) is None:
@@ -600,7 +608,7 @@ class NativeStatusReset:
         }
         if gated and not self.findings.gated:
             logs.emit("native_mode_off", policies=len(gated))
-        self.findings = NativeFindings(gated=gated)
+        self.findings = NativeFindings(gated=gated, is_complete=True)
         self._examined &= {policy.uid for policy in policies}
         await self._statuses.run(
             (policy.key, partial(self._reset, policy))
@@ -636,7 +644,10 @@ def _labelled_policy(state: PolicyState) -> LabelledPolicy:
 
 
 def _not_enforced(policy: Policy) -> str:
-    """Why native mode does not enforce the policy; empty if it does, or if the policy needs no label."""
-    if policy.mode == "Canary" and not policy_selection.has_labels(policy):
+    """Why native mode does not enforce the policy; empty if it does, or if the policy needs no label. A policy that has
+    stepped back has a condition of its own.
+    """
+    is_canary_by_percent = policy.mode == "Canary" and not policy_selection.has_labels(policy)
+    if is_canary_by_percent and not policy.stepped_back:
         return _ONLY_EXTENDER
     return policy.no_verdict_label

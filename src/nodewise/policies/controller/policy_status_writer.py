@@ -77,6 +77,9 @@ class SelectedPodWatch:
 
 _COUNTS_S: Final = 30.0
 """The shortest time between writes of a status of which only counts changed."""
+_FIRST_RESPONSE_S: Final = 30.0
+"""The longest time that a status waits for the first response about a metric: of a new policy, or in a new process.
+Until then every node would count as without a value."""
 _REFUSED_S: Final = 60.0
 """The time after which a status that was refused is tried again. While the API server starts, it may refuse what it
 grants later."""
@@ -90,6 +93,8 @@ class StatusWriter:
         self._patcher: StatusPatcher[Status] = StatusPatcher(
             handle, FIELD_MANAGER, policy_status.status_of, (Conflict, Refused), pause_s=_REFUSED_S
         )
+        self._awaiting_since_s: Mapping[PolicyKey, float] = {}
+        """The monotonic time since which a metric of the policy has had no response."""
 
     def begin(self) -> None:
         """Start as the leader: statuses that another leader wrote are read again."""
@@ -107,8 +112,16 @@ class StatusWriter:
         registry = self._handle.metrics_registry
         registry.set("rules_suspended", sum(len(state.suspended) for state in states.values()))
         registry.set("label_conflicts", sum(bool(each.label_conflict) for each in facts.values()))
+        now_s = self._handle.clock.monotonic()
+        self._awaiting_since_s = {
+            key: self._awaiting_since_s.get(key, now_s)
+            for key, state in states.items()
+            if state.awaits_first_response
+        }
         queues: dict[str, list[PolicyKey]] = {}
         for key in sorted(states, key=self._patcher.written_s):
+            if now_s - self._awaiting_since_s.get(key, float("-inf")) < _FIRST_RESPONSE_S:
+                continue
             queues.setdefault(key.namespace, []).append(key)
         await self._patcher.run(
             (key, partial(self._update_status, key, states[key], facts.get(key, StatusFacts())))
