@@ -492,7 +492,10 @@ DOCTOR_CASES: Final = (
     DoctorCase(
         "pod-admission-missing",
         "nothing adds the request to the pods of a policy",
-        misconfigurations.created(healthy_cluster.placement_policy("new", {"app": "new"}, above=80)),
+        misconfigurations.created(
+            misconfigurations.scaled_to_zero("new", {"app": "new"}),
+            healthy_cluster.placement_policy("new", {"app": "new"}, above=80),
+        ),
         "MutatingAdmissionPolicy/nodewise-extender-pods",
         ("manifests extender-pods",),
     ),
@@ -606,5 +609,15 @@ DOCTOR_CASES: Final = (
         "web/pol",
         ("restore the exporter",),
         follow=followed_remedies.export_metric("heat"),
+    ),
+    DoctorCase(
+        "selector-without-pods",
+        "a misspelt value of a label",
+        misconfigurations.created(
+            healthy_cluster.placement_policy("lost", {"telemetry-policy": "pool"}, above=80)
+        ),
+        "web/lost",
+        ("kubectl edit placementpolicy/lost",),
+        edit="s/telemetry-policy: pool/telemetry-policy: pol/",
     ),
 )

@@ -4,7 +4,7 @@ import base64
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -547,6 +547,14 @@ def unserved(cluster: HealthyCluster) -> Iterator[None]:
             "no rule is suspended any more",
             lambda: None if _has_condition(cluster, "pol", "Suspended", "True") else True,
         )
+
+
+def scaled_to_zero(name: str, labels: Mapping[str, str]) -> Object:
+    """A Deployment of the tenant that has no pods now."""
+    template = {"metadata": {"labels": labels}, "spec": kubernetes_objects.pod(name)["spec"]}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": name, "namespace": healthy_cluster.TENANT}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
 @contextlib.contextmanager

@@ -122,6 +122,17 @@ class PolicyEvaluation(NamedTuple):
 Policies = tuple[PolicyEvaluation, ...]
 
 
+class UnmatchedSelector(NamedTuple):
+    """A policy whose selectors match no pod and no workload that makes pods."""
+
+    policy: str
+    """As in `PolicyEvaluation.where`."""
+    labels: str
+    """The labels that its selector requires, `app=wbe`."""
+    similar: str = ""
+    """Labels of pods that are similar, `app=web`; empty if there are none."""
+
+
 class MetricCoverage(NamedTuple):
     """Which nodes have a value of a metric."""
 
@@ -442,6 +453,7 @@ class Facts(NamedTuple):
     replica_metrics: tuple[ReplicaMetrics, ...] | UnavailableFact = ()
     missing_rights: tuple[MissingRights | UnavailableFact, ...] | UnavailableFact = ()
     pods: Pods | UnavailableFact = ()
+    unmatched_selectors: tuple[UnmatchedSelector, ...] | UnavailableFact = ()
     kinds_not_served: tuple[str | UnavailableFact, ...] | UnavailableFact = ()
     """The definitions that are missing of kinds that nodewise reads."""
     policies: tuple[PolicyEvaluation | UnavailableFact, ...] | UnavailableFact = ()

@@ -168,6 +168,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "A policy, or a part of it, has no effect",
         "correct what is named; nodewise policy lint FILE reports which parts of a policy can be read",
     ),
+    "selector-without-pods": FindingKind(
+        "warning",
+        "The selectors of a policy match no pod",
+        "correct the selector, or the labels in the template of the pods; policies never select pods of DaemonSets and"
+        " of kube-system",
+    ),
     "all-nodes-rejected": FindingKind(
         "error",
         "Policies leave no node for the pods that they select",

@@ -25,6 +25,7 @@ from nodewise.doctor.facts import (
     ReplicaMetrics,
     SchedulerInfo,
     UnavailableFact,
+    UnmatchedSelector,
 )
 from nodewise.doctor.findings import CATALOGUE
 from nodewise.doctor.parsing import certificates, scheduler_configuration
@@ -273,6 +274,18 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         "a node that a rule rejects without a value",
         SOUND._replace(policies=(POLICY._replace(rejected_without_value=(("heat > 80", 1),)),), metrics={}),
         {"nodes-without-values"},
+    ),
+    (
+        "a selector without pods",
+        SOUND._replace(unmatched_selectors=(UnmatchedSelector(COOL.where, "app=wbe", "app=web"),)),
+        {"selector-without-pods"},
+    ),
+    (
+        "a selector without pods in a large cluster",
+        policy(true_conditions=(("NoPodsSelected", "the selectors match no pod"),))._replace(
+            unmatched_selectors=UnavailableFact("pods", "too many", is_minor=True)
+        ),
+        {"selector-without-pods"},
     ),
     ("no status", SOUND._replace(policies=(POLICY._replace(has_status=False),), metrics={}), set()),
     ("native mode", NATIVE, set()),

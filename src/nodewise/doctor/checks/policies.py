@@ -19,6 +19,7 @@ from nodewise.doctor.facts import (
     ReplicaMetrics,
     Schedulers,
     UnavailableFact,
+    UnmatchedSelector,
 )
 from nodewise.doctor.findings import (
     Finding,
@@ -177,6 +178,27 @@ def _check_true_conditions(policy: PolicyEvaluation) -> Iterator[Finding]:
                 command=kubectl("edit" if kind in _CONDITIONS_OF_SPEC else "describe", policy.where),
                 severity="note" if kind in _NOTED_CONDITIONS else None,
             )
+
+
+@check("selector-without-pods")
+def check_selectors_match_pods(
+    policies: Policies, unmatched_selectors: tuple[UnmatchedSelector, ...] | None = None
+) -> Iterator[Result]:
+    """By the pods that doctor reads; in a large cluster, by the status of the policies."""
+    id_, expected = "selector-without-pods", "the labels of a pod"
+    for selector in unmatched_selectors or ():
+        actual = f"selects pods with {selector.labels}, and no pod and no workload has them"
+        actual += f"; pods have {selector.similar}" if selector.similar else ""
+        command = kubectl("edit", selector.policy)
+        yield finding(id_, selector.policy, actual, expected, command=command)
+    for policy in policies if unmatched_selectors is None else ():
+        message = dict(policy.true_conditions).get("NoPodsSelected", "")
+        if message:
+            command = kubectl("edit", policy.where)
+            yield finding(id_, policy.where, message, expected, command=command)
+        elif policy.kind != "TASPolicy" and not policy.has_status:
+            unavailable = UnavailableFact(policy.where, "it has no status yet", is_minor=True)
+            yield NotChecked(id_, unavailable)
 
 
 @check("all-namespaces-trusted")

@@ -6,6 +6,7 @@ custom metrics API and from metrics.k8s.io, not from Prometheus or from files.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ import numpy as np
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import UNREADABLE, NodewiseError, short
+from nodewise.base.errors import UNREADABLE, NodewiseError, closest_name, short
 from nodewise.doctor.collectors.nodes import collect_nodes, collect_nodes_not_ready
 from nodewise.doctor.collectors.session import (
     ClusterReader,
@@ -26,7 +27,7 @@ from nodewise.doctor.collectors.session import (
     parse_json,
     read_all,
 )
-from nodewise.doctor.collectors.workloads import MAX_PODS, collect_nodewise_workloads
+from nodewise.doctor.collectors.workloads import MAX_PODS, WORKLOAD_KINDS, collect_nodewise_workloads
 from nodewise.doctor.facts import (
     MetricCoverage,
     MetricsApiStatus,
@@ -34,6 +35,7 @@ from nodewise.doctor.facts import (
     PodInfo,
     PolicyEvaluation,
     UnavailableFact,
+    UnmatchedSelector,
 )
 from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.objects import (
@@ -62,10 +64,22 @@ from nodewise.policies import policy_selection, policy_status_fields, verdict_la
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.options import TelemetryOptions, max_age_s
-from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
+from nodewise.policies.placement_policy import (
+    Comparison,
+    PodSelection,
+    Policy,
+    PolicyKey,
+    Requirement,
+)
 from nodewise.policies.policy_namespace_trust import NAMESPACES, NamespaceObject, drop_oversized_labels
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, drop_oversized_spec
-from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex
+from nodewise.policies.policy_selection import (
+    POLICY_LABEL,
+    SYSTEM_NAMESPACE,
+    PodFields,
+    PodMetadata,
+    SelectionIndex,
+)
 from nodewise.policies.policy_status_fields import PolicyCondition, RuleCounts
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 from nodewise.policies.verdict_labels import NodeConstraints, verdict_requirements
@@ -163,6 +177,11 @@ async def collect_selectors(session: Session) -> PolicySelectors:
 
 
 _PENDING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"}
+_MAX_LABELS: Final = 5_000
+_MAX_SIMILAR: Final = 3
+_MAX_COMPARED: Final = 200
+_MAX_DESCRIBED: Final = 10
+"""Policies whose similar labels are searched, which takes time."""
 _WITH_POLICY: Final = {"labelSelector": POLICY_LABEL}
 
 
@@ -171,32 +190,128 @@ async def collect_pending_and_policy_pods(session: Session) -> tuple[PodInfo, ..
 
     In a large cluster only waiting pods and those that name a policy are read.
     """
-    now = SystemClock().now()
-    selectors = await session.require(collect_selectors)
-    parse = partial(parse_pod, now, selectors)
-
-    def parse_pod_of_policy(body: bytes) -> PodInfo | None:
-        """A pod that a policy selects, or that nearly names one. Of other pods only a few fields are decoded."""
-        try:
-            fields = msgspec.json.decode(body, type=PodFields)
-        except msgspec.MsgspecError:
-            return None
-        labels = fields.metadata.labels or ()
-        is_relevant = find_misspelt_policy_label(labels) or selectors.selection.select(fields)
-        return parse(body) if is_relevant else None
-
-    lists = await asyncio.gather(
+    parse = partial(parse_pod, SystemClock().now(), await session.require(collect_selectors))
+    *lists, everywhere = await asyncio.gather(
         attempt(session.reader.get_list(PODS, parse, selectors=_PENDING)),
         attempt(session.reader.get_list(PODS, parse, selectors=_WITH_POLICY)),
-        attempt(session.reader.get_list(PODS, parse_pod_of_policy, limit=MAX_PODS)),
+        session.get(_collect_all_pods),
     )
     by_key: dict[tuple[str, str], PodInfo] = {}
-    for part in lists:
+    for part in (*lists, everywhere if isinstance(everywhere, UnavailableFact) else everywhere.pods):
         if not isinstance(part, UnavailableFact):
             by_key |= {(pod.namespace, pod.name): pod for pod in part}
         elif not part.is_minor:
             raise MissingFact(part)
     return tuple(by_key.values())
+
+
+class _AllPods(NamedTuple):
+    """What is kept of all pods of a cluster."""
+
+    pods: Sequence[PodInfo]
+    """Those that a policy selects, or that nearly name one, and that are not finished."""
+    selected: AbstractSet[PolicyKey]
+    """The policies that select a pod, finished or not."""
+    labels: Mapping[str, AbstractSet[tuple[str, str]]]
+    """Keys and values of labels by namespace, at most `_MAX_LABELS` in all."""
+
+
+async def _collect_all_pods(session: Session) -> _AllPods:
+    """All pods, of which only a few fields are decoded if no policy selects them. A minor `MissingFact` in a large
+    cluster.
+    """
+    selectors = await session.require(collect_selectors)
+    now = SystemClock().now()
+    selected: set[PolicyKey] = set()
+    labels_by_namespace: dict[str, set[tuple[str, str]]] = {}
+    kept = 0
+
+    def parse_pod_of_policy(body: bytes) -> PodInfo | None:
+        nonlocal kept
+        try:
+            fields = msgspec.json.decode(body, type=PodFields)
+        except msgspec.MsgspecError:
+            return None
+        labels, keys = fields.metadata.labels or {}, selectors.selection.select(fields)
+        selected.update(keys)
+        own = labels_by_namespace.setdefault(fields.metadata.namespace, set())
+        new = set(labels.items()) - own if kept < _MAX_LABELS else set()
+        own |= new
+        kept += len(new)
+        return parse_pod(now, selectors, body) if keys or find_misspelt_policy_label(labels) else None
+
+    pods = await session.reader.get_list(PODS, parse_pod_of_policy, limit=MAX_PODS)
+    return _AllPods(pods, selected, labels_by_namespace)
+
+
+async def collect_unmatched_selectors(session: Session) -> tuple[UnmatchedSelector, ...]:
+    """The policies that select no pod, and no pod that a workload would make: a Deployment may have 0 replicas, and a
+    CronJob makes pods from time to time.
+    """
+    read = await session.require(collect_policy_objects)
+    pods = await session.require(_collect_all_pods)
+    unmatched = [
+        policy
+        for key, policy in read.policies.items()
+        if policy.selection not in (None, PodSelection())  # every pod, which a new namespace may not have yet
+        and not policy.not_enforced
+        and key not in pods.selected
+    ]
+    made = await _collect_policies_of_templates(session) if unmatched else frozenset()
+    unmatched = [policy for policy in unmatched if policy.key not in made]
+    return tuple(
+        _describe_unmatched_selector(policy, pods.labels if number < _MAX_DESCRIBED else {})
+        for number, policy in enumerate(unmatched)
+    )
+
+
+async def _collect_policies_of_templates(session: Session) -> AbstractSet[PolicyKey]:
+    """The policies that select pods of a Deployment, a StatefulSet or a CronJob."""
+    selection = (await session.require(collect_selectors)).selection
+
+    def select_template(kind: str, body: bytes) -> tuple[PolicyKey, ...] | None:
+        workload = objects.parse(kind, parse_json(body))
+        template = PodFields(PodMetadata(workload.namespace, dict(workload.labels)))
+        return selection.select(template) or None
+
+    kinds = [kind for kind in WORKLOAD_KINDS if kind.kind != "DaemonSet"]
+    lists = await read_all(
+        session.reader.get_list(kind, partial(select_template, kind.kind), limit=MAX_PODS) for kind in kinds
+    )
+    return {key for part in lists for keys in part for key in keys}
+
+
+def _describe_unmatched_selector(
+    policy: Policy, labels_by_namespace: Mapping[str, AbstractSet[tuple[str, str]]]
+) -> UnmatchedSelector:
+    """With similar labels of the pods in the policy's namespaces."""
+    requirements = policy.selection.pods.requirements if policy.selection else ()
+    values_by_key: dict[str, set[str]] = {}
+    for namespace, labels in labels_by_namespace.items():
+        if policy.namespace in ("", namespace) and namespace != SYSTEM_NAMESPACE:
+            for key, value in labels:
+                values_by_key.setdefault(key, set()).add(value)
+    required = (
+        f"{requirement.key}={','.join(sorted(requirement.values))}"
+        if requirement.operator == "In"
+        else f"{requirement.key} {requirement.operator}"
+        for requirement in requirements
+    )
+    similar = [text for requirement in requirements for text in _similar_labels(requirement, values_by_key)]
+    where = f"{policy.key.kind}/{policy.key.path}"
+    labels_text = " and ".join(required) or "any labels"
+    return UnmatchedSelector(where, short(labels_text, 200), short(", ".join(similar), 200))
+
+
+def _similar_labels(requirement: Requirement, values_by_key: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Labels with the key of a requirement, or the closest one, and the closest values first; empty if it is met."""
+    keys = sorted(values_by_key)[:_MAX_COMPARED]
+    key = requirement.key if requirement.key in values_by_key else closest_name(requirement.key, keys)
+    values = sorted(values_by_key.get(key, ()))[:_MAX_COMPARED]
+    if key == requirement.key and not requirement.values.isdisjoint(values):
+        return []
+    closest = (closest_name(value, values) for value in sorted(requirement.values)[:_MAX_SIMILAR])
+    return [f"{key}={value}" for value in dict.fromkeys(filter(None, [*closest, *values]))][:_MAX_SIMILAR]
 
 
 class _Pod(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ from nodewise.server.options import is_loopback
 
 MAX_PODS: Final = 20_000
 """In a cluster with more pods, not all of them are read to find single ones."""
-_KINDS: Final = (
+WORKLOAD_KINDS: Final = (
     Resource("apps", "v1", "deployments", "Deployment"),
     Resource("apps", "v1", "daemonsets", "DaemonSet"),
     Resource("apps", "v1", "statefulsets", "StatefulSet"),
@@ -88,7 +88,7 @@ async def collect_workloads(session: Session) -> list[Workload]:
     """All workloads that run one of the programs, and such pods that no workload made."""
     reader = session.reader
     lists = await asyncio.gather(
-        *(attempt(reader.get_list(kind, partial(_parse_workload, kind.kind))) for kind in _KINDS),
+        *(attempt(reader.get_list(kind, partial(_parse_workload, kind.kind))) for kind in WORKLOAD_KINDS),
         attempt(_read_pods_without_controller(reader)),
     )
     if missing := [part for part in lists if isinstance(part, UnavailableFact)]:
