@@ -1,5 +1,6 @@
 """Native mode on a real control plane: a kube-scheduler without extenders enforces policies, with the controller."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.cluster import (
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.audit_log_reader import AuditLog
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import HOT, tas_policy
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
@@ -76,8 +78,10 @@ def has_node(sandbox: Sandbox, pod: str) -> bool | None:
     )
 
 
-def assert_explained(sandbox: Sandbox, pod: str, plane: ControlPlane) -> None:
-    """An operator sees why no node passes: in the pod's events, and node by node in `nodewise explain`."""
+def assert_explained(sandbox: Sandbox, pod: str, plane: ControlPlane, controller: Process) -> None:
+    """An operator sees why no node passes: in the pod's events, and node by node in `nodewise explain`, with the values
+    if the controller can be reached.
+    """
     note = wait("an event names the rule", lambda: _note(sandbox, pod))
     assert note.startswith("policies reject all 3 nodes: 3 placement policy "), note
     assert "/cool: heat above 80; relax a rule" in note
@@ -89,13 +93,20 @@ def assert_explained(sandbox: Sandbox, pod: str, plane: ControlPlane) -> None:
         text = explanation(sandbox, pod, plane)
         return bool(re.search(r"^\S+ evaluated the policies \S+ ago$", text, re.MULTILINE)) or None
 
+    health = json.loads(next(line for line in controller.log.read_text().splitlines() if '"started"' in line))
+    lines = explanation(sandbox, pod, plane, f"--server={health['health']}").splitlines()
+    for node in "abc":
+        row = next(line.split() for line in lines if line.startswith(f"{node} "))
+        assert row[1:3] == ["rejected", "violating"]
+        assert row[row.index("heat") + 1] == "90"
+    assert "  heat above: 3 more nodes pass at 90 instead of 80" in lines
     # a new leader first writes all labels and statuses
     wait("it names the leader", names_leader, show=lambda: explanation(sandbox, pod, plane))
 
 
-def explanation(sandbox: Sandbox, pod: str, plane: ControlPlane) -> str:
+def explanation(sandbox: Sandbox, pod: str, plane: ControlPlane, *more: str) -> str:
     """What `nodewise explain` prints about a pod."""
-    arguments = (f"{sandbox.namespace}/{pod}", f"--kubeconfig={plane.admin.kubeconfig}")
+    arguments = (f"{sandbox.namespace}/{pod}", f"--kubeconfig={plane.admin.kubeconfig}", *more)
     explained = read_only_commands.run("explain", *arguments)
     assert explained.returncode == 0, explained.stderr
     return explained.stdout
@@ -168,7 +179,7 @@ def test_pods_follow_the_verdicts_of_their_policies(
         )
 
     options = ("--native-mode", "--namespace=nodewise")
-    with plane.start_scheduler({}), extender_process.controller(account, tmp_path, *options):
+    with plane.start_scheduler({}), extender_process.controller(account, tmp_path, *options) as controller:
         for name in pods:
             until_node(sandbox, name, "b")
         hot = {"cool": "violating", "strict": "violating", "pol": "violating", "soft": "violating"}
@@ -186,7 +197,7 @@ def test_pods_follow_the_verdicts_of_their_policies(
         sandbox.pods(kubernetes_objects.pod("anywhere", labels={"app": "soft"}))
         wait("a preference stops no pod", lambda: has_node(sandbox, "anywhere"))
         sandbox.pods(kubernetes_objects.pod("late", labels={"app": "web"}))
-        assert_explained(sandbox, "late", plane)
+        assert_explained(sandbox, "late", plane, controller)
         metrics.set("heat", {"a": 90, "b": 90, "c": 20})
         until_node(sandbox, "late", "c")
         # labels of others are overwritten

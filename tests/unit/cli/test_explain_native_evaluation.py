@@ -1,10 +1,13 @@
 """`nodewise explain` in native mode with the evaluation of a replica: values, differences from labels, and paths."""
 
+import asyncio
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -22,7 +25,13 @@ from nodewise.engine import decision_json, pod_evaluation_endpoint
 from nodewise.engine.decision import Decision, DecisionRing
 from nodewise.engine.decision_json import StaticReason
 from nodewise.engine.pod_evaluation_endpoint import EvaluationPage, PodEvaluation
+from nodewise.kube.resource_kinds import PODS
+from nodewise.policies.policy_objects import RESOURCES
+from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests.cluster import asgi_server_thread, read_only_commands
+from tests.unit.cli.running_replica import ForwardingApi
 from tests.unit.cli.test_explain_native_mode import CALM, COOL, NOW, pod, policy, read
+from tests.unit.cli.test_explain_visible_state import EVENTS
 from tests.unit.engine.decision_notation import evidence, of, policies_verdict, prioritize_decision
 
 COOL_POLICY, CALM_POLICY = "placement policy web/cool", "placement policy web/calm"
@@ -304,3 +313,70 @@ async def test_servers_are_asked_for_the_paths_that_they_have(
     assert bool(answer.error) == (not expected)
     evaluation = native_evaluation.choose_evaluation([answer])
     assert isinstance(evaluation, Evaluation) == (expected == EVALUATION)
+
+
+class NativeCluster(NamedTuple):
+    """A cluster with a pod of native mode and a controller."""
+
+    forwarding: ForwardingApi
+    bodies: dict[str, bytes]
+    """The responses of the controller by path."""
+    kubeconfig: str
+
+    def explain(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return read_only_commands.run("explain", "web/shop", self.kubeconfig, *more)
+
+
+@pytest.fixture
+def cluster(server: tuple[str, dict[str, bytes]], tmp_path: Path) -> Iterator[NativeCluster]:
+    api = FakeApi(EVENTS, *RESOURCES.values())
+    read(pod(COOL), policy("cool"), api=api)
+    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "controller"}
+    controller = {"name": "nodewise-controller-7d9f", "namespace": "nodewise", "labels": labels}
+    api.put(PODS, {"metadata": controller, "spec": {"nodeName": "a"}, "status": {"phase": "Running"}})
+    forwarding = ForwardingApi(api)
+    port = urlsplit(server[0]).port
+    assert port
+    forwarding.forward.ports = {("nodewise", controller["name"], 9002): port}
+    with asgi_server_thread.serving(forwarding) as url:
+        kubeconfig = f"--kubeconfig={asgi_server_thread.kubeconfig(tmp_path, url)}"
+        yield NativeCluster(forwarding, server[1], kubeconfig)
+
+
+@pytest.mark.parametrize("more", [(), ("--server",)], ids=["port-forward", "--server"])
+def test_the_controller_evaluates_the_pod(
+    cluster: NativeCluster, server: tuple[str, dict[str, bytes]], more: tuple[str, ...]
+) -> None:
+    cluster.bodies[EVALUATION] = evaluation_body()
+    done = cluster.explain(*(f"{option}={server[0]}" for option in more))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "What would change it:" in done.stdout
+    assert "heat 90 (2.5s old)" in done.stdout
+
+
+def test_a_controller_of_an_older_version_is_named_and_the_labels_are_shown(cluster: NativeCluster) -> None:
+    done = cluster.explain()
+    assert done.returncode == 0
+    assert f"{CONTROLLER} is left out: HTTP status 404: it has no /evaluation" in done.stderr
+    assert "placed by native mode: 1 of 2 nodes have the labels that it requires" in done.stdout
+    assert "nodewise decide --cluster shows the values behind them" in done.stdout
+
+
+def test_without_the_right_to_forward_ports_the_labels_and_the_missing_right_are_shown(
+    cluster: NativeCluster,
+) -> None:
+    cluster.bodies[EVALUATION] = evaluation_body()
+    cluster.forwarding.forward.refusals["nodewise-controller-7d9f"] = 403
+    done = cluster.explain()
+    assert "placed by native mode: 1 of 2 nodes have the labels that it requires" in done.stdout
+    assert "to get and create pods/portforward" in done.stdout
+    assert "heat 90" not in done.stdout
+
+
+def test_a_cluster_without_a_controller_is_reported_and_the_labels_are_shown(cluster: NativeCluster) -> None:
+    path = PODS.path("nodewise", "nodewise-controller-7d9f")
+    asyncio.run(cluster.forwarding.objects.delete(path, b""))
+    done = cluster.explain()
+    assert done.returncode == 0
+    assert "the values behind the labels are not known: " in done.stderr
+    assert "no running pod of nodewise in namespace nodewise" in done.stderr

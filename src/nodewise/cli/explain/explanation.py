@@ -327,7 +327,8 @@ def comparable_answer(  # complexity: one tuple of optional parts
 
 
 def _comparable_evaluation(evaluation: Evaluation | None) -> object:
-    return evaluation and (evaluation.replica, evaluation.leads, _comparable_nodes(evaluation.explanation))
+    # without the replica: the newest evaluation counts while none of several leads
+    return evaluation and (evaluation.leads, _comparable_nodes(evaluation.explanation))
 
 
 def _comparable_nodes(explanation: Explanation) -> object:
