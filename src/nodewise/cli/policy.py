@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import click
@@ -84,6 +86,9 @@ class LintOptions(CommandOptions, frozen=True, kw_only=True):
     output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
     """Output format."""
 
+    ignore_other_files: bool = False
+    """Ignore files without policies, also if they are no valid YAML."""
+
 
 @settings_command("lint", LintOptions, PrometheusOptions)
 def lint(command_line: CommandLine) -> None:
@@ -111,12 +116,8 @@ def lint(command_line: CommandLine) -> None:
     """
     own, prometheus = command_line.settings(LintOptions), command_line.settings(PrometheusOptions)
     stdin = sys.stdin.buffer.read() if "-" in own.paths else b""
-    objects = object_files.read(own.paths, io.BytesIO(stdin))
     sources = ObjectLineFinder(stdin)
-    policies = list(_policies(objects))
-    if not policies:
-        kinds = " or ".join(RESOURCES)
-        raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
+    policies = _read_policies(own, stdin)
     facts = _prometheus_facts([entry for _, entry in policies], prometheus)
     checked = [_lint_policy(key, entry, sources, facts) for key, entry in policies]
     if own.output == "json":
@@ -127,6 +128,25 @@ def lint(command_line: CommandLine) -> None:
 
 
 command.add_command(lint)
+
+
+def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, object_files.FileObject]]:
+    """The policies of all paths. `BadInput` if there are none and other files are not ignored."""
+    paths = [path for path in own.paths if not own.ignore_other_files or _may_contain_policy(path)]
+    policies = list(_policies(object_files.read(paths, io.BytesIO(stdin))))
+    if not policies and not own.ignore_other_files:
+        kinds = " or ".join(RESOURCES)
+        raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
+    return policies
+
+
+def _may_contain_policy(path: str) -> bool:
+    """Whether a file has the apiVersion of a policy; true for what is no file."""
+    if not Path(path).is_file():
+        return True
+    groups = "|".join(re.escape(resource.group) for resource in RESOURCES.values())
+    pattern = rf"""apiVersion["']?\s*:\s*["']?({groups})/"""
+    return re.search(pattern.encode(), Path(path).read_bytes()) is not None
 
 
 def _prometheus_facts(

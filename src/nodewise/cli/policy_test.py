@@ -27,7 +27,7 @@ from nodewise.policy_tools.policy_suite_run import Mismatch, SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 
 _SUITE_FILES: Final = "*suite.yaml"
-"""The files of a folder, at any depth, that are suites."""
+"""The files of a folder, at any depth, that are suites; hidden files and folders are left out."""
 
 
 class PolicyTestOptions(CommandOptions, frozen=True, kw_only=True):
@@ -61,12 +61,13 @@ class PolicyTestResult(NamedTuple):
 def command(command_line: CommandLine) -> None:
     """Run the tests of policies in suites.
 
-    FILE is a suite, or a folder, of which all files named *suite.yaml count. A suite has policies, and tests with
-    nodes, pods, series of metrics in the notation of `promtool test rules`, and expectations: which nodes are rejected
-    and why, ranks, node labels, suspended rules and events. Policies are evaluated by the code that serves requests.
-    --coverage and --mutate show what the tests leave open: branches of rules that no test reaches, and mutants that no
-    test detects. A mutant is a copy of a policy with another operator, target, order or treatment of missing values,
-    or without one rule. Reasons are not compared for mutants, because they contain the rule itself.
+    FILE is a suite, or a folder, of which all files named *suite.yaml count that are not hidden. A suite has
+    policies, and tests with nodes, pods, series of metrics in the notation of `promtool test rules`, and
+    expectations: which nodes are rejected and why, ranks, node labels, suspended rules and events. Policies are
+    evaluated by the code that serves requests. --coverage and --mutate show what the tests leave open: branches of
+    rules that no test reaches, and mutants that no test detects. A mutant is a copy of a policy with another
+    operator, target, order or treatment of missing values, or without one rule. Reasons are not compared for
+    mutants, because they contain the rule itself.
 
     \b
     Examples:
@@ -107,7 +108,7 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
     for path in paths:
         files = [path]
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises OSError if a name is too long
-            files = [str(file) for file in sorted(Path(path).rglob(_SUITE_FILES))]
+            files = _find_suites(Path(path))
             if not files:
                 problems.append(Problem(path, "a folder without suites", f"files named {_SUITE_FILES}"))
         for file in files:
@@ -124,6 +125,12 @@ def _read_suites(paths: Sequence[str]) -> list[Suite]:
             terminal_output.print_message(f"{problem.field}: found {problem.found}{expected}")
         click.get_current_context().exit(terminal_output.FAILED)
     return suites
+
+
+def _find_suites(folder: Path) -> list[str]:
+    """The suites below a folder. A hidden one, such as a virtual environment, has suites of others."""
+    below = [file.relative_to(folder) for file in sorted(folder.rglob(_SUITE_FILES))]
+    return [str(folder / file) for file in below if not any(part.startswith(".") for part in file.parts)]
 
 
 def _select_tests(suites: Sequence[Suite], pattern: str) -> list[Suite]:

@@ -31,6 +31,14 @@ def test_tests_that_pass(suite: Path) -> None:
     assert result.exit_code == 0
 
 
+def test_hidden_folders_have_no_suites(suite: Path) -> None:
+    hidden = suite.parent / ".venv/broken-suite.yaml"
+    hidden.parent.mkdir()
+    hidden.write_text("tests: []\n")
+    assert run(suite.parent.parent).exit_code == 0
+    assert run(hidden).exit_code == 1
+
+
 def test_a_test_that_fails(suite: Path) -> None:
     suite.write_text(
         POLICY + TEST + _FAILS + TEST.replace("\ntests:\n", "").replace("heat", "cold") + _PASSES

@@ -102,3 +102,27 @@ spec:
     [policy] = json.loads(result.stdout)["policies"]
     assert policy["problems"] == []
     assert [(note["field"], note["line"]) for note in policy["notes"]] == [("spec.canary.percent", 8)]
+
+
+def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
+    files = {
+        "template.yaml": "{{ if .x }}\nmetadata: {annotations: {nodewise.io/woken: x}}\n",
+        "node.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n",
+        "policy.yaml": 'apiVersion: "nodewise.io/v1alpha1"\nkind: PlacementPolicy\nmetadata: {name: a}\n',
+        "policy.json": '{"kind": "TASPolicy", "apiVersion" : "telemetry.intel.com/v1alpha1", "metadata": {}}',
+    }
+    paths = {name: str(tmp_path / name) for name in files}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def lint(*names: str) -> tuple[int, str]:
+        words = ["policy", "lint", "--ignore-other-files", *(paths.get(name, name) for name in names)]
+        result = CliRunner().invoke(command, words)
+        return result.exit_code, result.stdout
+
+    assert lint("template.yaml", "node.yaml") == (0, "0 policies, no problem\n")
+    for name in ("policy.yaml", "policy.json"):
+        code, output = lint(*files) if name == "policy.yaml" else lint(name)
+        assert code == 3
+        assert f"{paths[name]}:" in output
+    assert lint("missing.yaml")[0] == 1
