@@ -1,5 +1,6 @@
 """The defects that `nodewise doctor` has to find: how each is made in a healthy cluster, and what is reported."""
 
+import functools
 from typing import Final, NamedTuple
 
 from tests.cluster import (
@@ -12,7 +13,9 @@ from tests.cluster import (
     native_mode,
 )
 from tests.cluster.followed_remedies import Follow
+from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
 from tests.cluster.misconfigurations import Defect
+from tests.cluster.namespace_sandboxes import wait
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
@@ -383,7 +386,7 @@ DOCTOR_CASES: Final = (
         "a policy that labels nodes in a namespace without trust",
         misconfigurations.without_trust,
         "web/pol",
-        ("kubectl label namespace web nodewise.io/trusted=true",),
+        ("kubectl label namespace/web nodewise.io/trusted=true",),
     ),
     DoctorCase(
         "namespace-over-budget",
@@ -464,15 +467,6 @@ DOCTOR_CASES: Final = (
         "descheduler",
         ("RemovePodsViolatingNodeAffinity",),
         follow=followed_remedies.enable_descheduler_plugin,
-    ),
-    DoctorCase(
-        "native-mode-evictions",
-        "a node has a verdict",
-        misconfigurations.verdict_label,
-        "descheduler",
-        ("RemovePodsViolatingNodeAffinity",),
-        frozenset({"labels-frozen"}),
-        follow=followed_remedies.remove_verdicts,
     ),
     DoctorCase(
         "labels-frozen",
@@ -621,3 +615,33 @@ DOCTOR_CASES: Final = (
         edit="s/telemetry-policy: pool/telemetry-policy: pol/",
     ),
 )
+
+
+def find_and_follow_remedy(cluster: HealthyCluster, case: DoctorCase) -> None:
+    """Doctor reports the fault of a case and nothing else; its remedy is followed, and doctor reports nothing."""
+    diagnosis = wait("it is found", functools.partial(_diagnosis_with, cluster, case), 30, cluster.diagnose)
+    findings = [finding for finding in diagnosis.of(case.finding) if _place(case) in finding["object"]]
+    assert findings, diagnosis
+    assert (diagnosis.code, diagnosis.sound) == (3, False)
+    text = " ".join(finding["remedy"] + finding["command"] for finding in findings)
+    assert all(word in text for word in case.remedy), diagnosis
+    assert all(
+        finding["seen"] and finding["wanted"] and finding["remedy"] for finding in diagnosis.findings
+    ), diagnosis
+    assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
+    for finding in {finding["command"]: finding for finding in findings}.values():
+        followed_remedies.follow_remedy(cluster, finding, case.edit, case.follow)
+    wait("the remedy ends it", lambda: cluster.diagnose().sound or None, 30, cluster.diagnose)
+
+
+def _diagnosis_with(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:
+    diagnosis = cluster.diagnose()
+    return diagnosis if case.finding in diagnosis.ids() else None
+
+
+def _place(case: DoctorCase) -> str:
+    return misconfigurations.ENTRY if case.about == "entry" else case.about
+
+
+def case_name(case: DoctorCase) -> str:
+    return f"{case.finding}: {case.name}"

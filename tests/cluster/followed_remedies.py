@@ -290,16 +290,13 @@ def install_descheduler(cluster: HealthyCluster, _: ReadRemedy) -> None:
 
 
 def enable_descheduler_plugin(cluster: HealthyCluster, _: ReadRemedy) -> None:
-    path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
-    cluster.api.patch(
-        path, {"data": {"policy.yaml": health_example_manifests.DESCHEDULER_POLICY.read_text()}}
-    )
+    text = health_example_manifests.DESCHEDULER_POLICY.read_text()
+    cluster.api.patch(healthy_cluster.DESCHEDULER_POLICY, {"data": {"policy.yaml": text}})
 
 
-def remove_verdicts(cluster: HealthyCluster, _: ReadRemedy) -> None:
-    """The labels are left from native mode, which the same report says (`labels-frozen`)."""
-    [finding] = cluster.diagnose().of("labels-frozen")
-    run_in_shell(cluster, finding["command"])
+def disable_descheduler_plugin(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    text = healthy_cluster.policy_of_other_plugin()
+    cluster.api.patch(healthy_cluster.DESCHEDULER_POLICY, {"data": {"policy.yaml": text}})
 
 
 def repair_replica(cluster: HealthyCluster, _: ReadRemedy) -> None:

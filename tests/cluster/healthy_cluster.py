@@ -83,6 +83,8 @@ class HealthyCluster:
         """The account of deploy/doctor.yaml."""
         self.metrics: FakeCustomMetricsApi
         self.replicas: list[ExtenderProcess] = []
+        self.controller: Process
+        """Of native mode."""
         self.scheduler: Process
         self.scheduler_url = ""
         self.kubelets: dict[str, KubeletServer] = {}
@@ -393,6 +395,17 @@ def _scheduler(cluster: HealthyCluster) -> None:
     put_running(cluster.api, running_pod(f"kube-scheduler-{PLAIN[0]}", SYSTEM, PLAIN[0], pod))
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kube-scheduler"
     wait("kube-scheduler leads", lambda: cluster.api.find(lease))
+
+
+DESCHEDULER_POLICY: Final = f"/api/v1/namespaces/{SYSTEM}/configmaps/descheduler-policy"
+
+
+def policy_of_other_plugin() -> str:
+    """The descheduler's policy with another plugin than the one for node labels."""
+    text = health_example_manifests.DESCHEDULER_POLICY.read_text()
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    other = lines.replace("RemovePodsViolatingNodeAffinity", "RemoveDuplicates").partition("    args:")[0]
+    return f"{other}  plugins:\n    balance: {{enabled: [RemoveDuplicates]}}\n"
 
 
 def put_descheduler(cluster: HealthyCluster) -> None:

@@ -339,36 +339,25 @@ def _has_condition(cluster: HealthyCluster, policy: str, kind: str, status: str)
     return (kind, status) in [(condition["type"], condition["status"]) for condition in conditions] or None
 
 
-@contextlib.contextmanager
-def any_client(cluster: HealthyCluster) -> Iterator[None]:
-    """Adds the flag --any-client to nodewise's Deployment."""
-    with _flag(cluster, "--any-client"):
+def flagged(path: str, flag: str) -> Defect:
+    """Adds a flag to the arguments in a Deployment."""
+
+    @contextlib.contextmanager
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
+        before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
+        changed = [container | {"args": [*container.get("args", []), flag]} for container in before]
+        cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
         yield
+        cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})
+
+    return apply
 
 
-@contextlib.contextmanager
-def trusting_all(cluster: HealthyCluster) -> Iterator[None]:
-    """Adds the flag --trust-all-namespaces to nodewise's Deployment."""
-    with _flag(cluster, "--trust-all-namespaces"):
-        yield
-
-
-@contextlib.contextmanager
-def shared_identity(cluster: HealthyCluster) -> Iterator[None]:
-    """Both replicas of nodewise have one identity."""
-    with _flag(cluster, "--identity=nodewise"):
-        yield
-
-
-@contextlib.contextmanager
-def _flag(cluster: HealthyCluster, flag: str) -> Iterator[None]:
-    """Adds a flag to the arguments in nodewise's Deployment."""
-    path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
-    before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
-    changed = [container | {"args": [*container.get("args", []), flag]} for container in before]
-    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
-    yield
-    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})
+_DEPLOYMENT: Final = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+any_client: Final = flagged(_DEPLOYMENT, "--any-client")
+trusting_all: Final = flagged(_DEPLOYMENT, "--trust-all-namespaces")
+shared_identity: Final = flagged(_DEPLOYMENT, "--identity=nodewise")
+"""Both replicas of nodewise have one identity."""
 
 
 @contextlib.contextmanager
@@ -478,14 +467,11 @@ def mislabelled() -> Object:
 @contextlib.contextmanager
 def other_plugin(cluster: HealthyCluster) -> Iterator[None]:
     """The descheduler does not run the plugin for node labels, but another one."""
-    path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
-    before = cluster.api.get(path)["data"]["policy.yaml"]
-    text = "\n".join(line for line in before.splitlines() if not line.startswith("#"))
-    other = text.replace("RemovePodsViolatingNodeAffinity", "RemoveDuplicates").partition("    args:")[0]
-    other += "  plugins:\n    balance: {enabled: [RemoveDuplicates]}\n"
-    cluster.api.patch(path, {"data": {"policy.yaml": other}})
+    before = cluster.api.get(healthy_cluster.DESCHEDULER_POLICY)["data"]["policy.yaml"]
+    other = healthy_cluster.policy_of_other_plugin()
+    cluster.api.patch(healthy_cluster.DESCHEDULER_POLICY, {"data": {"policy.yaml": other}})
     yield
-    cluster.api.patch(path, {"data": {"policy.yaml": before}})
+    cluster.api.patch(healthy_cluster.DESCHEDULER_POLICY, {"data": {"policy.yaml": before}})
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import json
 import re
 import subprocess
@@ -16,8 +15,8 @@ import yaml
 from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
     child_processes,
+    doctor_cases,
     extender_process,
-    followed_remedies,
     healthy_cluster,
     kubernetes_objects,
     misconfigurations,
@@ -31,7 +30,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
 from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
 from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
-from tests.cluster.namespace_sandboxes import wait
+from tests.cluster.native_doctor_cases import NATIVE_CASES
 
 BAD_SETTINGS, FOUND = 2, 3
 FORBIDDEN: Final = 403
@@ -48,10 +47,6 @@ def cluster(
 ) -> Iterator[HealthyCluster]:
     with healthy_cluster.installed(plane, audit_log, tmp_path_factory.mktemp("sound")) as cluster:
         yield cluster
-
-
-def _case_name(case: DoctorCase) -> str:
-    return f"{case.finding}: {case.name}"
 
 
 def test_nothing_is_found_in_a_sound_cluster(cluster: HealthyCluster) -> None:
@@ -134,51 +129,19 @@ def by_service(cluster: HealthyCluster) -> contextlib.AbstractContextManager[Non
 
 
 def test_each_finding_is_planted() -> None:
-    # this control plane has a version that the tests run on; test_doctor_node_restriction.py has one without it,
-    # and test_doctor_native_mode.py has a controller
-    not_planted = {
-        "not-looked-at",
-        "kubernetes-version-untested",
-        "verdict-labels-writable",
-        "native-mode-off",
-    }
-    assert {case.finding for case in DOCTOR_CASES} == CATALOGUE.keys() - not_planted
+    # this control plane has a version that the tests run on; test_doctor_node_restriction.py has one without the plugin
+    not_planted = {"not-looked-at", "kubernetes-version-untested", "verdict-labels-writable"}
+    assert {case.finding for case in (*DOCTOR_CASES, *NATIVE_CASES)} == CATALOGUE.keys() - not_planted
 
 
-@pytest.mark.parametrize("case", DOCTOR_CASES, ids=_case_name)
+@pytest.mark.parametrize("case", DOCTOR_CASES, ids=doctor_cases.case_name)
 def test_a_planted_fault_is_found_and_its_remedy_ends_it(cluster: HealthyCluster, case: DoctorCase) -> None:
     configuration = copy.deepcopy(cluster.config)
     try:
         with case.defect(cluster):
-            find_fault_and_follow_remedy(cluster, case)
+            doctor_cases.find_and_follow_remedy(cluster, case)
     finally:
         cluster.config = configuration
-
-
-def find_fault_and_follow_remedy(cluster: HealthyCluster, case: DoctorCase) -> None:
-    """Doctor reports the fault of a case and nothing else; its remedy is followed, and doctor reports nothing."""
-    diagnosis = wait("it is found", functools.partial(_diagnosis_with, cluster, case), 30, cluster.diagnose)
-    findings = [finding for finding in diagnosis.of(case.finding) if _place(case) in finding["object"]]
-    assert findings, diagnosis
-    assert (diagnosis.code, diagnosis.sound) == (3, False)
-    text = " ".join(finding["remedy"] + finding["command"] for finding in findings)
-    assert all(word in text for word in case.remedy), diagnosis
-    assert all(
-        finding["seen"] and finding["wanted"] and finding["remedy"] for finding in diagnosis.findings
-    ), diagnosis
-    assert diagnosis.ids("error", "warning") <= {case.finding} | case.follows, diagnosis
-    for finding in {finding["command"]: finding for finding in findings}.values():
-        followed_remedies.follow_remedy(cluster, finding, case.edit, case.follow)
-    wait("the remedy ends it", lambda: cluster.diagnose().sound or None, 30, cluster.diagnose)
-
-
-def _diagnosis_with(cluster: HealthyCluster, case: DoctorCase) -> Diagnosis | None:
-    diagnosis = cluster.diagnose()
-    return diagnosis if case.finding in diagnosis.ids() else None
-
-
-def _place(case: DoctorCase) -> str:
-    return misconfigurations.ENTRY if case.about == "entry" else case.about
 
 
 # Hostile objects

@@ -67,6 +67,10 @@ _CONDITION_REMEDIES: Final = {
     " default follows from the distance of samples, up to 10 minutes. Or scrape the metric more often",
 }
 """By type, the conditions that are a finding while they are True, if no other check reports them."""
+_NO_VALUES_REMEDY: Final = (
+    "no node has a value of a metric, and its rule rejects nodes without one: the rule need not be relaxed. Follow the"
+    " remedy of metric-missing or metrics-api-unavailable: exporters, the source of metrics, or the name"
+)
 _NOT_ENFORCED_REMEDIES: Final = {
     "are enforced": "remove policies that are not needed; the oldest ones are enforced",
     "are not selected by policies": "create policy and pods in another namespace",
@@ -215,15 +219,20 @@ def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers
 @check("all-nodes-rejected")
 def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]:
     """The verdict of the replicas, from the status of policies; one finding for policies that do so together."""
-    together: dict[tuple[str, str], list[str]] = {}
+    together: dict[tuple[str, str], list[PolicyEvaluation]] = {}
     for policy in policies:
         if policy.all_rejected:
             # the message of policies that do so together names them, the other one is the same for any policy
             alone = policy.where if policy.all_rejected == REJECTS_EVERY_NODE else ""
-            together.setdefault((alone, policy.all_rejected), []).append(policy.where)
-    for (_, actual), names in together.items():
-        expected, command = "a node that passes all policies", kubectl("edit", names[0])
-        yield finding("all-nodes-rejected", format_names(names), actual, expected, command=command)
+            together.setdefault((alone, policy.all_rejected), []).append(policy)
+    for (_, actual), rejecting in together.items():
+        remedy, command = "", kubectl("edit", rejecting[0].where)
+        if unmeasured := [policy for policy in rejecting if policy.unavailable_metrics]:
+            remedy, command = _NO_VALUES_REMEDY, kubectl("describe", unmeasured[0].where)
+        names, expected = [policy.where for policy in rejecting], "a node that passes all policies"
+        yield finding(
+            "all-nodes-rejected", format_names(names), actual, expected, remedy=remedy, command=command
+        )
 
 
 @check("policy-without-effect")
