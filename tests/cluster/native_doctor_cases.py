@@ -380,7 +380,7 @@ NATIVE_CASES: Final = (
         "the controller ended",
         _ended,
         "nodewise-controller",
-        ("restart",),
+        ("start a controller",),
         follow=_restart,
     ),
     DoctorCase(

@@ -193,7 +193,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     "labels-frozen": FindingKind(
         "error",
         "No controller updates the node labels of native mode",
-        "restart the controller: its status and its log show why no replica leads",
+        "start a controller, or correct why none leads: the status and the log of the controller show it",
     ),
     "native-mode-off": FindingKind(
         "error",

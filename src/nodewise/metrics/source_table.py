@@ -20,6 +20,7 @@ INCOMPLETE_REMEDY: Final = (
     "check the stores of Thanos, the storage nodes of VictoriaMetrics, or the ingesters of Mimir or Cortex;"
     " metric_warning and metric_failed in nodewise's log have the texts of the server"
 )
+_GRANT: Final = "nodewise configure manifests rbac | kubectl apply --server-side --force-conflicts -f -"
 _API_SERVER_REMEDY: Final = "check that the API server runs, and nodewise's connection to it"
 _FILE_REMEDIES: Final = {
     "MetricUnknown": "correct the name, or add the metric to the file",
@@ -55,7 +56,7 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
         {
             "SourceUnreachable": _API_SERVER_REMEDY,
             "SourceRefusesAccess": (
-                "grant nodewise the right to get nodes of custom.metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
+                f"grant nodewise the right to get nodes of custom.metrics.k8s.io: {_GRANT}"
             ),
             "SourceFails": (
                 "check prometheus-adapter: kubectl get apiservice v1beta1.custom.metrics.k8s.io, and its log"
@@ -67,7 +68,7 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
             "SeveralValuesPerNode": "set aggregate: max in the rule, or have the adapter give each node one value",
             "MetricUnknown": (
                 "correct the name, or add a rule for it to prometheus-adapter; kubectl get --raw "
-                "/apis/custom.metrics.k8s.io/v1beta1 lists what it has"
+                "/apis/custom.metrics.k8s.io/v1beta1 lists what it has. It forgets a metric whose exporters are down"
             ),
             "NoSeries": "check in Prometheus that the adapter's rule for the metric gives a series for each node",
             "NoSeriesOfNodes": "relabel the series so that the adapter's label for nodes has the names of nodes",
@@ -81,9 +82,7 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
         "nodewise.metrics.resource_metrics_api:create_sources",
         {
             "SourceUnreachable": _API_SERVER_REMEDY,
-            "SourceRefusesAccess": (
-                "grant nodewise the right to list nodes of metrics.k8s.io: kubectl apply -f deploy/rbac.yaml"
-            ),
+            "SourceRefusesAccess": (f"grant nodewise the right to list nodes of metrics.k8s.io: {_GRANT}"),
             "SourceFails": "check metrics-server: kubectl get apiservice v1beta1.metrics.k8s.io, and its log",
             "SourceTimesOut": "check the load of metrics-server, or raise --metrics-timeout",
             "SourceNotInstalled": "install metrics-server",

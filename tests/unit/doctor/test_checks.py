@@ -1,5 +1,6 @@
 """The findings of each check, from facts."""
 
+import shlex
 from datetime import timedelta
 from typing import Any
 
@@ -22,12 +23,13 @@ from nodewise.doctor.facts import (
     NodewiseWorkload,
     PodAdmission,
     PodAdmissionPolicy,
+    ProbedServer,
     ReplicaMetrics,
     SchedulerInfo,
     UnavailableFact,
     UnmatchedSelector,
 )
-from nodewise.doctor.findings import CATALOGUE
+from nodewise.doctor.findings import CATALOGUE, kubectl
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
@@ -803,6 +805,101 @@ def test_leftovers_of_native_mode_are_to_be_removed() -> None:
     labels_only = examine(SOUND._replace(nodes_with_verdicts=7)).findings
     commands = {finding.id: finding.command for finding in labels_only}
     assert commands["labels-frozen"].endswith("| xargs kubectl label nodes --all")
+
+
+REFUSED = ProbedServer(attempts=("10.0.0.7:9001: connection refused",), is_refused=True)
+REMEDIES_BY_CAUSE: list[tuple[str, Facts, str, str]] = [
+    (
+        "no process listens",
+        SOUND._replace(schedulers=(scheduler()._replace(servers={0: REFUSED}, services={}),)),
+        "extender-not-reached",
+        "no process listens at this port",
+    ),
+    (
+        "kube-scheduler was refused",
+        waiting(message="failed calling extender: dial tcp 10.0.0.7:9001: connect: connection refused"),
+        "extender-not-reached",
+        "no process listens at this port",
+    ),
+    (
+        "kube-scheduler got no response",
+        waiting(message="failed calling extender: dial tcp 10.0.0.7:9001: i/o timeout"),
+        "extender-not-reached",
+        "firewalls",
+    ),
+    (
+        "every node is rejected by a threshold",
+        native(policies=(COOL._replace(all_rejected=policy_status.REJECTS_EVERY_NODE),)),
+        "all-nodes-rejected",
+        "relax a rule",
+    ),
+    (
+        "every node is rejected for lack of a value",
+        native(
+            policies=(
+                COOL._replace(
+                    all_rejected=policy_status.REJECTS_EVERY_NODE,
+                    unavailable_metrics="no node has a value of heat",
+                ),
+            )
+        ),
+        "all-nodes-rejected",
+        "need not be relaxed",
+    ),
+    (
+        "a metric without a known cause",
+        policy(missing_metrics=("heat",))._replace(metrics={}),
+        "metric-missing",
+        "exporters run",
+    ),
+    (
+        "a canary by percent",
+        native(policies=(COOL._replace(not_enforced="native mode does not enforce a canary by percent"),)),
+        "policy-without-effect",
+        "canary.podSelector",
+    ),
+    (
+        "too many policies",
+        policy(not_enforced="at most 50 are enforced, and older policies come first"),
+        "policy-without-effect",
+        "remove policies that are not needed",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("facts", "id_", "text"), [pytest.param(*case[1:], id=case[0]) for case in REMEDIES_BY_CAUSE]
+)
+def test_a_remedy_fits_the_cause(facts: Facts, id_: str, text: str) -> None:
+    findings = [finding for finding in examine(facts).findings if finding.id == id_]
+    assert findings
+    assert all(text in finding.remedy for finding in findings), findings
+
+
+def test_a_policy_that_stepped_back_is_reported_by_its_condition_only() -> None:
+    stepped_back = COOL._replace(
+        not_enforced="native mode does not enforce a canary",
+        true_conditions=(("SteppedBack", "0.7 is above 0.5"),),
+    )
+    ids = {finding.id for finding in examine(native(policies=(stepped_back,))).findings}
+    assert "policy-condition" in ids
+    assert "policy-without-effect" not in ids
+
+
+def test_commands_name_the_namespace_and_the_account_of_an_installation() -> None:
+    workload = EXTENDER.workload._replace(namespace="mine", account="sun")
+    missing = MissingRights("ServiceAccount/mine/sun", (AccessRight("list", "", "nodes"),), ("gpu", "rbac"))
+    report = examine(
+        SOUND._replace(extenders=(EXTENDER._replace(workload=workload),), missing_rights=(missing,))
+    )
+    commands = {finding.command for finding in report.findings if finding.id == "rights-missing"}
+    apply = "kubectl apply --server-side --force-conflicts -f -"
+    assert commands == {f"nodewise configure manifests gpu rbac --namespace=mine --name=sun | {apply}"}
+
+
+def test_commands_quote_names() -> None:
+    command = kubectl("edit", "PlacementPolicy/web/$(reboot)")
+    assert shlex.split(command) == ["kubectl", "edit", "placementpolicy/$(reboot)", "--namespace=web"]
 
 
 def test_policies_are_counted_by_kind() -> None:

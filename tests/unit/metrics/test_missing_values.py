@@ -154,7 +154,7 @@ CASES: dict[str, tuple[str, NodewiseError, str, str, str]] = {
         api_server(403),
         "SourceRefusesAccess",
         "the custom metrics API refuses access with HTTP status 403",
-        "deploy/rbac.yaml",
+        "nodewise configure manifests rbac",
     ),
     "no right for metrics-server": (
         "resource",

@@ -109,8 +109,8 @@ def selection_problem(  # complexity: one sentence of several parts
         remedy = f"{pronoun} newer than the pod: create the pod again"
     else:
         remedy = (
-            "apply deploy/extender-pods.yaml, which adds the request to new pods that a policy selects, and create "
-            "the pod again"
+            "apply the admission policies of nodewise configure manifests extender-pods, which add the request to new "
+            "pods that a policy selects, and create the pod again"
         )
     return (
         f"{names} {verb} it, and it does not request {SCHEDULING_RESOURCE}, so kube-scheduler does not ask nodewise "

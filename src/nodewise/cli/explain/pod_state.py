@@ -466,7 +466,7 @@ def why_not_covering(policy: PolicyOfLabel, created: str) -> str:
     return (
         "it is newer than the pod"
         if is_newer
-        else "its selector or the pod's labels have changed since, or deploy/native.yaml was not installed"
+        else "its selector or the pod's labels have changed since, or the admission policies were not installed"
     )
 
 
