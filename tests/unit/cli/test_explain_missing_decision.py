@@ -82,7 +82,7 @@ CASES = [
         id="several policies, and nothing adds the request",
     ),
     pytest.param(
-        selected(COOL, asks=(), node="a"), [response()], ["apply deploy/extender-pods.yaml"],
+        selected(COOL, asks=(), node="a"), [response()], ["configure manifests extender-pods"],
         id="nothing adds the request",
     ),
     pytest.param(selected(COOL, node="a"), [response()], ["has not asked about it"], id="selected, and requests it"),

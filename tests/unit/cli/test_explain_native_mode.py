@@ -179,7 +179,9 @@ def test_policies_that_do_not_cover_the_pod() -> None:
     assert newer
     assert unlabelled
     start = "placement policy web/other selects the pod and has no effect on it: "
-    changed = "its selector or the pod's labels have changed since, or the admission policies were not installed"
+    changed = (
+        "its selector or the pod's labels have changed since, or the admission policies were not installed"
+    )
     assert newer.not_covering == (f"{start}it is newer than the pod; create the pod again",)
     assert older.not_covering == (f"{start}{changed}; create the pod again",)
     assert unlabelled.not_covering == ()
