@@ -162,6 +162,42 @@ CASES: Final = [
         {f"nodewise_policies_stepped_back{{{A}}}": "1x50", f"nodewise_leading{{{A}}}": "0x50"},
     ),
     AlertCase(
+        "NodewiseNoNodeLeft",
+        {f"nodewise_policies_without_nodes{{{A}}}": "0x10 2x40", f"nodewise_leading{{{A}}}": "1x50"},
+        _JOB,
+        "2 policies reject every node for some of their pods, alone or together. New pods of these policies stay"
+        " pending.",
+    ),
+    AlertCase(
+        "NodewiseNoNodeLeft",
+        {
+            f"nodewise_policies_without_nodes{{{A}}}": "2x50",
+            f"nodewise_leading{{{A}}}": "0x50",
+            f"nodewise_policies_without_nodes{{{B}}}": "0x50",
+            f"nodewise_leading{{{B}}}": "1x50",
+        },
+    ),
+    AlertCase(
+        "NodewisePodsWaiting",
+        {f"nodewise_pods_waiting{{{A}}}": "0x5 3x50", f"nodewise_leading{{{A}}}": "1x50"},
+        _JOB,
+        "For 15 minutes there have been pods without a node that policies or agents of nodewise reject, 3 now.",
+    ),
+    AlertCase(
+        "NodewisePodsWaiting",
+        {
+            f"nodewise_pods_waiting{{{A}}}": "0x50",
+            f"nodewise_native_pods_waiting{{{A}}}": "7x50",
+            f"nodewise_leading{{{A}}}": "1x50",
+        },
+        _JOB,
+        "For 15 minutes there have been pods without a node that policies or agents of nodewise reject, 7 now.",
+    ),
+    AlertCase(
+        "NodewisePodsWaiting",
+        {f"nodewise_native_pods_waiting{{{A}}}": "7x24 0x20", f"nodewise_leading{{{A}}}": "1x50"},
+    ),
+    AlertCase(
         "NodewiseLabelConflict",
         {f"nodewise_label_conflicts{{{A}}}": "2x50", f"nodewise_leading{{{A}}}": "1x50"},
         _JOB,

@@ -130,6 +130,21 @@ def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
     )
 
 
+def logged_events(process: Process, name: str = "") -> list[Object]:
+    """The events that an extender or controller logged as JSON, oldest first; all, or those with this name."""
+    lines = [line for line in process.log.read_text().splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in lines]
+    return [event for event in events if name in {"", event["event"]}]
+
+
+def gauge(process: Process, name: str) -> float | None:
+    """The value of a metric without labels of an extender or controller; None before it is exported."""
+    for event in logged_events(process, "started"):
+        match = re.search(rf"(?m)^nodewise_{name} (\S+)$", httpx2.get(f"{event['health']}/metrics").text)
+        return float(match[1]) if match else None
+    return None
+
+
 class ExtenderProcess:
     """A running `nodewise extender`."""
 
@@ -141,9 +156,7 @@ class ExtenderProcess:
 
     def events(self, name: str = "") -> list[Object]:
         """The logged events, oldest first; all, or those with this name."""
-        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
-        events = [json.loads(line) for line in lines]
-        return [event for event in events if name in {"", event["event"]}]
+        return logged_events(self.process, name)
 
     def wait_events(self, name: str, count: int = 1) -> list[Object]:
         """Waits until an event was logged `count` times, and returns all events with this name, oldest first.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from tools.helm_chart_generator import ALERT_RULES
+from tools.reference.alerts import SET_RUNBOOK_URL
 
 from tests.cluster.alert_rule_cases import CASES, AlertCase
 from tests.cluster.debian_packages import PrometheusPrograms
@@ -25,6 +26,19 @@ def test_each_alert_fires_in_its_case_only(prometheus_programs: PrometheusProgra
     promtool = prometheus_programs.prometheus.parent / "promtool"
     completed = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def test_the_address_of_the_runbooks_can_be_set(
+    prometheus_programs: PrometheusPrograms, tmp_path: Path
+) -> None:
+    done = subprocess.run(SET_RUNBOOK_URL, shell=True, check=True, capture_output=True, cwd=FILE.parents[2])
+    rules = [rule for group in yaml.safe_load(done.stdout)["groups"] for rule in group["rules"]]
+    urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert urls == [f"https://example.com/runbooks/{name}.md" for name in RULES]
+    file = tmp_path / "rules.yaml"
+    file.write_bytes(done.stdout)
+    promtool = prometheus_programs.prometheus.parent / "promtool"
+    subprocess.run([promtool, "check", "rules", file], check=True, capture_output=True)
 
 
 def _promtool_test(case: AlertCase) -> dict[str, Any]:

@@ -128,6 +128,15 @@ def names_uncovered_pod(sandbox: Sandbox, name: str, pod: str) -> bool | None:
     return any(f"such as {sandbox.namespace}/{pod}," in message for message in messages) or None
 
 
+def wait_gauges(controller: Process, **expected: int) -> None:
+    """Waits until the metrics of the alerts have these values."""
+
+    def values() -> dict[str, float | None]:
+        return {name: extender_process.gauge(controller, name) for name in expected}
+
+    wait(f"the metrics are {expected}", lambda: values() == expected or None, show=values)
+
+
 def _note(sandbox: Sandbox, pod: str) -> str | None:
     """The note of the controller's event on a pod."""
     events = sandbox.api.get(f"/apis/events.k8s.io/v1/namespaces/{sandbox.namespace}/events")["items"]
@@ -198,8 +207,10 @@ def test_pods_follow_the_verdicts_of_their_policies(
         wait("a preference stops no pod", lambda: has_node(sandbox, "anywhere"))
         sandbox.pods(kubernetes_objects.pod("late", labels={"app": "web"}))
         assert_explained(sandbox, "late", plane, controller)
+        wait_gauges(controller, native_pods_waiting=1, policies_without_nodes=3)
         metrics.set("heat", {"a": 90, "b": 90, "c": 20})
         until_node(sandbox, "late", "c")
+        wait_gauges(controller, native_pods_waiting=0, policies_without_nodes=0)
         # labels of others are overwritten
         key = native_mode.LABEL_PREFIX + uid
         api.patch("/api/v1/nodes/a", {"metadata": {"labels": {key: "ok"}}})

@@ -41,10 +41,15 @@ def test_counts_conditions_columns_and_events(
         conditions = {part["type"]: part for part in status(name).get("conditions", ())}
         return conditions.get(kind, {"status": "", "message": ""})
 
-    with extender_process.extender(plane, tmp_path):
+    with extender_process.extender(plane, tmp_path) as extender:
         wait("the pods are counted", lambda: status("cool").get("selectedPods"), show=lambda: status("cool"))
         together = f"placement policy {space}/cool, cluster placement policy {space} reject every node"
         wait("both are named", lambda: together in condition("cool", "AllNodesRejected")["message"] or None)
+
+        def without_nodes() -> float | None:
+            return extender_process.gauge(extender.process, "policies_without_nodes")
+
+        wait("both are counted for the alert", lambda: without_nodes() == 2 or None, show=without_nodes)
 
         def table() -> list[str]:
             lines: list[str] = plane.kubectl("get", "plp", "-n", space).splitlines()
@@ -76,6 +81,7 @@ def test_counts_conditions_columns_and_events(
             "no pod has every node rejected",
             lambda: condition("cool", "AllNodesRejected")["status"] == "False" or None,
         )
+        assert without_nodes() == 0
 
 
 def test_a_restart_continues_with_the_states_in_the_status(

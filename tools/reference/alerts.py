@@ -8,6 +8,10 @@ import yaml
 
 from tools.reference.markdown_formatting import MADE, table
 
+SET_RUNBOOK_URL: Final = (
+    "sed 's|runbook: docs/runbooks/|runbook_url: https://example.com/runbooks/|'"
+    " deploy/metrics/alert-rules.yaml"
+)
 RULES: Final = Path(__file__).parents[2] / "deploy/metrics/alert-rules.yaml"
 
 
@@ -21,7 +25,10 @@ def alerts_page() -> str:
             "[`deploy/metrics/alert-rules.yaml`](../../deploy/metrics/alert-rules.yaml) is a file of rules for\n",
             "Prometheus. For the Prometheus operator, set `prometheusRule.enabled` of the chart, or apply\n",
             "[`prometheus-rule.yaml`](../../deploy/metrics/prometheus-rule.yaml) with the same alerts.\n",
-            "Each alert has a runbook.\n\n",
+            "Each alert has a runbook. The annotation `runbook` is the path of its page. If you publish the pages,\n",
+            "the chart's value `prometheusRule.runbookUrl` replaces it by `runbook_url` with their address;\n",
+            "for the files, this command does:\n\n",
+            f"```sh\n{SET_RUNBOOK_URL}\n```\n\n",
             table(("alert", "severity", "meaning", "after"), map(_row, rules)),
             "\n## Expressions\n\n```promql\n",
             "\n".join(_expressions(rules)),

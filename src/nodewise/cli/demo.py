@@ -7,6 +7,8 @@ pass the same tests as the real ones.
 import asyncio
 import contextlib
 import json
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -245,7 +247,8 @@ def command() -> None:
             show_requeueing(stage, served)
             show_extender_crash(stage, served)
         show_latency(Path(folder))
-    print_demo_text(f"\nnext: [bold]{suggest_next_command()}[/]")
+    print_demo_text("\nNext:")
+    click.echo(suggest_next_command())  # as it is, so that it can be pasted
 
 
 @contextlib.contextmanager
@@ -415,11 +418,27 @@ def _median_ms(url: str, body: bytes) -> float:
 
 
 def suggest_next_command() -> str:
-    """The next command to try: on the user's cluster if it responds."""
+    """The next command to try, as it works in this shell and folder: on the user's cluster if it responds."""
     with contextlib.suppress(NodewiseError):
         asyncio.run(_read_version())
-        return "nodewise decide --cluster"
-    return "nodewise decide examples/health-metric -o wide"
+        return f"{_typed_program()} decide --cluster"
+    folder = example().resolve()
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    return f"{_typed_program()} decide {shlex.quote(str(folder))} -o wide"
+
+
+def _typed_program() -> str:
+    """How to start nodewise: by the name that was typed, or by the path of a program that is not on the PATH."""
+    name = click.get_current_context().find_root().info_name or "nodewise"
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m nodewise"
+    on_path = shutil.which(name)
+    is_on_path = on_path is not None and started.exists() and Path(on_path).samefile(started)
+    if is_on_path or " " in name or not started.exists():
+        return name
+    return shlex.quote(str(started))
 
 
 async def _read_version() -> None:

@@ -108,6 +108,11 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "policies_with_problems": Metric("Policies and nodes with GPUs that have invalid parts."),
     "pods_waiting": Metric("Unschedulable pods that an agent filters or rejected; only of the leader."),
+    "native_pods_waiting": Metric(
+        "Pods without a node that wait because of policies in native mode: pods with the scheduling gate of"
+        " nodewise, and pods that kube-scheduler found no node for and whose policies reject nodes; only of"
+        " the leader."
+    ),
     "wakes_total": Metric("Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
         "Nodes whose statistics were to be written: done, failed, or gone (deleted meanwhile).", ("outcome",)
@@ -130,6 +135,10 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "policies_stepped_back": Metric(
         "Policies that only observe because they exceeded a limit of their guard; only of the leader."
+    ),
+    "policies_without_nodes": Metric(
+        "Policies that leave no node to some of their pods, alone or together with others (the condition"
+        " AllNodesRejected); only of the leader."
     ),
     "label_conflicts": Metric(
         "Policies with a node label that another field manager owns, or another policy sets; only of the"

@@ -450,6 +450,8 @@ class NoteSchedule:
     """Which pods get a note now."""
 
     def __init__(self) -> None:
+        self.waiting_pods = 0
+        """Pods of the last call that wait for policies: with our gate, or rejected while a note applies to them."""
         self._sent: dict[str, tuple[str, float]] = {}
         """By uid of a pod, its last note and the monotonic time."""
         self._turns: dict[str, float] = {}
@@ -472,20 +474,23 @@ class NoteSchedule:
         notes: dict[tuple[frozenset[str], bool], str] = {}
         queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
         sent: dict[str, tuple[str, float]] = {}
+        waiting_pods = 0
         for pod in pods:
             yield
             uid = pod.metadata.uid
             if uid in self._sent:
                 sent[uid] = self._sent[uid]
+            waiting_pods += pod.gate >= 0
             if not pod.lacks_matching_node or pod.gate >= 0:
                 continue
             required = (pod.keys, pod.names_foreign_key)
             if required not in notes:
                 notes[required] = _note(pod, states, deleted, node_count)
             note = notes[required]
+            waiting_pods += bool(note)
             if note and self._is_due(uid, note, now_s):
                 queues.setdefault(pod.metadata.namespace, []).append((pod, note))
-        self._sent = sent
+        self._sent, self.waiting_pods = sent, waiting_pods
         self._turns = {name: at_s for name, at_s in self._turns.items() if name in queues}
         names = sorted(queues, key=lambda name: (self._turns.get(name, float("-inf")), name))
         return interleave(queues[name] for name in names)

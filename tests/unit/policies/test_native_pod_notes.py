@@ -168,8 +168,13 @@ def test_only_pods_that_kube_scheduler_found_no_node_for_get_a_note() -> None:
         pod("new", message=""),
         pod("large", message="0/4 nodes are available: 4 Insufficient cpu."),
     ]
-    assert due(NoteSchedule(), 0.0, *pods) == ["web/waits"]
-    assert due(NoteSchedule(), 0.0, *pods, codes=(0, 0, 0, 0)) == []
+    schedule = NoteSchedule()
+    assert due(schedule, 0.0, *pods) == ["web/waits"]
+    assert schedule.waiting_pods == 2, "with the gated pod"
+    assert due(schedule, 1.0, *pods) == []
+    assert schedule.waiting_pods == 2, "although the note is not repeated"
+    assert due(schedule, 2.0, *pods, codes=(0, 0, 0, 0)) == []
+    assert schedule.waiting_pods == 1
 
 
 def test_a_note_is_repeated_rarely_and_a_new_one_not_at_once() -> None:

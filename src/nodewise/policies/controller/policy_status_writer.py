@@ -111,6 +111,7 @@ class StatusWriter:
         self._patcher.retain(states)
         registry = self._handle.metrics_registry
         registry.set("rules_suspended", sum(len(state.suspended) for state in states.values()))
+        registry.set("policies_without_nodes", sum(bool(each.rejecting_policies) for each in facts.values()))
         registry.set("label_conflicts", sum(bool(each.label_conflict) for each in facts.values()))
         now_s = self._handle.clock.monotonic()
         self._awaiting_since_s = {
