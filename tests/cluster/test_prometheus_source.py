@@ -11,6 +11,7 @@ import httpx2
 import pytest
 import yaml
 
+from nodewise.base import clock
 from nodewise.base.errors import NodewiseError
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.series import Series
@@ -133,6 +134,68 @@ def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
     finally:
         server.stop()
         exporter.close()
+
+
+AGES_S = {"minutes": 600.0, "an_hour": 3599.0, "hours": 5 * 3600.0 + 7, "days": 3 * 86400.0 + 11}
+
+
+def test_the_end_of_a_series_is_found(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    now = time.time()
+    # one sample a minute for two hours, on two nodes, one of which ended a minute earlier
+    lines = [
+        f'ended_{name}{{node="{node}"}} 1 {now - age_s - before - 60 * (7200 // 60 - minute):.3f}'
+        for name, age_s in AGES_S.items()
+        for node, before in (("hot", 0), ("warm", 60))
+        for minute in range(1, 121)
+    ]
+    lines += [
+        f'current{{node="hot"}} 1 {now - 20:.3f}',
+        f'ended_long_ago{{node="hot"}} 1 {now - 20 * 86400:.3f}',
+    ]
+    server = prometheus_process.PrometheusProcess(prometheus_programs, tmp_path / "held", {})
+    server.hold_samples(sorted(lines, key=lambda line: line.partition(" ")[0]))
+    file = tmp_path / "node.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "hot"}}))
+
+    async def ends() -> dict[str, float | None]:
+        client = source(server.url)
+        try:
+            names = [*(f"ended_{name}" for name in AGES_S), "current", "ended_long_ago", "neverr"]
+            measured = {name: await client.series_end(MetricRequest(name)) for name in names}
+            for query in ('ended_hours{node="warm"}', "ended_hours > 0"):
+                measured[query] = await client.series_end(MetricRequest("query", query))
+            return measured
+        finally:
+            await client.close()
+
+    try:
+        server.start()
+        measured = asyncio.run(ends())
+        assert {name: end and round(now - end) for name, end in measured.items()} == {
+            **{f"ended_{name}": age_s for name, age_s in AGES_S.items()},
+            "current": None,
+            "ended_long_ago": None,
+            "neverr": None,
+            'ended_hours{node="warm"}': AGES_S["hours"] + 60,
+            "ended_hours > 0": None,
+        }
+        options = ("--metrics=prometheus", f"--prometheus-url={server.url}")
+        done = read_only_commands.run(
+            "policy", "new", str(file), "--metric=ended_minutes", "--above=1", "-l", "app=web", *options
+        )
+        at = clock.format_rfc3339(now - 600)[:16]
+        assert f"has no current series of this name: the last one ended at {at}" in done.stderr
+        assert (
+            "check that the exporter runs, and that Prometheus scrapes it: its page of targets" in done.stderr
+        )
+        assert "correct the name" not in done.stderr
+        assert "ended_hours" not in done.stderr
+        done = read_only_commands.run("policy", "new", str(file), "--metric=curent", "--above=1", *options)
+        assert "expected a metric of nodes, such as current" in done.stderr
+    finally:
+        server.stop()
 
 
 class ProtectedPrometheus:

@@ -25,6 +25,7 @@ from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.missing_values import UNKNOWN
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
@@ -158,7 +159,10 @@ async def _read_metrics(
     ]
     if name:
         similar: list[str] = []
-        if not any(row.nodes for row in rows):
+        exists = [
+            row.nodes or metrics.causes.get(row.metric, UNKNOWN).reason == "SeriesEnded" for row in rows
+        ]
+        if not any(exists):
             known = map(_plain_name, running.series)
             similar = await decide_inputs.similar_metrics(name, nodes, settings, api, _MOST_SIMILAR, known)
         return MetricList(rows, inputs, similar)

@@ -318,9 +318,12 @@ async def _read_values(
                 raise _no_values_error(request, series, inputs.node_names)
             return CurrentValues(distribution, series)
         why = snapshot.failures.get(request.key, "no source has it")
-        similar = await decide_inputs.similar_metrics(
-            request.metric, inputs, settings, api, _MOST_SUGGESTIONS
-        )
+        cause = snapshot.causes.get(request.key)
+        similar = []
+        if cause is None or cause.reason != "SeriesEnded":
+            similar = await decide_inputs.similar_metrics(
+                request.metric, inputs, settings, api, _MOST_SUGGESTIONS
+            )
     expected = f"a metric of nodes, such as {' or '.join(similar)}" if similar else "a metric of nodes"
     raise BadInput("policy new", [Problem("--metric", f"{shown(request.metric)}: {why}", expected)])
 

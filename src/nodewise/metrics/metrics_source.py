@@ -98,6 +98,12 @@ class SeriesCatalog(MetricCatalog, Protocol):
         """Those of these names that have series now, in the same order."""
         ...
 
+    async def series_end(self, request: MetricRequest) -> float | None:
+        """When the last series of a metric ended, in seconds since 1970; None if one exists, or did not exist in the
+        last days, or if it is not known.
+        """
+        ...
+
 
 def with_lookback(request: MetricRequest, before: Series | None, default_max_age_s: float) -> MetricRequest:
     """The request as it is sent, given the last response: it sees at least two samples of a node if there are any.

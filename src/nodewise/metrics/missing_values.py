@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from nodewise.base import clock
 from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable, closest_name, truncate
 from nodewise.metrics import aggregation
 from nodewise.metrics.node_attributes import first_label
@@ -38,6 +39,7 @@ CauseReason = Literal[
     "IncompleteAnswer",
     "ResponseUnreadable",
     "InternalError",
+    "SeriesEnded",
     "NoSeries",
     "MetricUnknown",
     "SourceNotInstalled",
@@ -189,6 +191,16 @@ def cause_on_some_nodes(series: Series, nodes: NodeIndex) -> Cause:
     remedy = "check that the exporter runs on them and is scraped"
     missing = cause("NoSeries", series.source, "has no value of these nodes, or none within maxAge", remedy)
     return cause_of_invalid_values(series, nodes) or missing
+
+
+def cause_of_ended_series(source: str, ended_at: float, *, has_query: bool) -> Cause:
+    """The cause for a metric whose last series ended at a time in seconds since 1970."""
+    of = "for the query" if has_query else "of this name"
+    text = f"has no current series {of}: the last one ended at {clock.format_rfc3339(ended_at)}"
+    remedy = (
+        "check that the exporter runs, and that Prometheus scrapes it: its page of targets has the errors"
+    )
+    return cause("SeriesEnded", source, text, remedy)
 
 
 def suggest(missing: Cause, name: str) -> Cause:

@@ -2,14 +2,14 @@
 
 The source that returned a metric is queried first the next time, so that a source that lacks the metric or hangs does
 not delay it. Every `SEARCH_PERIOD_S` the sources before it are queried again, and the first that has the metric takes
-over. For a name that no source has, the most similar existing one is suggested.
+over. For a metric that no source has, the cause says when its series ended, or suggests the most similar existing name.
 
 After `MAX_TIMEOUTS` timeouts in a row a metric is not requested from that source for a pause, which doubles with each
 further timeout. A timeout counts only if the source answered another request since the previous one: an outage of
 the source opens no breaker, so that all metrics are fetched again when it ends.
 
 Anyone can create policies with any names, so the cost is limited: within `NAMES_S`, the names of a source are
-requested once, and as many misspelt names are compared with them as a namespace, and all namespaces, may have.
+requested once, and as many missing metrics are looked up as a namespace, and all namespaces, may have.
 """
 
 import asyncio
@@ -40,6 +40,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 NAMES_S: Final = 60.0
 """The time for which the names of a source are kept."""
+RECHECK_S: Final = 600.0
+"""The time for which a suggestion is kept, so that it does not change a status with each refresh."""
 MAX_NAMES: Final = 20_000
 """Names of a source that are considered."""
 MAX_COMPARED: Final = 100
@@ -72,26 +74,44 @@ class MetricNameSuggestions:
         self._timeout_s = timeout_s
         self._names: dict[str, _Names] = {}
         """By name of the source."""
-        self._causes: dict[str, Cause] = {}
-        """By `MetricRequest.key`, with a suggestion if there is one."""
+        self._causes: dict[str, tuple[Cause, float]] = {}
+        """By `MetricRequest.key`: the cause, and when the source is asked again, on the monotonic clock."""
         self._compared: Counter[str] = Counter()
         """By namespace, the number of misspelt names that were compared since `_since_s`."""
         self._since_s = float("-inf")
 
     async def suggest(self, cause: Cause, request: MetricRequest, source: MetricsSource) -> Cause:
-        """The cause, with the most similar name that the source has."""
-        if cause.reason != "MetricUnknown" or not isinstance(source, MetricCatalog):
+        """The cause, with the end of the metric's series or else the most similar name that the source has."""
+        if cause.reason not in ("MetricUnknown", "NoSeries") or not isinstance(source, MetricCatalog):
             return cause
-        if request.key not in self._causes:
-            names = await self._names_of(source)
-            if not names or not self._has_budget(request.namespaces or frozenset([AGENTS])):
-                return cause  # a later call may have a suggestion
-            similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
-            existing = await self._existing_metrics(source, closest_metrics(request.metric, similar))
-            if existing is None:
-                return cause
-            self._causes[request.key] = missing_values.suggest(cause, existing[0]) if existing else cause
-        return self._causes[request.key]
+        known, due_s = self._causes.get(request.key, (cause, float("-inf")))
+        if self._clock.monotonic() < due_s or not self._has_budget(request.namespaces or frozenset([AGENTS])):
+            return known
+        due_s = self._clock.monotonic() + NAMES_S
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if improved := await self._find_cause(cause, request, source):
+                    known, due_s = improved, self._clock.monotonic() + RECHECK_S
+        except (NodewiseError, TimeoutError):
+            pass  # it is asked again after `NAMES_S`
+        self._causes[request.key] = known, due_s
+        return known
+
+    async def _find_cause(self, cause: Cause, request: MetricRequest, source: MetricsSource) -> Cause | None:
+        """The cause with what the source knows; None if it does not list its names. Errors are those of the source."""
+        has_series = source if isinstance(source, SeriesCatalog) else None
+        ended_at = await has_series.series_end(request) if has_series else None
+        if ended_at is not None:
+            return missing_values.cause_of_ended_series(source.name, ended_at, has_query=bool(request.query))
+        if cause.reason != "MetricUnknown":
+            return cause
+        names = await self._names_of(source)
+        similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
+        closest = closest_metrics(request.metric, similar)
+        existing = await has_series.existing_metrics(closest) if has_series and closest else closest
+        if existing:
+            return missing_values.suggest(cause, existing[0])
+        return cause if names else None
 
     def forget(self, keys: frozenset[str]) -> None:
         """Drop metrics that have values or are no longer requested, by `MetricRequest.key`."""
@@ -108,16 +128,6 @@ class MetricNameSuggestions:
             return False
         self._compared[name] += 1
         return True
-
-    async def _existing_metrics(self, source: MetricsSource, names: Sequence[str]) -> Sequence[str] | None:
-        """Those of these names that have series; None if the source does not respond."""
-        if not names or not isinstance(source, SeriesCatalog):
-            return names
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await source.existing_metrics(names)
-        except (NodewiseError, TimeoutError):
-            return None
 
     async def _names_of(self, source: MetricsSource) -> Sequence[str]:
         """The names that a source has; none if it does not respond."""
@@ -323,6 +333,7 @@ class SourceSelector:
                 empty = empty or outcome
             else:
                 self._record_source(request, source, searched=searching)
+                self._suggestions.forget(frozenset([request.key]))
                 return outcome
         self._known.pop(request.key, None)
         if empty and all(failure.outcome == _NOT_THERE for failure in failures):
@@ -427,7 +438,8 @@ class SourceSelector:
             missing_values.cause_of_error(error, source.name), request, source
         )
         outcome = _NOT_THERE if isinstance(error, MetricNotFound) else "failed"
-        return _SourceFailure(source.name, str(error), cause, outcome)
+        why = str(cause) if cause.reason == "SeriesEnded" else str(error)
+        return _SourceFailure(source.name, why, cause, outcome)
 
     def _timeout_failure(
         self, source: MetricsSource, request: MetricRequest, started_s: float, timeout_s: float

@@ -107,7 +107,7 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
             "SourceTimesOut": "use a cheaper query, or raise --prometheus-timeout",
             "SeveralValuesPerNode": "set aggregate: max in the rule, or use a query",
             "IncompleteAnswer": INCOMPLETE_REMEDY,
-            "MetricUnknown": "correct the name",
+            "MetricUnknown": "correct the name, or check its exporter and the targets of Prometheus",
             "NoSeriesOfNodes": "set --prometheus-node-label to a label that names nodes, or relabel the series",
             "ResponseUnreadable": "check that --prometheus-url leads to Prometheus; if it is large, use a query",
         },

@@ -1,7 +1,7 @@
 """Similar names for metrics that a source does not have, at a cost that does not depend on policies."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -17,6 +17,7 @@ from nodewise.metrics.source_selection import (
     MAX_OF_ALL,
     MAX_OF_NAMESPACE,
     NAMES_S,
+    RECHECK_S,
     MetricNameSuggestions,
 )
 
@@ -68,9 +69,18 @@ def test_the_most_similar_name_is_suggested_for_many_metrics_with_one_request() 
 class CatalogOfSeries(Catalog):
     """A catalog whose names are also those of series that have ended."""
 
-    def __init__(self, names: Sequence[str], existing: Sequence[str] | Exception) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        existing: Sequence[str] | Exception,
+        ends: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(names)
         self.existing = existing
+        self.ends = ends or {}
+
+    async def series_end(self, request: MetricRequest) -> float | None:
+        return self.ends.get(request.metric)
 
     async def existing_metrics(self, names: Sequence[str]) -> Sequence[str]:
         if isinstance(self.existing, Exception):
@@ -87,6 +97,52 @@ def test_suggested_metric_has_series() -> None:
         "correct the name",
     ]
     assert remedies(CatalogOfSeries(names, Unavailable("down")), "node_temprature") == ["correct the name"]
+
+
+ENDED = (
+    "Prometheus has no current series of this name: the last one ended at 2026-11-21T00:43:47Z; remedy: check that the "
+    "exporter runs, and that Prometheus scrapes it: its page of targets has the errors"
+)
+
+
+def test_a_metric_whose_series_ended_says_when_and_does_not_call_the_name_wrong() -> None:
+    async def run() -> None:
+        clock = ManualClock(0.0)
+        ends = {"node_rack_temp": 1795221827.0}  # 2026-11-21T00:43:47Z
+        catalog = CatalogOfSeries(["node_rack_temps"], ["node_rack_temps"], ends)
+        suggestions = MetricNameSuggestions(clock, 1.0)
+        request = MetricRequest("node_rack_temp")
+
+        async def text(cause: Cause = UNKNOWN) -> str:
+            return str(await suggestions.suggest(cause, request, catalog))
+
+        assert await text() == ENDED
+        ends.clear()
+        clock.advance(NAMES_S)
+        assert await text() == ENDED, "no write of a status"
+        clock.advance(RECHECK_S)
+        assert await text() == str(UNKNOWN._replace(remedy='correct the name; it has "node_rack_temps"'))
+        ends["node_rack_temp"] = 1795221827.0
+        suggestions.forget(frozenset([request.key]))
+        assert await text() == ENDED, "it had values again"
+
+    asyncio.run(run())
+
+
+def test_a_query_that_is_a_selector_says_when_its_series_ended() -> None:
+    async def run() -> None:
+        catalog = CatalogOfSeries([], [], {"query": 1795221827.0})
+        nothing = Cause("NoSeries", "Prometheus gives no series for the query", "set emptyMeans: Healthy")
+        suggestions = MetricNameSuggestions(ManualClock(0.0), 1.0)
+        ended = await suggestions.suggest(nothing, MetricRequest("query", 'temp{job="rack"}'), catalog)
+        assert (ended.reason, ended.text) == (
+            "SeriesEnded",
+            "Prometheus has no current series for the query: the last one ended at 2026-11-21T00:43:47Z",
+        )
+        assert await suggestions.suggest(nothing, MetricRequest("other", "up == 0"), catalog) == nothing
+        assert await suggestions.suggest(nothing, MetricRequest("other", "up == 0"), Catalog(())) == nothing
+
+    asyncio.run(run())
 
 
 def test_name_with_the_prefix_of_the_node_exporter_is_suggested_if_it_exists() -> None:

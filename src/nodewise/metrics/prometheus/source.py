@@ -86,6 +86,9 @@ def promql_duration(seconds: float) -> str:
 
 NAME: Final = source_table.PROMETHEUS
 _NAMES_RANGE_S: Final = 300.0
+_END_RANGES: Final = ((3600.0, 15.0), (14 * 86400.0, 3600.0))
+"""Ranges and steps of the queries for the end of a series. At most 336 steps are evaluated, with 1.7 million values of
+5,000 nodes."""
 
 
 class PrometheusSettings(NamedTuple):
@@ -207,6 +210,26 @@ class PrometheusSource:
         answer = await self._client.query(existing_metrics_query(names))
         existing = {item.labels.get("__name__") for item in query_responses.newest_values(answer)}
         return [name for name in names if name in existing]
+
+    async def series_end(self, request: MetricRequest) -> float | None:
+        """The time of the last sample, of the last two weeks. None for an expression that is no selector."""
+        selector = instant_query(request)
+        if not is_selector(selector) or await self._number(f"count({selector})"):
+            return None
+        recent, coarse = (
+            f"max(max_over_time(timestamp({selector})[{promql_duration(span_s)}:{promql_duration(step_s)}]))"
+            for span_s, step_s in _END_RANGES
+        )
+        if (end := await self._number(recent)) is not None:
+            return end
+        before = await self._number(coarse)
+        # the end is less than one step after the sample that was found
+        return None if before is None else await self._number(recent, at=before + _END_RANGES[1][1])
+
+    async def _number(self, query: str, at: float | None = None) -> float | None:
+        """The only value of a result; None if it has none."""
+        values = query_responses.newest_values(await self._client.query(query, at=at))
+        return next((float(item.value) for item in values), None)
 
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node in the result of a range query such as `up[1h:1m]`. Errors are those of `fetch`; an
