@@ -45,7 +45,7 @@ class DoctorCase(NamedTuple):
 _POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"
 _NATIVE_ADMISSION = [item for item in native_mode.MANIFEST if item["metadata"]["name"] == "nodewise-native"]
 _DESCHEDULER = f"/apis/apps/v1/namespaces/{healthy_cluster.SYSTEM}/deployments/descheduler"
-_OUTSIDE = misconfigurations.deleted(
+OUTSIDE = misconfigurations.deleted(
     f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
 )
 """No Deployment of nodewise: the servers that kube-scheduler calls run outside of the cluster."""
@@ -591,7 +591,7 @@ DOCTOR_CASES: Final = (
     DoctorCase(
         "client-certificate-wrong",
         "nodewise outside of the cluster answers with 403",
-        misconfigurations.together(_OUTSIDE, misconfigurations.client(misconfigurations.other_client)),
+        misconfigurations.together(OUTSIDE, misconfigurations.client(misconfigurations.other_client)),
         "entry",
         ("nodewise certs",),
         follow=followed_remedies.issue_certificates,
@@ -603,6 +603,30 @@ DOCTOR_CASES: Final = (
         "web/pol",
         ("restore the exporter",),
         follow=followed_remedies.export_metric("heat"),
+    ),
+    DoctorCase(
+        "bind-verb-missing",
+        "nodewise outside of the cluster does not bind pods with GPUs",
+        misconfigurations.together(OUTSIDE, misconfigurations.entry(bindVerb=None)),
+        "entry",
+        ("render-scheduler",),
+        follow=followed_remedies.use_printed_entry,
+    ),
+    DoctorCase(
+        "gpu-node-without-labels",
+        "cards without numbers, and nodewise outside of the cluster",
+        misconfigurations.together(OUTSIDE, misconfigurations.bare_node),
+        "bare",
+        ("gpu-numbers",),
+        follow=followed_remedies.run_with_node("bare"),
+    ),
+    DoctorCase(
+        "gpu-node-without-labels",
+        "a label counts cards, and no device plugin or driver offers them",
+        misconfigurations.node_without_plugin,
+        "bare",
+        ("kubectl describe node/bare",),
+        follow=followed_remedies.start_device_plugin,
     ),
     DoctorCase(
         "selector-without-pods",

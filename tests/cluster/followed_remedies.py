@@ -19,6 +19,7 @@ from tests.cluster import (
     child_processes,
     extender_process,
     fake_custom_metrics_server,
+    gpu_cluster,
     health_example_manifests,
     healthy_cluster,
 )
@@ -276,6 +277,15 @@ def run_with_node(node: str) -> Follow:
         run_in_shell(cluster, command.replace("NODE", node))
 
     return follow
+
+
+def start_device_plugin(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    """The kubelet reports the GPUs of the device plugin."""
+    offered = gpu_cluster.node("bare")["status"]
+    path = "/api/v1/nodes/bare"
+    healthy_cluster.status(
+        cluster.api, path, {field: offered[field] for field in ("capacity", "allocatable")}
+    )
 
 
 def configure_kubelet(cluster: HealthyCluster, remedy: ReadRemedy) -> None:

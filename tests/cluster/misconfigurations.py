@@ -556,6 +556,26 @@ def bare_node(cluster: HealthyCluster) -> Iterator[None]:
     """A node whose GPUs no label names."""
     made = gpu_cluster.node("bare")
     del made["metadata"]["labels"][f"{gpu_cluster.PREFIX}gpu-numbers"]
+    with _measured_node(cluster, made):
+        yield
+
+
+@contextlib.contextmanager
+def node_without_plugin(cluster: HealthyCluster) -> Iterator[None]:
+    """A node whose labels name GPUs that it does not offer."""
+    made = gpu_cluster.node("bare")
+    for field in ("capacity", "allocatable"):
+        amounts = made["status"][field]
+        made["status"][field] = {
+            name: amount for name, amount in amounts.items() if not name.startswith(gpu_cluster.PREFIX)
+        }
+    with _measured_node(cluster, made):
+        yield
+
+
+@contextlib.contextmanager
+def _measured_node(cluster: HealthyCluster, made: Object) -> Iterator[None]:
+    """A node with values of the metrics that others have, whose name is "bare"."""
     cluster.metrics.set("heat", dict.fromkeys((*healthy_cluster.NODES, "bare"), 20))
     with created(made)(cluster):
         yield

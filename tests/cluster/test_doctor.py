@@ -27,7 +27,7 @@ from tests.cluster import (
 from tests.cluster.api_client import Object, path_of
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
+from tests.cluster.doctor_cases import DOCTOR_CASES, OUTSIDE, DoctorCase
 from tests.cluster.healthy_cluster import Diagnosis, HealthyCluster
 from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
 from tests.cluster.native_doctor_cases import NATIVE_CASES
@@ -66,6 +66,11 @@ def assert_sound(diagnosis: Diagnosis) -> None:
 def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: HealthyCluster) -> None:
     arguments = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
     assert_sound(Diagnosis(read_only_commands.run("doctor", *arguments, "-o", "json")))
+
+
+def test_nor_where_nodewise_runs_outside_of_the_cluster(cluster: HealthyCluster) -> None:
+    with OUTSIDE(cluster):
+        assert_sound(cluster.diagnose())
 
 
 def test_nor_where_the_entry_names_the_service(cluster: HealthyCluster) -> None:

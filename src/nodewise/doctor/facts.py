@@ -384,8 +384,10 @@ class GpuNodeInfo(NamedTuple):
     node: str
     gpus: int
     resource: str
-    """The allocatable resource that shows that the node has GPUs."""
+    """The allocatable resource that shows that the node has GPUs; empty if only a label does."""
     problems: tuple[str, ...] = ()
+    label: str = ""
+    """The label that shows it without a resource."""
 
 
 class KubeletConfiguration(NamedTuple):

@@ -289,6 +289,12 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         ),
         {"selector-without-pods"},
     ),
+    (
+        "GPUs without a resource",
+        SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 0, "", label="nvidia.com/gpu.count"),)),
+        {"gpu-node-without-labels"},
+    ),
+    ("no bind outside of the cluster", entry(bindVerb=None)._replace(extenders=()), {"bind-verb-missing"}),
     ("no status", SOUND._replace(policies=(POLICY._replace(has_status=False),), metrics={}), set()),
     ("native mode", NATIVE, set()),
     (

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from nodewise.agent import LoadScoring
 from nodewise.agents import find_agent_kind
+from nodewise.agents.gpu.vendor_resource_names import PROFILES
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, short
 from nodewise.doctor.facts import (
@@ -44,7 +45,7 @@ _LOAD_AWARE_PLUGINS: Final = {
     "usage": "Volcano",
 }
 """Score plugins of other projects that use measured load, with the project."""
-_GPU_RESOURCES: Final = ("gpu.intel.com/", "nvidia.com/")
+_GPU_RESOURCES: Final = tuple({profile.prefix: None for profile in PROFILES.values()})
 _NAMES_TIMEOUT_S: Final = 1.0
 _LARGE_TIMEOUT_S: Final = 5.0
 """Bodies with whole nodes, and binds, take longer."""
@@ -173,32 +174,47 @@ def check_ignorable(registrations: Registrations) -> Iterator[Finding]:
 
 @check("bind-verb-missing")
 def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
-    """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
-    id_ = "bind-verb-missing"
+    id_, expected = "bind-verb-missing", "preemptVerb: preempt"
     for registration in registrations:
+        yield from _check_entry_of_gpus(registration, registrations, extenders)
         entry = registration.entry
-        agents = ",".join(sorted(agents_of_entry(registration, extenders))) or "telemetry"
-        command = _render_command(entry, agents)
-        others = _other_entries(registration, registrations, extenders, "gpu")
-        has_resources = _names_gpu_resource(entry)
-        if "gpu" in agents_of_entry(registration, extenders) and (
-            has_resources or not any(map(_names_gpu_resource, others))
-        ):
-            for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
-                if not verb:
-                    actual, expected = f" has no {name}Verb, and calls the gpu agent", f"{name}Verb: {name}"
-                    yield create_entry_finding(id_, registration, actual, expected, command=command)
-            if not has_resources:
-                actual = ".managedResources names no GPU resource"
-                expected = "gpu.intel.com/i915 and the like"
-                yield create_entry_finding(id_, registration, actual, expected, command=command)
         if entry.filter_verb and not entry.preempt_verb:
-            actual, expected = f"{entry.field} has filterVerb and no preemptVerb", "preemptVerb: preempt"
+            actual, command = (
+                f"{entry.field} has filterVerb and no preemptVerb",
+                _render_command(registration, extenders),
+            )
             yield finding(id_, registration.where, actual, expected, command=command, severity="warning")
 
 
-def _render_command(entry: ExtenderEntry, agents: str) -> str:
+def _check_entry_of_gpus(
+    registration: Registration, registrations: Registrations, extenders: Extenders
+) -> Iterator[Finding]:
+    """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
+    id_, entry, command = "bind-verb-missing", registration.entry, _render_command(registration, extenders)
+    has_resources = _names_gpu_resource(entry)
+    if not extenders and has_resources and entry.agent in ("", "gpu"):
+        reason = "names GPU resources"  # the agents of a nodewise outside of the cluster are unknown
+    elif "gpu" in agents_of_entry(registration, extenders):
+        others = _other_entries(registration, registrations, extenders, "gpu")
+        if not has_resources and any(map(_names_gpu_resource, others)):
+            return
+        reason = "calls the gpu agent"
+    else:
+        return
+    for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
+        if not verb:
+            actual, expected = f" has no {name}Verb, and {reason}", f"{name}Verb: {name}"
+            yield create_entry_finding(id_, registration, actual, expected, command=command)
+    if not has_resources:
+        actual, expected = ".managedResources names no GPU resource", "gpu.intel.com/i915 and the like"
+        yield create_entry_finding(id_, registration, actual, expected, command=command)
+
+
+def _render_command(registration: Registration, extenders: Extenders) -> str:
     """A command that prints an entry with the same address and files; empty if the entry lacks a file."""
+    entry = registration.entry
+    default = "telemetry,gpu" if _names_gpu_resource(entry) else "telemetry"
+    agents = ",".join(sorted(agents_of_entry(registration, extenders))) or default
     scheme, host, _, port = split_url(entry.url)
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     words = ["nodewise", "configure", "render-scheduler", f"--agents={agents}", f"--url={address}"]

@@ -173,7 +173,13 @@ def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
         return f": {problem}" if problem else ""
 
     id_ = "gpu-node-without-labels"
-    if without := [node for node in gpu_nodes if not node.gpus]:
+    if unlisted := [node for node in gpu_nodes if not node.resource]:
+        actual = f"has the label {unlisted[0].label}, no allocatable resource of GPUs and no ResourceSlices"
+        remedy = "repair the device plugin or the DRA driver of these nodes, or remove the label"
+        where, expected = _format_nodes(unlisted), "an allocatable resource of GPUs"
+        command = kubectl("describe", f"Node/{unlisted[0].node}")
+        yield finding(id_, where, actual, expected, remedy=remedy, command=command, severity="warning")
+    if without := [node for node in gpu_nodes if node.resource and not node.gpus]:
         actual = f"{without[0].resource} is allocatable, and no GPU is named{format_reason(without)}"
         yield finding(id_, _format_nodes(without), actual, "labels or an annotation with GPUs")
     if incomplete := [node for node in gpu_nodes if node.gpus and node.problems]:

@@ -1,8 +1,9 @@
 """Nodes: their number, resources and GPUs, and the configuration of kubelets on nodes with CPU pools."""
 
 import asyncio
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.vendor_resource_names import PROFILES, ResourceProfile
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import UNREADABLE, short
+from nodewise.doctor.collectors.schedulers import collect_schedulers
 from nodewise.doctor.collectors.session import (
     ClusterReader,
     MissingFact,
@@ -24,13 +26,20 @@ from nodewise.doctor.collectors.session import (
 from nodewise.doctor.collectors.workloads import collect_extenders
 from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration, UnavailableFact
 from nodewise.doctor.parsing.objects import get_mapping, get_text, get_text_mapping
-from nodewise.kube.resource_kinds import NODES
+from nodewise.kube.resource_kinds import NODES, RESOURCE_SLICES
 from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 _MAX_KUBELETS: Final = 50
 _MAX_GPU_NODES: Final = 5000
+_PCI: Final = re.compile(
+    r"feature\.node\.kubernetes\.io/pci-(10de|03[0-9a-f]{2}_10de|0380_(?:1002|8086))\.present"
+)
+"""Labels of node feature discovery for a PCI device: a GPU of NVIDIA, and display controllers of AMD and Intel that are
+no part of a processor.
+"""
+_VENDORS: Final = {"10de": "nvidia.com/", "1002": "amd.com/", "8086": "gpu.intel.com/"}
 POOLS_LABEL: Final = "cmk.intel.com/cmk-node"
 """The label of nodes that nodewise-cpu gave pools (`nodewise_cpu.cmk_names.LABEL`)."""
 
@@ -77,15 +86,26 @@ class ParsedNodes(NamedTuple):
 
 async def collect_nodes(session: Session) -> ParsedNodes:
     """All nodes, with GPUs by the profiles of the extenders' gpu agents."""
+    extenders = await session.get_or(collect_extenders, ())
     names = {
-        extender.settings.get("gpu_profile", "intel")
-        for extender in await session.get_or(collect_extenders, ())
-        if "gpu" in extender.agents
-    }
+        extender.settings.get("gpu_profile", "intel") for extender in extenders if "gpu" in extender.agents
+    } or (set() if extenders else await _find_profiles_of_entries(session))
     profiles = [PROFILES[name] for name in sorted(names) if name in PROFILES]
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     measured = cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes))
     return ParsedNodes(nodes, measured)
+
+
+async def _find_profiles_of_entries(session: Session) -> set[str]:
+    """The profiles whose resources kube-scheduler sends to nodewise, which runs outside of the cluster."""
+    resources = {
+        resource.name
+        for scheduler in await session.get_or(collect_schedulers, ())
+        if not isinstance(scheduler.configuration, UnavailableFact)
+        for entry in scheduler.configuration.nodewise_entries
+        for resource in entry.managed_resources
+    }
+    return {name for name, profile in PROFILES.items() if resources & {*profile.counts}}
 
 
 def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode | None:
@@ -101,7 +121,7 @@ def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode |
     resources = frozenset(
         sys.intern(name) for name, amount in amounts.items() if str(amount) not in ("0", "")
     )
-    parsed = (_parse_gpus(body, node.metadata.name, profile, resources) for profile in profiles)
+    parsed = (_parse_gpus(body, node.metadata.name, profile, resources, labels) for profile in profiles)
     gpus = next((info for info in parsed if info), None)
     has_verdicts = any(key.startswith(VERDICT_LABEL_PREFIX) for key in labels)
     has_pools = labels.get(POOLS_LABEL) == "true"
@@ -113,16 +133,35 @@ def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode |
 
 
 def _parse_gpus(
-    body: bytes, name: str, profile: ResourceProfile, resources: frozenset[str]
+    body: bytes,
+    name: str,
+    profile: ResourceProfile,
+    resources: frozenset[str],
+    labels: Mapping[str, str],
 ) -> GpuNodeInfo | None:
+    """None for a node without GPUs. One with GPUs has an amount of their resource, or a label that says so."""
     offered = [resource for resource in profile.counts if resource in resources]
     if not offered:
-        return None
+        # with other resources of the vendor, such as slices of GPUs, nothing is missing
+        is_offered = any(resource.startswith(profile.prefix) for resource in resources)
+        label = "" if is_offered else _find_gpu_label(profile, labels)
+        return GpuNodeInfo(name, 0, "", label=label) if label else None
     try:
         gpus = node_gpus.parse_node_gpus(msgspec.json.decode(body, type=GpuNode), profile)
     except UNREADABLE as error:
         return GpuNodeInfo(name, 0, offered[0], (short(str(error)),))
     return GpuNodeInfo(name, len(gpus.names), offered[0], tuple(map(short, gpus.problems[:1])))
+
+
+def _find_gpu_label(profile: ResourceProfile, labels: Mapping[str, str]) -> str:
+    """A label that says that a node has GPUs of a profile; empty without one."""
+    for key, value in sorted(labels.items()):
+        match = _PCI.fullmatch(key)
+        if match and value == "true" and _VENDORS[match[1][-4:]] == profile.prefix:
+            return key
+        if key in profile.gpu_labels and value not in ("", "0"):
+            return key
+    return ""
 
 
 async def collect_node_count(session: Session) -> int:
@@ -144,8 +183,17 @@ async def collect_nodes_not_ready(session: Session) -> frozenset[str]:
 
 
 async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
+    """Nodes with GPUs, without those whose GPUs a DRA driver offers in ResourceSlices."""
     nodes = (await session.require(collect_nodes)).nodes
-    return tuple(node.gpus for node in nodes if node.gpus)[:_MAX_GPU_NODES]
+    infos = [node.gpus for node in nodes if node.gpus][:_MAX_GPU_NODES]
+    if all(info.resource for info in infos):
+        return tuple(infos)
+    names = set(await session.reader.get_list(RESOURCE_SLICES, _parse_node_of_slice))
+    return tuple(info for info in infos if info.resource or info.node not in names)
+
+
+def _parse_node_of_slice(body: bytes) -> str | None:
+    return get_text(parse_json(body), "spec", "nodeName") or None
 
 
 async def collect_kubelets(session: Session) -> tuple[KubeletConfiguration | UnavailableFact, ...]:
