@@ -217,11 +217,9 @@ def parts() -> dict[Path, str]:
     return {
         SCHEMA: json.dumps(described, indent=2, ensure_ascii=False) + "\n",
         README: _readme(described, yaml.safe_load((CHART / "values.yaml").read_text())),
-        **{
-            folder / definition.name: definition.read_text()
-            for definition in _definitions()
-            for folder in _PLACES
-        },
+        # `helm show crds` prints the files without a separator between them
+        **{CHART / "crds" / file.name: f"---\n{file.read_text()}" for file in _definitions()},
+        **{KUSTOMIZE / "crds" / file.name: file.read_text() for file in _definitions()},
         **dict.fromkeys(_NATIVE_MODE, native_mode_generator.native_manifest()),
         SHIPPED_POLICIES: _shipped_policies(
             native_mode_generator.native_manifest(), (DEPLOY / "extender-pods.yaml").read_text()
@@ -278,10 +276,6 @@ the definitions in `crds/`; apply them before an upgrade.
 
 def _definitions() -> list[Path]:
     return sorted((DEPLOY / "crds").glob("*.yaml"))
-
-
-_PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
-"""Copies of the definitions: Helm reads only this folder, and kustomize only its own."""
 
 
 PACKAGED: Final = Path("src/nodewise/policy_tools/taspolicies.yaml")

@@ -151,6 +151,14 @@ def test_lint_finds_nothing_in_the_released_chart(
     assert not {"[INFO]", "[WARNING]", "[ERROR]"} & {*output.split()}
 
 
+def test_definitions_that_helm_shows_are_those_that_kubectl_applies(helm: Helm) -> None:
+    """The command before an upgrade, without the repository."""
+    shown = helm.said("show", "crds", CHART)
+    files = sorted((ROOT / "deploy/crds").glob("*.yaml"))
+    shipped = [manifest for file in files for manifest in yaml.safe_load_all(file.read_text()) if manifest]
+    assert [manifest for manifest in yaml.safe_load_all(shown) if manifest] == shipped
+
+
 @each_combination
 def test_every_object_is_one_for_a_real_api_server(
     helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path

@@ -16,6 +16,7 @@ from tools import release
 import nodewise
 from tests.cluster import native_mode, placement_policy_specs
 from tests.cluster.api_client import path_of
+from tests.cluster.debian_packages import ContainerPrograms
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_chart import Helm, helm_program
@@ -47,8 +48,13 @@ def output_of(*command: str | Path, folder: Path, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make release` writes in a clone of this checkout. Changes that are not committed are part of the commit."""
+def folder(
+    container_programs: ContainerPrograms, helm_program: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """What `make release` writes in a clone of this checkout. Changes that are not committed are part of the commit.
+
+    It needs packages of Debian and helm; without them, the fixtures of the programs skip the tests.
+    """
     clone = tmp_path_factory.mktemp("clone")
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", f"safe.directory={ROOT}"]
     changed = output_of(*git, "stash", "create", folder=ROOT).strip()
