@@ -39,7 +39,7 @@ def _parse_metric(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_METRIC_NAME:
         raise ValueError(f"a name of at most {MAX_METRIC_NAME} characters")
     if not METRIC_NAME.fullmatch(value):
-        raise ValueError("letters, digits, _ and -")
+        raise ValueError("letters, digits, _ and - (a PlacementPolicy also accepts : and .)")
     return value
 
 

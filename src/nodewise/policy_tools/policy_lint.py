@@ -84,6 +84,7 @@ _MAX_SUBDOMAIN: Final = 253
 _MAX_BASE: Final = 58
 """The most characters of `generateName` that are part of a generated name."""
 _MAX_LABEL: Final = 63
+_PATTERN_TEXT: Final = "a text that matches"
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
 _TYPE_NAMES: Final = {"object": "an object", "array": "a list", "string": "a string"}
 
@@ -109,9 +110,15 @@ def lint(
     if kind != "TASPolicy":
         parsed = placement_policy_parser.parse_policy(policy_object, kind)
         return [*_head_problems(whole, kind), *parsed.problems, *query_problems]
-    refused = problems(whole)
+    parsed_problems = policies.parse_policy(policy_object).problems
+    # the parser describes values that a pattern refuses
+    described = {problem.field: problem for problem in parsed_problems}
+    refused = [
+        described.get(problem.field, problem) if problem.expected.startswith(_PATTERN_TEXT) else problem
+        for problem in problems(whole)
+    ]
     known = {problem.field for problem in refused}
-    others = (*policies.parse_policy(policy_object).problems, *_rules_without_effect(whole), *query_problems)
+    others = (*parsed_problems, *_rules_without_effect(whole), *query_problems)
     return [*refused, *(problem for problem in others if problem.field not in known)]
 
 
@@ -277,7 +284,7 @@ def _text_problems(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[
     pattern = schema.get("pattern", "")
     # `$` matches only at the very end in Go, but also before a final line break in Python
     if not re.search(re.sub(r"\$$", r"\\Z", pattern), text):
-        yield Problem(path, shown(text), f"a text that matches {pattern}")
+        yield Problem(path, shown(text), f"{_PATTERN_TEXT} {pattern}")
 
 
 def _object_problems(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:

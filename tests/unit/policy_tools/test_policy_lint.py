@@ -31,8 +31,8 @@ def one_rule(**fields: Any) -> Any:
 PROBLEMS = {
     "a fraction as a number": (one_rule(target=0.8), f'{RULE}.target: 0.8; expected an integer of 64 bits, or a string such as "0.8"'),
     "an operator in lower case": (one_rule(operator="equals"), 'GreaterThan; did you mean "Equals"?'),
-    "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; expected a text that matches"),
-    "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; expected a text that matches"),
+    "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; expected a duration such as 30s"),
+    "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; expected letters, digits, _ and - ("),
     "a name that is too long": (one_rule(metricname="m" * 254), "254 characters; expected at most 253"),
     "a strategy without rules": ({"strategies": {"dontschedule": {}}}, "dontschedule.rules: no value; expected a value, which is required"),
     "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m", target=1)] * 101}}}, "dontschedule.rules: 101 entries; expected at most 100"),
