@@ -149,6 +149,13 @@ def test_a_planted_fault_is_found_and_its_remedy_ends_it(cluster: HealthyCluster
         cluster.config = configuration
 
 
+def test_commands_are_for_the_cluster_that_was_examined(cluster: HealthyCluster) -> None:
+    with misconfigurations.entry(bindVerb=None)(cluster):
+        lines = cluster.ask("-o", "table").stdout.splitlines()
+    assert any(line.strip().startswith("run: nodewise configure render-scheduler ") for line in lines)
+    assert lines[-1] == f"Before you run these commands: export KUBECONFIG={cluster.doctor.kubeconfig}"
+
+
 # Hostile objects
 
 

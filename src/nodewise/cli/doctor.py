@@ -115,7 +115,7 @@ def command(command_line: CommandLine) -> None:
     if set(settings.skip) >= set(CATALOGUE) - {NOT_CHECKED}:
         raise BadSettings("settings", [Problem("--skip", "every finding", "at least one that is left")])
     cluster = command_line.settings(ClusterOptions).kube
-    report = _use_program_name(asyncio.run(_examine_cluster(settings, cluster)))
+    report = use_program_name(asyncio.run(_examine_cluster(settings, cluster)))
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if settings.output == "table" and any(finding.command for finding in report.findings):
         _print_cluster_of_commands(cluster)
@@ -144,7 +144,7 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
     return check_runner.examine(facts, skip)
 
 
-def _use_program_name(report: Report) -> Report:
+def use_program_name(report: Report) -> Report:
     """The report with commands that the user can run: the kubectl plugin is called `kubectl nodewise`."""
     program = click.get_current_context().find_root().info_name
     findings = [

@@ -1,5 +1,6 @@
 """The findings of each check, from facts."""
 
+import re
 import shlex
 from datetime import timedelta
 from typing import Any
@@ -722,6 +723,11 @@ def test_each_defect_has_its_findings(facts: Facts, expected: set[str]) -> None:
         finding.object and finding.found and finding.expected and finding.remedy
         for finding in report.findings
     )
+    for finding in report.findings:
+        assert not re.search(
+            r"deploy/[\w*]+|docs/|[.]md\b", f"{finding.expected} {finding.remedy} {finding.command}"
+        )
+        assert shlex.split(finding.command) or not finding.command
 
 
 @pytest.mark.parametrize(

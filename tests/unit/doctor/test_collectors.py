@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import click
 import msgspec
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from nodewise.base import errors
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
-from nodewise.cli.doctor import command, print_findings_json, print_findings_table
+from nodewise.cli.doctor import command, print_findings_json, print_findings_table, use_program_name
 from nodewise.doctor.check_runner import examine, fields_of_needed_facts
 from nodewise.doctor.collectors import COLLECTORS, collect_facts
 from nodewise.doctor.collectors.policies import evaluate_policies, parse_policy, policy_objects
@@ -613,6 +614,18 @@ def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[st
     assert (document["id"], document["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
     assert "wrong-ignorable" in report["checked"]
     assert report["not_checked"] == []
+
+
+def test_commands_are_printed_in_one_line_and_for_the_kubectl_plugin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    report = examine(SOUND._replace(kinds_not_served=("placementpolicies.nodewise.io",)))
+    apply = "configure manifests crds | kubectl apply --server-side --force-conflicts -f -"
+    assert f"run: nodewise {apply}\n" in capture_report(report, capsys)
+    with click.Context(click.Command("doctor"), info_name="kubectl nodewise"):
+        report = use_program_name(report)
+    assert f"run: kubectl nodewise {apply}\n" in capture_report(report, capsys)
 
 
 class NodeApi:
