@@ -439,7 +439,7 @@ DOCTOR_CASES: Final = (
     DoctorCase(
         "kubelet-policy-conflict",
         "the kubelet hands out CPUs",
-        misconfigurations.static_cpus,
+        misconfigurations.kubelet(cpuManagerPolicy="static"),
         healthy_cluster.POOLS,
         ("cpuManagerPolicy",),
         follow=followed_remedies.configure_kubelet,
@@ -447,10 +447,26 @@ DOCTOR_CASES: Final = (
     DoctorCase(
         "kubelet-policy-conflict",
         "the kubelet counts NUMA nodes",
-        misconfigurations.single_numa_node,
+        misconfigurations.kubelet(topologyManagerPolicy="single-numa-node"),
         healthy_cluster.POOLS,
         ("topologyManagerPolicy",),
         follow=followed_remedies.configure_kubelet,
+    ),
+    DoctorCase(
+        "kubelet-policy-conflict",
+        "the kubelet assigns memory of NUMA nodes",
+        misconfigurations.kubelet(memoryManagerPolicy="Static"),
+        healthy_cluster.POOLS,
+        ("memoryManagerPolicy",),
+        follow=followed_remedies.configure_kubelet,
+    ),
+    DoctorCase(
+        "extender-not-reached",
+        "kube-scheduler reports a refused connection",
+        misconfigurations.refused_call,
+        "web/waits",
+        ("no process listens at this port",),
+        follow=followed_remedies.report_unscheduled("waits"),
     ),
     DoctorCase(
         "descheduler-missing",

@@ -256,6 +256,15 @@ def label_pod(name: str, **labels: str | None) -> Follow:
     return follow
 
 
+def report_unscheduled(pod: str) -> Follow:
+    """nodewise is started, and kube-scheduler reports its response about the pod."""
+
+    def follow(cluster: HealthyCluster, _: ReadRemedy) -> None:
+        healthy_cluster.report_unscheduled(cluster.api, f"{_PODS}/{pod}", "0/4 nodes are available")
+
+    return follow
+
+
 def shorten_policy(name: str) -> Follow:
     """A policy keeps its first rule."""
 

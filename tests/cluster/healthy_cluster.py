@@ -198,6 +198,12 @@ def report_running(api: ClusterApi, pod: Object, address: str = "") -> None:
     status(api, path_of(pod), pod_status)
 
 
+def report_unscheduled(api: ClusterApi, path: str, message: str) -> None:
+    """Writes what kube-scheduler says about a pod that waits."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    status(api, path, {"conditions": [condition]})
+
+
 def put_deployment(api: ClusterApi, deployment: Object) -> None:
     """Creates a Deployment whose status counts all replicas as available. The pods are not created."""
     report_available(api, api.create(deployment))

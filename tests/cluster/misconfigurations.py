@@ -401,24 +401,18 @@ def verdict_label(cluster: HealthyCluster) -> Iterator[None]:
     cluster.api.patch(path, {"metadata": {"labels": {key: None}}})
 
 
-@contextlib.contextmanager
-def static_cpus(cluster: HealthyCluster) -> Iterator[None]:
-    """The kubelet of a node with CPU pools has the static CPU manager policy."""
-    kubelet = cluster.kubelets[healthy_cluster.POOLS]
-    before = kubelet.configuration
-    kubelet.configuration = before | {"cpuManagerPolicy": "static"}
-    yield
-    kubelet.configuration = before
+def kubelet(**fields: str) -> Defect:
+    """The kubelet of a node with CPU pools has other policies."""
 
+    @contextlib.contextmanager
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
+        server = cluster.kubelets[healthy_cluster.POOLS]
+        before = server.configuration
+        server.configuration = before | fields
+        yield
+        server.configuration = before
 
-@contextlib.contextmanager
-def single_numa_node(cluster: HealthyCluster) -> Iterator[None]:
-    """The kubelet of a node with CPU pools rejects pods whose CPUs are on several NUMA nodes."""
-    kubelet = cluster.kubelets[healthy_cluster.POOLS]
-    before = kubelet.configuration
-    kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
-    yield
-    kubelet.configuration = before
+    return apply
 
 
 SERVICE: Final = f"https://{shipped_installation.HOST}"
@@ -448,6 +442,16 @@ def no_replica(cluster: HealthyCluster) -> Iterator[None]:
     cluster.api.patch(deployment, {"spec": {"replicas": 0}})
     yield
     cluster.api.patch(deployment, {"spec": {"replicas": 2}})
+
+
+@contextlib.contextmanager
+def refused_call(cluster: HealthyCluster) -> Iterator[None]:
+    """kube-scheduler reports on a pod that nodewise refused the connection."""
+    pod = waiting("waits", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+    with created(pod)(cluster):
+        message = "failed calling extender: dial tcp 10.0.0.7:9001: connect: connection refused"
+        healthy_cluster.report_unscheduled(cluster.api, path_of(pod), message)
+        yield
 
 
 def unsent() -> Object:
