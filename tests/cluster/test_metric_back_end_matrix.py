@@ -18,7 +18,7 @@ import yaml
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise.metrics import missing_values
-from nodewise.metrics.metrics_source import NoValues
+from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.prometheus import query_responses
 from tests.cluster import (
     changing_exporter,
@@ -206,6 +206,27 @@ def test_exported_node_names_the_node(metric_back_end: MetricBackEnd) -> None:
 def test_recording_rule_is_read_by_name(metric_back_end: MetricBackEnd) -> None:
     server = metric_back_end.start(series={'node:fan:min{node="a"}': ("7", 5.0)})
     assert values(fetch(server.url, "node:fan:min")) == {"a": 7.0}
+
+
+@pytest.mark.parametrize("age_s", [1200.0, 20000.0])
+def test_end_of_a_series_and_parse_errors_are_known(metric_back_end: MetricBackEnd, age_s: float) -> None:
+    now = time.time()
+    ages_and_values = [(age_s + 30.0 * before, 1.0) for before in range(200, -1, -1)]
+    server = metric_back_end.start(samples=points('node_fan{node="a"}', ages_and_values))
+
+    async def ask() -> tuple[float | None, list[str]]:
+        prometheus = source(server.url)
+        try:
+            end = await prometheus.series_end(MetricRequest("node_fan"))
+            queries = ("sum by (node) (node_fan)", "sum(node_fan", "rate(node_fan[5m)", "node_fan >")
+            return end, [await prometheus._client.parse_error(query) for query in queries]
+        finally:
+            await prometheus.close()
+
+    end, (valid, *invalid) = asyncio.run(ask())
+    assert end == pytest.approx(now - age_s, abs=2.0)
+    assert valid == ""
+    assert all(invalid)
 
 
 def test_name_with_dots_is_read_where_the_back_end_has_such_names(metric_back_end: MetricBackEnd) -> None:
