@@ -74,5 +74,5 @@ def _entry(setting: Setting) -> str:
     form = setting.option.metavar or "|".join(setting.words) or _KINDS.get(setting.inner, "")
     if setting.field.endswith(("_s", "_bytes")):
         form = "DURATION" if setting.field.endswith("_s") else "SIZE"
-    typed = f"{setting.flag} {form}".rstrip()
-    return entry([typed], default and f"default `{default}`", setting.variable, setting.help)
+    typed = [f"{flag} {form}".rstrip() for flag in setting.flag_with_opposite.split("/")]
+    return entry(typed, default and f"default `{default}`", setting.variable, setting.help)

@@ -63,6 +63,9 @@ def command(command_line: CommandLine) -> None:
     kube-scheduler does not call nodewise. It needs no Service and no certificates. Run two replicas: one leads, and the
     other takes over when the leader ends. Do not run it beside an extender with the agent telemetry.
 
+    Native mode is on while the admission policies of deploy/native.yaml are installed, unless --native-mode or
+    --no-native-mode is set.
+
     \b
     Examples:
       nodewise controller --health-address 0.0.0.0

@@ -406,9 +406,8 @@ def build_group(group: type[T], values: Mapping[str, Any], places: Mapping[str, 
 
 def _create_shared_option(setting: Setting) -> click.Option:
     default = setting.default_as_text()
-    with_opposite = next((flag for flag in setting.flags if "/" in flag), setting.flag)
     return SettingOption(
-        [with_opposite, setting.field],
+        [setting.flag_with_opposite, setting.field],
         type=click_type_of_setting(setting),
         metavar=setting.option.metavar,
         is_flag=setting.inner is bool,

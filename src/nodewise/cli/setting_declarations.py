@@ -65,6 +65,11 @@ class Setting(NamedTuple):
         return max((flag.partition("/")[0] for flag in self.flags), key=len)
 
     @property
+    def flag_with_opposite(self) -> str:
+        """The flag with the one that turns it off, if there is one: `--native-mode/--no-native-mode`."""
+        return next((flag for flag in self.flags if "/" in flag), self.flag)
+
+    @property
     def variable(self) -> str:
         return "NODEWISE_" + self.key.upper()
 

@@ -33,6 +33,9 @@ class ExampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     dry: bool = False
     """Whether at all."""
 
+    guided: Annotated[bool | None, Option("--guided/--no-guided")] = None
+    """Whether, or by what is installed."""
+
     port: int = 9001
     """Where."""
 
@@ -75,6 +78,16 @@ def test_service_variables_of_the_kubelet_are_ignored() -> None:
 def test_sizes_lists_and_switches() -> None:
     parsed = parse_options("--room-bytes", "64Mi", "--where", "a", "--where", "b", "--dry")
     assert (parsed.room_bytes, parsed.where, parsed.dry) == (64 * 2**20, ("a", "b"), True)
+
+
+def test_a_switch_may_have_a_third_state_without_a_setting(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("guided: true\n")
+    assert parse_options().guided is None
+    assert parse_options("--guided").guided is True
+    assert parse_options(NODEWISE_GUIDED="false").guided is False
+    assert parse_options(file=settings).guided is True
+    assert parse_options("--no-guided", file=settings, NODEWISE_GUIDED="true").guided is False
 
 
 def test_variable_of_secrets_has_one_in_each_line(tmp_path: Path) -> None:
