@@ -255,7 +255,7 @@ def _selector(own: NewPolicyOptions, command_line: CommandLine, *, is_cluster_wi
     if frequent:
         listed = ", ".join(f"{label} ({count})" for label, count in frequent)
         click.echo(visible(f"Labels of pods of {inside}, with numbers of pods: {listed}"), err=True)
-    question = f"Labels of the pods that the policy affects ({_ALL_PODS} for all pods of {inside})"
+    question = f"Labels of the pods, such as app=web, or {_ALL_PODS} for all pods of {inside}"
     proposed = visible(frequent[0][0]) if frequent else None
     answer: dict[str, str] = click.prompt(question, default=proposed, value_proc=_parse_answer, err=True)
     return answer

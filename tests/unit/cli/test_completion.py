@@ -47,6 +47,8 @@ def test_the_script_of_each_shell(shell: str) -> None:
         ("nodewise explain -n w", ["web"]),
         ("nodewise doctor -n ku", ["kube-system"]),
         ("nodewise completion z", ["zsh"]),
+        ("nodewise policy new --preset gpu", ["gpu-ecc", "gpu-xid"]),
+        ("nodewise policy library con", ["conntrack"]),
     ],
 )
 def test_names_are_completed(
