@@ -455,6 +455,8 @@ class Facts(NamedTuple):
     replica_metrics: tuple[ReplicaMetrics, ...] | UnavailableFact = ()
     missing_rights: tuple[MissingRights | UnavailableFact, ...] | UnavailableFact = ()
     pods: Pods | UnavailableFact = ()
+    all_pods: bool | UnavailableFact = True
+    """Available if all pods were read, and not only those that wait or name a policy."""
     unmatched_selectors: tuple[UnmatchedSelector, ...] | UnavailableFact = ()
     kinds_not_served: tuple[str | UnavailableFact, ...] | UnavailableFact = ()
     """The definitions that are missing of kinds that nodewise reads."""

@@ -443,18 +443,28 @@ class Check(NamedTuple):
 
     def run(self, facts: Facts) -> Iterator[Result]:
         """Findings, and what could not be checked. Parts that are unavailable are taken out of needed tuples."""
-        needed = {name: getattr(facts, name) for name in self.needs}
-        arguments: dict[str, Any] = {}
-        for name, value in needed.items():
-            is_tuple = type(value) is tuple  # a NamedTuple is one fact
-            for part in value if is_tuple else (value,):
-                if isinstance(part, UnavailableFact):
-                    yield from (NotChecked(id_, part) for id_ in self.ids)
-            arguments[name] = tuple(filter(_is_available, value)) if is_tuple else value
+        needed, used = _values(facts, self.needs), _values(facts, self.uses)
+        available = {name: value for name, value in used.items() if _is_available(value)}
+        missing = _missing_parts(needed.values())
+        if not (needed or available):  # there is nothing to examine
+            missing = list(used.values())
+        yield from (NotChecked(id_, part) for part in missing for id_ in self.ids)
         if all(map(_is_available, needed.values())):
-            used = {name: getattr(facts, name) for name in self.uses}
-            arguments |= {name: value for name, value in used.items() if _is_available(value)}
-            yield from self.function(**arguments)
+            yield from self.function(**available, **{name: _readable(needed[name]) for name in needed})
+
+
+def _values(facts: Facts, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in names}
+
+
+def _missing_parts(values: Iterable[Any]) -> list[UnavailableFact]:
+    """Facts that are unavailable, and unavailable parts of tuples; a NamedTuple is one fact."""
+    parts = (part for value in values for part in (value if type(value) is tuple else (value,)))
+    return [part for part in parts if isinstance(part, UnavailableFact)]
+
+
+def _readable(value: Any) -> Any:
+    return tuple(filter(_is_available, value)) if type(value) is tuple else value
 
 
 def _is_available(value: Any) -> bool:

@@ -1100,3 +1100,19 @@ def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
     report = examine(SOUND._replace(schedulers=(SchedulerInfo("Pod/a", hidden, STATIC),)))
     assert not report.has_no_errors_or_warnings
     assert "extender-not-registered" in dict(report.not_checked)
+
+
+def test_checks_of_a_workload_that_is_not_found_are_not_counted() -> None:
+    report = examine(OUTSIDE)
+    not_checked = {id_ for id_, _ in report.not_checked}
+    assert not_checked >= {"any-client", "rights-missing", "admission-policy-missing", "identity-shared"}
+    assert not_checked.isdisjoint(report.checked)
+    assert report.has_no_errors_or_warnings
+
+
+def test_a_check_of_optional_facts_is_not_counted_if_none_is_available() -> None:
+    unread = UnavailableFact("pods", "there are too many", is_minor=True)
+    report = examine(SOUND._replace(all_pods=unread))
+    assert dict(report.not_checked).keys() == {"policy-label-misspelt", "policy-without-effect"}
+    report = examine(SOUND._replace(replica_metrics=unread))
+    assert {id_ for id_, _ in report.not_checked} == {"ca-key-as-client-key", "client-certificate-wrong"}

@@ -63,6 +63,28 @@ def check_nodewise_is_installed(
         yield finding("replicas-not-ready", where, actual, expected, remedy=remedy, command=command)
 
 
+_UNKNOWN_WORKLOADS: Final = UnavailableFact(
+    "nodewise's flags, account and replicas",
+    "no workload in the examined namespaces runs nodewise, which may run outside of the cluster",
+    remedy="if it runs in another namespace: -n with its name",
+    is_minor=True,
+)
+
+
+@check(
+    "any-client",
+    "all-namespaces-trusted",
+    "rights-missing",
+    "admission-policy-missing",
+    "identity-shared",
+    "replicas-not-ready",
+)
+def check_workloads_are_known(extenders: Extenders, controllers: Controllers) -> Iterator[NotChecked]:
+    """Without a workload there is nothing that these checks could examine."""
+    if not (extenders or controllers):
+        yield from (NotChecked(id_, _UNKNOWN_WORKLOADS) for id_ in check_workloads_are_known.ids)
+
+
 @check("replicas-not-ready")
 def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iterator[Finding]:
     id_ = "replicas-not-ready"

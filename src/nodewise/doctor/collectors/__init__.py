@@ -17,6 +17,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "replica_metrics": workloads.collect_replica_metrics,
     "missing_rights": rights_and_admission_policies.collect_missing_rights,
     "pods": policies.collect_pending_and_policy_pods,
+    "all_pods": policies.collect_whether_all_pods_are_read,
     "unmatched_selectors": policies.collect_unmatched_selectors,
     "kinds_not_served": policies.collect_kinds_not_served,
     "policies": policies.collect_policies,

@@ -184,6 +184,11 @@ async def collect_nodes_not_ready(session: Session) -> frozenset[str]:
 
 async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
     """Nodes with GPUs, without those whose GPUs a DRA driver offers in ResourceSlices."""
+    for extender in await session.get_or(collect_extenders, ()):
+        profile = extender.settings.get("gpu_profile", "intel")
+        if "gpu" in extender.agents and profile not in PROFILES:
+            what = f"the GPU profile of {extender.workload.where}"
+            raise missing_fact(what, "it is a file of its own", is_minor=True)
     nodes = (await session.require(collect_nodes)).nodes
     infos = [node.gpus for node in nodes if node.gpus][:_MAX_GPU_NODES]
     if all(info.resource for info in infos):

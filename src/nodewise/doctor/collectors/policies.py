@@ -244,6 +244,12 @@ async def _collect_all_pods(session: Session) -> _AllPods:
     return _AllPods(pods, selected, labels_by_namespace)
 
 
+async def collect_whether_all_pods_are_read(session: Session) -> bool:
+    """True, or a minor `MissingFact` in a large cluster."""
+    await session.require(_collect_all_pods)
+    return True
+
+
 async def collect_unmatched_selectors(session: Session) -> tuple[UnmatchedSelector, ...]:
     """The policies that select no pod, and no pod that a workload would make: a Deployment may have 0 replicas, and a
     CronJob makes pods from time to time.
