@@ -190,6 +190,22 @@ DOCTOR_CASES: Final = (
         edit="/--any-client/d",
     ),
     DoctorCase(
+        "any-client",
+        "every client of the CA, by the settings file",
+        misconfigurations.setting("any_client: true"),
+        "nodewise/nodewise",
+        ("kubectl edit configmap/nodewise",),
+        edit="/any_client/d",
+    ),
+    DoctorCase(
+        "all-namespaces-trusted",
+        "every namespace is trusted, by the settings file",
+        misconfigurations.setting("trust_all_namespaces: true"),
+        "nodewise/nodewise",
+        ("kubectl edit configmap/nodewise",),
+        edit="/trust_all_namespaces/d",
+    ),
+    DoctorCase(
         "unknown-ca",
         "another CA is trusted",
         misconfigurations.configured(misconfigurations.other_ca),

@@ -360,6 +360,20 @@ shared_identity: Final = flagged(_DEPLOYMENT, "--identity=nodewise")
 """Both replicas of nodewise have one identity."""
 
 
+def setting(line: str) -> Defect:
+    """Adds a line to the settings file of nodewise's Deployment, which is in a ConfigMap."""
+    path = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/configmaps/nodewise"
+
+    @contextlib.contextmanager
+    def apply(cluster: HealthyCluster) -> Iterator[None]:
+        text = cluster.api.get(path)["data"]["nodewise.yaml"]
+        cluster.api.patch(path, {"data": {"nodewise.yaml": f"{text}{line}\n"}})
+        yield
+        cluster.api.patch(path, {"data": {"nodewise.yaml": text}})
+
+    return apply
+
+
 @contextlib.contextmanager
 def expired_server(cluster: HealthyCluster) -> Iterator[None]:
     """The extender's address is that of a server whose certificate expired yesterday."""

@@ -17,6 +17,7 @@ from tests.cluster import (
     child_processes,
     doctor_cases,
     extender_process,
+    followed_remedies,
     healthy_cluster,
     kubernetes_objects,
     misconfigurations,
@@ -95,6 +96,18 @@ def test_nor_with_the_second_scheduler_that_configure_prints(cluster: HealthyClu
         (finding,) = cluster.diagnose().findings
         assert finding["id"] == "wrong-ignorable"
         assert finding["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
+
+
+def test_rights_of_a_second_scheduler_are_granted_by_the_remedy(cluster: HealthyCluster) -> None:
+    admission = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    with second_scheduler(cluster):
+        cluster.api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/nodewise-scheduler")
+        [finding] = cluster.diagnose().of("rights-missing")
+        assert finding["object"] == "ServiceAccount/nodewise/nodewise-scheduler"
+        followed_remedies.run_in_shell(cluster, finding["command"])
+        assert_sound(cluster.diagnose())
+        for kind in ("ies", "ybindings"):
+            cluster.api.delete(f"{admission}{kind}/nodewise-scheduler-nodes")
 
 
 def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(

@@ -7,6 +7,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.base.errors import short
 from nodewise.doctor.facts import DERIVED, Facts, UnavailableFact
+from nodewise.doctor.parsing import objects
+from nodewise.doctor.parsing.objects import Workload
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -401,6 +403,19 @@ def kubectl(verb: str, where: str, *more: str) -> str:
     kind, *namespace, name = where.split("/")
     scope = [f"--namespace={space}" for space in namespace]
     return shlex.join(["kubectl", *verb.split(), f"{kind.lower()}/{name}", *scope, *more])
+
+
+def change_setting(workload: Workload, setting: str) -> str:
+    """A command that opens the object with a setting of nodewise: the workload, or the ConfigMap of its settings file.
+
+    Flags and variables win over the file, which nodewise reads when it starts.
+    """
+    for container in workload.containers:
+        mount = objects.find_mount(container, objects.settings_file_path(container))
+        if mount and mount[0].kind == "configMap" and setting not in objects.settings(container):
+            restart = kubectl("rollout restart", workload.where)
+            return f"{kubectl('edit', f'ConfigMap/{workload.namespace}/{mount[0].name}')} && {restart}"
+    return kubectl("edit", workload.where)
 
 
 def apply_parts(

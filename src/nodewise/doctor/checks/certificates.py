@@ -19,7 +19,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     readable,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl
+from nodewise.doctor.findings import Finding, NotChecked, Result, change_setting, check, finding, kubectl
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER, is_loopback
@@ -284,7 +284,12 @@ def check_any_client(extenders: Extenders) -> Iterator[Finding]:
         if not extender.is_set("unsafe"):
             expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
             actual, where = "--any-client, or a flag of TAS or GAS", extender.workload.where
-            yield finding("any-client", where, actual, expected, command=kubectl("edit", where))
+            command = (
+                change_setting(extender.workload, "any_client")
+                if extender.is_set("any_client")
+                else kubectl("edit", where)
+            )
+            yield finding("any-client", where, actual, expected, command=command)
 
 
 @check("ca-key-as-client-key", "client-certificate-wrong")

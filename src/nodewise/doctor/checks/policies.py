@@ -26,6 +26,7 @@ from nodewise.doctor.findings import (
     NotChecked,
     Result,
     apply_parts,
+    change_setting,
     check,
     finding,
     kubectl,
@@ -216,7 +217,7 @@ def check_trust_of_all_namespaces(extenders: Extenders, controllers: Controllers
     for listed in (*extenders, *controllers):
         if listed.is_set("trust_all_namespaces"):
             where, expected = listed.workload.where, "trust for single namespaces"
-            command = kubectl("edit", where)
+            command = change_setting(listed.workload, "trust_all_namespaces")
             yield finding(
                 "all-namespaces-trusted", where, "--trust-all-namespaces", expected, command=command
             )

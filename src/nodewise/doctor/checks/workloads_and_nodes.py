@@ -24,6 +24,7 @@ from nodewise.doctor.findings import (
     Result,
     Severity,
     apply_parts,
+    change_setting,
     check,
     finding,
     kubectl,
@@ -91,8 +92,9 @@ def check_ready_replicas(extenders: Extenders, controllers: Controllers) -> Iter
     for workload in (listed.workload for listed in (*extenders, *controllers)):
         if not workload.replicas:
             if not workload.where.startswith("Pod/"):
-                command = kubectl("scale", workload.where, "--replicas=2")
-                remedy = "scale it"
+                is_daemon_set = workload.where.startswith("DaemonSet/")
+                remedy = "let its node selector match nodes" if is_daemon_set else "scale it"
+                command = "" if is_daemon_set else kubectl("scale", workload.where, "--replicas=2")
                 yield finding(
                     id_, workload.where, "has 0 replicas", "at least one", remedy=remedy, command=command
                 )
@@ -112,7 +114,8 @@ def check_identities(extenders: Extenders, controllers: Controllers) -> Iterator
         if listed.workload.replicas > 1 and identity and "$(" not in identity:
             actual = f"{listed.workload.replicas} replicas with the identity {short(identity, 80)}"
             where, expected = listed.workload.where, "one identity per replica"
-            yield finding("identity-shared", where, actual, expected, command=kubectl("edit", where))
+            command = change_setting(listed.workload, "identity")
+            yield finding("identity-shared", where, actual, expected, command=command)
 
 
 @check("rights-missing")
