@@ -43,6 +43,9 @@ class Option:
     value_of_bare_flag: str | None = None
     """The value of the flag without a value."""
 
+    is_hidden: bool = False
+    """Whether the help leaves it out, such as the older name of an option."""
+
     is_secret: bool = False
     """Whether no message may show a value. In the variable of a list each line is a value."""
 

@@ -21,7 +21,7 @@ from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, decide_inputs, terminal_output
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics, RunningConfiguration
 from nodewise.cli.explain import pod_state, rendering
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, ReplicaOptions, settings_command
 from nodewise.cli.parameter_types import AgentNames, NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
@@ -29,7 +29,6 @@ from nodewise.engine import cluster_state_changes, decision_json
 from nodewise.engine.agent_chain import AgentChain, ChainOptions, assign_weights
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import ScorePart
-from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
@@ -366,9 +365,6 @@ class DecideOptions(CommandOptions, frozen=True, kw_only=True):
     agent_names: Annotated[str, Option("--agents", metavar="NAMES", type=AgentNames())] = ""
     """Agents to call, separated by commas; default: all agents with input."""
 
-    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
-    """Namespace of the running nodewise."""
-
     now: Annotated[str, Option(metavar="TIME")] = ""
     """Time of the decision, RFC 3339; default: that of the newest sample in files."""
 
@@ -396,6 +392,7 @@ class DecisionInputs(NamedTuple):
 @settings_command(
     "decide",
     DecideOptions,
+    ReplicaOptions,
     ClusterOptions,
     MetricOptions,
     RefreshOptions,
@@ -534,7 +531,7 @@ async def _read_cluster(command_line: CommandLine, api: HttpApi, printed: set[st
         with Progress() as progress:
             progress.say("reading settings and metrics of the running nodewise")
             running = await decide_inputs.read_running_configuration(
-                api, command_line.settings(DecideOptions).nodewise_namespace
+                api, command_line.settings(ReplicaOptions)
             )
     except BadSettings:
         raise

@@ -32,7 +32,7 @@ from nodewise.base.option import Option
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import pod_state
 from nodewise.cli.extender_options import InputAndLogOptions
-from nodewise.cli.options_from_settings import CommandLine
+from nodewise.cli.options_from_settings import CommandLine, ReplicaOptions
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import metric_values_endpoint, object_feed
@@ -42,7 +42,7 @@ from nodewise.kube import object_files, replicas
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
-from nodewise.kube.replicas import Replica
+from nodewise.kube.replicas import AdminServer, Replica
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files, node_attributes, source_table
@@ -506,7 +506,7 @@ and files are those of the replica."""
 class RunningConfiguration(NamedTuple):
     """What the decisions of a running nodewise depend on besides objects."""
 
-    replicas: Sequence[Replica]
+    replicas: Sequence[Replica | AdminServer]
     """Those that were read: one of the extender, one of the controller, or both."""
     agents: Mapping[str, AgentHeader]
     """By name, in the order of the chain."""
@@ -527,14 +527,17 @@ class RunningConfiguration(NamedTuple):
         return f"{names}, fetched at most {clock.format_duration(max(round(self.at - oldest, 1), 0.0))} ago"
 
 
-async def read_running_configuration(api: HttpApi, namespace: str) -> RunningConfiguration:
-    """The configuration of the nodewise that runs in a namespace.
+async def read_running_configuration(api: HttpApi, options: ReplicaOptions) -> RunningConfiguration:
+    """The configuration of the nodewise that runs in the cluster, or of the replicas of `--server`.
 
     In native mode the controller has the agent telemetry and an extender may have others, so one replica of each is
     read. A `NodewiseError` if there is no replica, or none can be read.
     """
-    running_replicas = await replicas.find_replicas(api, namespace, TIMEOUT_S)
-    read: list[tuple[Replica, list[MetricValuesPage]]] = []
+    read: list[tuple[Replica | AdminServer, list[MetricValuesPage]]] = []
+    if options.servers:
+        servers = [AdminServer(url) for url in options.servers]
+        return _combine([(server, await _read_pages(api, server)) for server in servers])
+    running_replicas = await replicas.find_replicas(api, options.nodewise_namespaces, TIMEOUT_S)
     for component in (replicas.EXTENDER, replicas.CONTROLLER):
         group = [replica for replica in running_replicas if replica.component == component]
         problems = []
@@ -550,15 +553,13 @@ async def read_running_configuration(api: HttpApi, namespace: str) -> RunningCon
     return _combine(read)
 
 
-async def _read_pages(api: HttpApi, replica: Replica) -> list[MetricValuesPage]:
+async def _read_pages(api: HttpApi, replica: Replica | AdminServer) -> list[MetricValuesPage]:
     pages: list[MetricValuesPage] = []
     after = ""
     while True:
         query = {"after": after} if after else {}
-        [answer] = await replicas.ask(api, [replica], metric_values_endpoint.PATH, query, TIMEOUT_S)
-        if answer.body is None:
-            raise Unavailable(f"{metric_values_endpoint.PATH}: {answer.error}")
-        page = metric_values_endpoint.decode_page(answer.body)
+        body = await _read_page(api, replica, query)
+        page = metric_values_endpoint.decode_page(body)
         pages.append(page)
         keys = page.metrics.series.keys() | page.metrics.failures.keys()
         if page.is_last or not keys:
@@ -566,7 +567,17 @@ async def _read_pages(api: HttpApi, replica: Replica) -> list[MetricValuesPage]:
         after = max(keys)
 
 
-def _combine(read: Sequence[tuple[Replica, list[MetricValuesPage]]]) -> RunningConfiguration:
+async def _read_page(api: HttpApi, replica: Replica | AdminServer, query: Mapping[str, str]) -> bytes:
+    path = metric_values_endpoint.PATH
+    if isinstance(replica, AdminServer):
+        return await replicas.get_from_server(replica, path, query, TIMEOUT_S)
+    [answer] = await replicas.ask(api, [replica], path, query, TIMEOUT_S)
+    if answer.body is None:
+        raise Unavailable(f"{path}: {answer.error}")
+    return answer.body
+
+
+def _combine(read: Sequence[tuple[Replica | AdminServer, list[MetricValuesPage]]]) -> RunningConfiguration:
     """One configuration. An extender comes first, and a controller adds its agents and metrics."""
     by_agent: dict[str, AgentHeader] = {}
     sources: dict[str, None] = {}

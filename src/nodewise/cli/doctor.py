@@ -17,7 +17,7 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, did_you_mean
 from nodewise.base.option import Option
 from nodewise.cli import terminal_output
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, ReplicaOptions, settings_command
 from nodewise.cli.parameter_types import NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
@@ -57,11 +57,11 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
     """A running kube-scheduler whose configuration is read, such as https://127.0.0.1:10259, with the credentials for
     the API server; a token is sent to a loopback address only."""
 
-    namespaces: Annotated[
-        tuple[str, ...], Option("-n --namespace", metavar="NAMESPACE", type=NamespaceName())
-    ] = ("nodewise",)
-    """Namespaces of nodewise and its parts, besides kube-system; repeat it for several. Schedulers of other
-    namespaces are listed and not examined, because a tenant can use any name."""
+    older_namespaces: Annotated[
+        tuple[str, ...],
+        Option("-n --namespace", metavar="NAMESPACE", type=NamespaceName(), is_hidden=True),
+    ] = ()
+    """The older name of --nodewise-namespace, for one release."""
 
     skip: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
     """The id of a finding to leave out; repeat it for several."""
@@ -76,6 +76,7 @@ class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
 @settings_command(
     "doctor",
     DoctorOptions,
+    ReplicaOptions,
     ClusterOptions,
     short_help="Find problems of an installation, each with its remedy.",
 )
@@ -84,7 +85,10 @@ def command(command_line: CommandLine) -> None:
 
     It examines kube-scheduler's configuration and certificates, nodewise's replicas and their rights, policies and
     their metrics, nodes with GPUs or CPU pools, and a descheduler if policies need one. It changes nothing. What it
-    may not read is reported with the missing right, and never counts as sound.
+    may not read is reported with the missing right, and never counts as sound. Nodewise and its parts are expected in
+    the namespaces of --nodewise-namespace, besides kube-system: schedulers of other namespaces are listed and not
+    examined, because a tenant can use any name. Metrics of a replica that the API server cannot reach are read with
+    --server.
 
     kube-scheduler's configuration comes from the ConfigMap of a scheduler that runs as a pod, from the file of a static
     pod if doctor runs on that host, from --scheduler-config, or from kube-scheduler itself with --scheduler-url.
@@ -115,7 +119,13 @@ def command(command_line: CommandLine) -> None:
     if set(settings.skip) >= set(CATALOGUE) - {NOT_CHECKED}:
         raise BadSettings("settings", [Problem("--skip", "every finding", "at least one that is left")])
     cluster = command_line.settings(ClusterOptions).kube
-    report = use_program_name(asyncio.run(_examine_cluster(settings, cluster)))
+    if settings.older_namespaces:
+        terminal_output.print_message(
+            "Warning: --namespace of doctor is deprecated: use --nodewise-namespace, as in explain and metrics"
+        )
+    report = use_program_name(
+        asyncio.run(_examine_cluster(settings, command_line.settings(ReplicaOptions), cluster))
+    )
     _PRINTERS[settings.output](report, color=not settings.no_color)
     if settings.output == "table" and any(finding.command for finding in report.findings):
         _print_cluster_of_commands(cluster)
@@ -123,7 +133,9 @@ def command(command_line: CommandLine) -> None:
         click.get_current_context().exit(terminal_output.NO)
 
 
-async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Report:
+async def _examine_cluster(
+    settings: DoctorOptions, replica_options: ReplicaOptions, cluster: KubeOptions
+) -> Report:
     def connect_as_node(user: str) -> Api:
         return connect(cluster, MetricsRegistry(), impersonation=Impersonation(user, "system:nodes"))
 
@@ -132,9 +144,10 @@ async def _examine_cluster(settings: DoctorOptions, cluster: KubeOptions) -> Rep
         settings.scheduler_configs,
         settings.scheduler_url,
         _scheduler_credentials(chosen) if settings.scheduler_url else None,
-        settings.namespaces,
+        settings.older_namespaces or replica_options.nodewise_namespaces,
         # the rights of a user that the kubeconfig impersonates count, not those of the user who impersonates it
         None if chosen.user.get("as") else connect_as_node,
+        replica_options.servers,
     )
     skip = frozenset(settings.skip)
     async with open_api(cluster) as api:

@@ -14,12 +14,10 @@ from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.decide_inputs import MetricOptions, ObjectsAndMetrics
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
-from nodewise.cli.parameter_types import NamespaceName
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, ReplicaOptions, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.engine import object_feed
-from nodewise.kube import replicas
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
@@ -42,9 +40,6 @@ class MetricsOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise metrics`."""
 
     name: Annotated[str, Argument(metavar="[NAME]", is_required=False)] = ""
-
-    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
-    """Namespace of the running nodewise."""
 
     output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
     """Output format."""
@@ -80,6 +75,7 @@ class MetricList(NamedTuple):
 @settings_command(
     "metrics",
     MetricsOptions,
+    ReplicaOptions,
     ClusterOptions,
     MetricOptions,
     RefreshOptions,
@@ -121,13 +117,13 @@ def command(command_line: CommandLine) -> None:
 
 
 async def _list_metrics(command_line: CommandLine) -> MetricList:
-    own = command_line.settings(MetricsOptions)
+    replica_options = command_line.settings(ReplicaOptions)
     async with open_api(command_line.settings(ClusterOptions).kube) as api:
         running, at, inputs = MetricsSnapshot(), clock.SystemClock().now(), ""
         try:
             with Progress() as progress:
                 progress.say("reading metrics of the running nodewise")
-                configuration = await decide_inputs.read_running_configuration(api, own.nodewise_namespace)
+                configuration = await decide_inputs.read_running_configuration(api, replica_options)
         except NodewiseError as error:
             terminal_output.print_message(f"metrics are read with your own rights: {error}")
         else:

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 from click.core import ParameterSource
 
 from nodewise.base import safe_yaml_loader
-from nodewise.base.errors import BadInput, BadSettings, Problem, closest_name
+from nodewise.base.errors import BadInput, BadSettings, Problem, closest_name, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli import terminal_output
+from nodewise.cli import parameter_types, terminal_output
 from nodewise.cli.command_help import SectionedCommand, SettingOption
 from nodewise.cli.setting_declarations import (
     CommandOptions,
@@ -328,6 +329,37 @@ class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
         return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
 
+class ReplicaOptions(CommandOptions, frozen=True, kw_only=True):
+    """Where the running nodewise is. `--namespace` of the same commands is that of pods."""
+
+    nodewise_namespaces: Annotated[
+        tuple[str, ...],
+        Option("--nodewise-namespace", metavar="NAMESPACE", type=parameter_types.NamespaceName()),
+    ] = ("nodewise",)
+    """Namespace of the running nodewise; repeat it for several."""
+
+    servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
+    """Admin port of a replica that is no pod, such as http://127.0.0.1:9002; repeat it for several."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem("--server", shown(server), "a URL such as http://127.0.0.1:9002")
+            for server in self.servers
+            if not _is_http_url(server)
+        ]
+        if problems:
+            raise BadSettings("settings", problems)
+
+
+def _is_http_url(text: str) -> bool:
+    """Whether a URL has the scheme http, a host, and a valid port or none."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def output_option(formats: Iterable[str]) -> click.Option:
     """The option `-o`, `--output` with these formats; the first one is the default."""
     choices = list(formats)
@@ -449,5 +481,6 @@ def _create_click_parameter(setting: Setting) -> click.Parameter:
         show_default=declaration.shows_default and bool(setting.default_as_text()),
         help=setting.help,
         section=declaration.section,
+        hidden=declaration.is_hidden,
         **attributes,
     )

@@ -7,6 +7,7 @@ tunnels SPDY (KEP-4006), which needs Kubernetes 1.31 and a second multiplexing p
 """
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -162,6 +163,32 @@ class Replica(NamedTuple):
         return f"Pod/{self.namespace}/{self.pod}"
 
 
+class AdminServer(NamedTuple):
+    """A replica that is no pod, whose admin port this machine reaches."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+async def get_from_server(
+    server: AdminServer, path: str, query: Mapping[str, str], timeout_s: float
+) -> bytes:
+    """The body of the response of an admin port. `Unavailable` without one, `Refused` for a status that is not 2xx."""
+    # reading the system's CAs takes longer than a replica's response, and admin ports have no TLS
+    no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        async with httpx2.AsyncClient(verify=no_tls, timeout=timeout_s, trust_env=False) as client:
+            response = await client.get(f"{server.url.rstrip('/')}{path}", params=dict(query))
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        problem = Problem(server.url, f"no answer: {str(error) or type(error).__name__}", "")
+        raise Unavailable("the admin port", [problem]) from error
+    if not response.is_success:
+        raise Refused(f"{server.url}: HTTP status {response.status_code}")
+    return response.content
+
+
 class ReplicaAnswer(NamedTuple):
     """The body of a replica's response, or why there is none."""
 
@@ -204,20 +231,22 @@ class _Pods(msgspec.Struct, frozen=True):
     items: tuple[_Pod, ...] | None = None
 
 
-async def find_replicas(api: Api, namespace: str, timeout_s: float) -> list[Replica]:
+async def find_replicas(api: Api, namespaces: Sequence[str], timeout_s: float) -> list[Replica]:
     """The running replicas of extender and controller, by the labels of the chart and the manifests.
 
     `Unavailable` if there is no replica, `Refused` with the missing right.
     """
-    try:
-        body = await api.get(PODS.path(namespace), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
-    except Refused as error:
-        if _FORBIDDEN not in str(error):
-            raise
-        raise _with_missing_rights(error, namespace) from error
-    replicas = parse_replicas(body)
+    replicas: list[Replica] = []
+    for namespace in namespaces:
+        try:
+            body = await api.get(PODS.path(namespace), {"labelSelector": _SELECTOR}, timeout_s=timeout_s)
+        except Refused as error:
+            if _FORBIDDEN not in str(error):
+                raise
+            raise _with_missing_rights(error, namespace) from error
+        replicas += parse_replicas(body)
     if not replicas:
-        actual = f"no running pod of nodewise in namespace {namespace}"
+        actual = f"no running pod of nodewise in namespace {', '.join(namespaces)}"
         remedy = "name its namespace with --nodewise-namespace"
         # Tenants can give their pods the labels of a replica, so another namespace is never chosen, only named.
         if others := await _namespaces_with_replicas(api, timeout_s):

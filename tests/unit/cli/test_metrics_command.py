@@ -1,9 +1,13 @@
 """`nodewise metrics`, with and without a replica of a running nodewise."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from tools.reference.commands import every
 
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
@@ -13,6 +17,7 @@ from tests.unit.cli.running_replica import AT, POLICY, Replica, heat, replica
 
 __all__ = ["replica"]
 
+COMMANDS = every()
 FAILURES = {"hot": "prometheus: no series of this name"}
 
 
@@ -104,3 +109,61 @@ def test_without_a_replica_the_metrics_of_policies_are_read_with_the_users_right
     )
     assert (row["metric"], row["nodes"], row["policies"]) == ("heat", 0, ["placement policy web/cool"])
     assert "the custom metrics API is not installed" in row["cause"]
+
+
+@pytest.fixture
+def admin_port(serving: Replica) -> Iterator[str]:
+    """The address of a replica that is no pod."""
+
+    class AdminPort(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metric-values" else 404)
+            self.end_headers()
+            self.wfile.write(serving.pages[""])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), AdminPort) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("command", ["metrics", "decide"])
+def test_a_replica_that_is_no_pod_is_named_by_its_admin_port(
+    command: str, serving: Replica, admin_port: str
+) -> None:
+    if command == "decide":
+        done = serving.run(f"--server={admin_port}", "-o", "json")
+        assert "settings and metrics are those of this command" not in done.stderr
+    else:
+        document = listed(serving, f"--server={admin_port}/")
+        assert document["inputs"].startswith(f"{admin_port}/, fetched at most 9s ago")
+        assert {row["metric"] for row in document["metrics"]} == {"heat", "power", "hot"}
+
+
+def test_an_admin_port_that_does_not_respond_is_named(serving: Replica) -> None:
+    done = run("metrics", f"--kubeconfig={serving.kubeconfig}", "--server=http://127.0.0.1:1")
+    assert "with your own rights: the admin port: http://127.0.0.1:1: no answer" in done.stderr
+    done = run("metrics", f"--kubeconfig={serving.kubeconfig}", "--server=127.0.0.1:9002")
+    assert done.returncode == 2
+    assert "--server: '127.0.0.1:9002'; expected a URL such as http://127.0.0.1:9002" in done.stderr
+
+
+def test_replicas_are_searched_in_each_namespace_that_is_named(serving: Replica) -> None:
+    namespaces = ("--nodewise-namespace=elsewhere", "--nodewise-namespace=nodewise")
+    assert listed(serving, *namespaces)["inputs"].startswith("Pod/nodewise/nw-1, ")
+
+
+def test_explain_metrics_decide_and_doctor_find_nodewise_by_the_same_options() -> None:
+    declared = []
+    for typed in ("explain", "metrics", "decide", "doctor"):
+        parameters = {each.opts[0]: each for each in COMMANDS[f"nodewise {typed}"].params}
+        options = [parameters["--nodewise-namespace"], parameters["--server"]]
+        declared.append(
+            [(option.help, option.multiple, option.default, option.metavar) for option in options]
+        )
+    assert declared == [declared[0]] * 4
+    older = next(each for each in COMMANDS["nodewise doctor"].params if "--namespace" in each.opts)
+    assert older.hidden

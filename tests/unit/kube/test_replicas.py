@@ -59,7 +59,7 @@ async def test_running_replicas_are_found_by_their_labels() -> None:
         pod("elsewhere", "default"),
         other,
     )
-    assert await replicas.find_replicas(api, replicas.NAMESPACE, TIMEOUT_S) == [
+    assert await replicas.find_replicas(api, [replicas.NAMESPACE], TIMEOUT_S) == [
         Replica("nodewise", "a", "extender", 9102),
         Replica("nodewise", "b", "extender", 9002),
         Replica("nodewise", "c", "controller", 9002),
@@ -70,7 +70,7 @@ async def test_another_namespace_with_replicas_is_named_and_not_used() -> None:
     """Each tenant can create pods with the labels of replicas."""
     api = api_with(pod("a", "scheduling"), pod("b", "tenant"), pod("c", "other", component="annotator"))
     with pytest.raises(Unavailable, match="in namespace nodewise") as error:
-        await replicas.find_replicas(api, replicas.NAMESPACE, TIMEOUT_S)
+        await replicas.find_replicas(api, [replicas.NAMESPACE], TIMEOUT_S)
     assert error.value.remedy == (
         "name its namespace with --nodewise-namespace; pods with its labels are in scheduling, tenant"
     )
@@ -79,7 +79,7 @@ async def test_another_namespace_with_replicas_is_named_and_not_used() -> None:
 async def test_a_named_namespace_without_replicas_is_an_error() -> None:
     api = api_with(pod("a"))
     with pytest.raises(Unavailable, match="no running pod of nodewise in namespace scheduling"):
-        await replicas.find_replicas(api, "scheduling", TIMEOUT_S)
+        await replicas.find_replicas(api, ["scheduling"], TIMEOUT_S)
 
 
 class RestrictedApi(FakeApi):
@@ -103,12 +103,12 @@ async def test_a_missing_right_to_list_pods_is_named() -> None:
     with pytest.raises(
         Refused, match="in namespace nodewise you need the rights to list pods, and to get and create"
     ):
-        await replicas.find_replicas(RestrictedApi("nodewise"), replicas.NAMESPACE, TIMEOUT_S)
+        await replicas.find_replicas(RestrictedApi("nodewise"), [replicas.NAMESPACE], TIMEOUT_S)
 
 
 async def test_without_the_right_to_list_all_pods_only_the_usual_namespace_is_searched() -> None:
     with pytest.raises(Unavailable, match="in namespace nodewise"):
-        await replicas.find_replicas(RestrictedApi(""), replicas.NAMESPACE, TIMEOUT_S)
+        await replicas.find_replicas(RestrictedApi(""), [replicas.NAMESPACE], TIMEOUT_S)
 
 
 def test_a_body_that_is_no_list_is_an_error() -> None:

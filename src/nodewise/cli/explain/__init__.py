@@ -3,20 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from nodewise.base import clock
-from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import explanation, native_evaluation, pod_state, rendering, replica_queries
 from nodewise.cli.explain.explanation import PodExplanation
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.cli.explain.replica_queries import DECISIONS, EVALUATION, PodQuery, ReplicaResponse
-from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
+from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, ReplicaOptions, settings_command
 from nodewise.cli.parameter_types import NamespaceName, PodName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
@@ -65,12 +64,6 @@ class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
     watch: Annotated[bool, Option("-w --watch")] = False
     """Print again whenever the answer changes, until Ctrl-C; with -o json one document per line."""
 
-    nodewise_namespace: Annotated[str, Option(metavar="NAMESPACE", type=NamespaceName())] = replicas.NAMESPACE
-    """Namespace of the running nodewise."""
-
-    servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
-    """Admin port of a replica that is no pod, such as http://127.0.0.1:9002; repeat it for several."""
-
 
 class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
     """The timeout, which the help shows after the options of the cluster."""
@@ -85,7 +78,7 @@ class ExplainRequest(NamedTuple):
     pod: str
     namespace: str
     servers: Sequence[str]
-    nodewise_namespace: str
+    nodewise_namespaces: Sequence[str]
     kube: KubeOptions
     timeout_s: float
 
@@ -93,6 +86,7 @@ class ExplainRequest(NamedTuple):
 @settings_command(
     "explain",
     ExplainOptions,
+    ReplicaOptions,
     ClusterOptions,
     TimeoutOptions,
     short_help="Explain why a pod is on its node, or still waits.",
@@ -149,30 +143,15 @@ def command(command_line: CommandLine) -> None:
 def _build_request(own: ExplainOptions, command_line: CommandLine) -> ExplainRequest:
     """The request of the command line. `BadSettings` if pod and namespace contradict each other."""
     namespace, name = parse_pod_argument(own.pod, own.namespace)
-    problems = [
-        Problem("--server", shown(server), "a URL such as http://127.0.0.1:9002")
-        for server in own.servers
-        if not _is_http_url(server)
-    ]
-    if problems:
-        raise BadSettings("settings", problems)
+    replica_options = command_line.settings(ReplicaOptions)
     return ExplainRequest(
         name,
         namespace,
-        own.servers,
-        own.nodewise_namespace,
+        replica_options.servers,
+        replica_options.nodewise_namespaces,
         command_line.settings(ClusterOptions).kube,
         command_line.settings(TimeoutOptions).timeout_s,
     )
-
-
-def _is_http_url(text: str) -> bool:
-    """Whether a URL has the scheme http, a host, and a valid port or none."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme == "http" and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def parse_pod_argument(text: str, namespace: str) -> tuple[str, str]:
@@ -238,7 +217,7 @@ async def _query_and_explain(
     if api is not None and not request.servers:
         return await _explain_through_api_server(request, api, query, progress)
     progress.say(f"asking {len(request.servers)} replicas about pod {namespace}/{request.pod}")
-    lookup = await _read_pod_state(api, namespace, request, request.nodewise_namespace)
+    lookup = await _read_pod_state(api, namespace, request, request.nodewise_namespaces[0])
     paths = [DECISIONS, EVALUATION] if lookup.native is None else [EVALUATION, DECISIONS]
     responses = await replica_queries.query_servers(request.servers, paths, query)
     if lookup.native is None:
@@ -252,7 +231,7 @@ async def _explain_through_api_server(
     """The explanation by the replicas, or by what the user may read in the pod's namespace."""
     progress.say("looking for replicas of nodewise")
     running = await _find_replicas(api, request)
-    own_namespace = running[0].namespace if isinstance(running, list) else request.nodewise_namespace
+    own_namespace = running[0].namespace if isinstance(running, list) else request.nodewise_namespaces[0]
     lookup = await _read_pod_state(api, query.namespace, request, own_namespace)
     progress.say(f"asking replicas about pod {query.namespace}/{query.name}")
     responses, error = await _ask_replicas(api, running, lookup, query)
@@ -265,7 +244,7 @@ async def _explain_through_api_server(
 async def _find_replicas(api: HttpApi, request: ExplainRequest) -> list[Replica] | NodewiseError:
     """The replicas, or why they are not known: a pod of native mode is explained without them."""
     try:
-        return await replicas.find_replicas(api, request.nodewise_namespace, request.timeout_s)
+        return await replicas.find_replicas(api, request.nodewise_namespaces, request.timeout_s)
     except NodewiseError as error:
         return error
 

@@ -99,13 +99,13 @@ class ClusterReader:
     def __init__(self, api: Api, timeout_s: float, say: Callable[[str], None]) -> None:
         self.api = api
         self.say = say
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._requests = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def connect(self) -> None:
         """Raise if the API server does not respond. A missing right is no error here."""
         try:
-            await self.api.get("/version", timeout_s=self._timeout_s)
+            await self.api.get("/version", timeout_s=self.timeout_s)
         except Refused as error:
             if _FORBIDDEN not in str(error):
                 raise
@@ -120,7 +120,7 @@ class ClusterReader:
 
     async def get_bytes(self, what: str, right: str, path: str, *, is_proxied: bool = False) -> bytes | None:
         """The same as bytes. `is_proxied`: the API server passes the request on to a server that may not respond."""
-        timeout_s = min(self._timeout_s, _PROXY_TIMEOUT_S) if is_proxied else self._timeout_s
+        timeout_s = min(self.timeout_s, _PROXY_TIMEOUT_S) if is_proxied else self.timeout_s
         try:
             async with self._requests:
                 return await self.api.get(path, timeout_s=timeout_s)
@@ -134,7 +134,7 @@ class ClusterReader:
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
         try:
             async with self._requests:
-                return msgspec.json.decode(await self.api.create(path, body, timeout_s=self._timeout_s))
+                return msgspec.json.decode(await self.api.create(path, body, timeout_s=self.timeout_s))
         except NodewiseError as error:
             raise missing_after_error("SubjectAccessReviews", right, error) from error
         except UNREADABLE as error:
@@ -336,6 +336,8 @@ class ExaminationTarget(NamedTuple):
     """The namespaces of nodewise and what belongs to it, besides kube-system."""
     connect_as_node: Callable[[str], Api] | None = None
     """Connects as a user of the group system:nodes; None if the kubeconfig impersonates a user itself."""
+    servers: Sequence[str] = ()
+    """Admin ports of replicas that this machine reaches."""
 
 
 class Session:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import BadInput, short, shown
+from nodewise.base.errors import BadInput, NodewiseError, short, shown
 from nodewise.doctor.collectors.session import (
     SYSTEM_NAMESPACE,
     ClusterReader,
@@ -29,6 +29,8 @@ from nodewise.doctor.parsing.objects import (
     get_text,
     get_text_list,
 )
+from nodewise.kube import replicas
+from nodewise.kube.replicas import AdminServer
 from nodewise.kube.resource_kinds import PODS, Resource, selector
 from nodewise.server.options import is_loopback
 
@@ -270,7 +272,10 @@ async def _read_workloads(
 
 
 async def collect_replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...]:
-    """The metrics of all replicas that can be reached; no check reports the others."""
+    """The metrics of all replicas that can be reached; no check reports the others. A server that is named has to
+    respond.
+    """
+    servers = [await _read_server_metrics(url, session.reader.timeout_s) for url in session.target.servers]
     pods = await session.require(collect_replicas)
     results = await asyncio.gather(
         *(
@@ -279,7 +284,7 @@ async def collect_replica_metrics(session: Session) -> tuple[ReplicaMetrics, ...
             for pod in pods[listed.workload.where][:_MAX_REPLICAS]
         )
     )
-    return tuple(metrics for metrics in results if not isinstance(metrics, UnavailableFact))
+    return (*servers, *(metrics for metrics in results if not isinstance(metrics, UnavailableFact)))
 
 
 async def read_metrics(
@@ -300,6 +305,15 @@ async def read_metrics(
     if body is None:
         raise missing_fact(where, "it has no metrics", is_minor=True)
     return parse_metrics(where, body, SystemClock().now())
+
+
+async def _read_server_metrics(url: str, timeout_s: float) -> ReplicaMetrics:
+    """The /metrics of a replica whose admin port this machine reaches."""
+    try:
+        body = await replicas.get_from_server(AdminServer(url), "/metrics", {}, timeout_s)
+    except NodewiseError as error:
+        raise missing_fact(url, str(error)) from error
+    return parse_metrics(url, body, SystemClock().now())
 
 
 _COUNTED_BY_LABEL: Final = {
