@@ -309,18 +309,15 @@ def create_metric_values_route(
 def create_evaluation_routes(
     config: ServerConfig, api: HttpApi, snapshots: SnapshotComponents, leads: Callable[[], bool]
 ) -> list[Route]:
-    """The route that evaluates a pod as native mode does: with the agent telemetry alone; none without it."""
-    return [
-        PodEvaluationEndpoint(
-            AgentChain([kind.agent(config.agent_options[kind.name])]),
-            api,
-            merge("Pod", kind.pod_fields),
-            lambda: snapshots.cache.snapshot,
-            leads,
-        ).route()
-        for kind in config.agents
-        if kind.name == "telemetry"
-    ]
+    """The route that evaluates a pod of native mode; none without the agent telemetry."""
+    telemetry = next((kind for kind in config.agents if kind.name == "telemetry"), None)
+    if telemetry is None:
+        return []
+    from nodewise.policies.agent import NativeModeAgent, NativePodFields  # memory: only with this agent
+
+    pod_type = merge("Pod", telemetry.pod_fields, NativePodFields)
+    chain = AgentChain([NativeModeAgent()])
+    return [PodEvaluationEndpoint(chain, api, pod_type, lambda: snapshots.cache.snapshot, leads).route()]
 
 
 def create_leader_tasks(

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -28,12 +29,14 @@ from nodewise.policies import (
     policy_rejection_reasons,
     policy_selection,
     rule_evaluation,
+    verdict_labels,
 )
 from nodewise.policies.hysteresis import NodeStates
-from nodewise.policies.placement_policy import AvoidRule, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy import AvoidRule, Policy, PolicyKey, PolicyKind
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields
 from nodewise.policies.rule_evaluation import CandidateValues
 from nodewise.policies.state import PolicyState, TelemetryState
+from nodewise.policies.verdict_labels import NodeConstraints
 
 
 class _RuleStates(NamedTuple):
@@ -162,11 +165,13 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return _reject_all_candidates(candidates, policy_rejection_reasons.PoliciesNotReady())
         values = CandidateValues(candidates)
         keys = agent_state.selection.select(pod)
-        verdicts = [_filter_verdict(key, agent_state.policies.get(key), pod, values) for key in keys]
+        verdicts = [self._filter_verdict(key, agent_state.policies.get(key), pod, values) for key in keys]
         combined = _combine_verdicts([verdict for verdict in verdicts if verdict is not None])
         if combined is None:
             return None
-        details = rule_state_details(_states_with_effect(agent_state, keys, pod), candidates, snapshot.at)
+        details = rule_state_details(
+            self._states_with_effect(agent_state, keys, pod), candidates, snapshot.at
+        )
         return combined if details is None else replace(combined, details=details)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
@@ -177,7 +182,7 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         agent_state = self.state(snapshot)
         if agent_state is None:
             return None
-        states = _states_with_effect(agent_state, agent_state.selection.select(pod), pod)
+        states = self._states_with_effect(agent_state, agent_state.selection.select(pod), pod)
         values = CandidateValues(candidates)
         preferring = (_policy_verdict(state, values) for state in states if state.policy.only_prefers)
         rejecting = [verdict for verdict in preferring if verdict is not None]
@@ -188,13 +193,62 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
             return Scores(rule_evaluation.scores_of_avoided(ranks, rejections), evidence)
         return None if ranks is None else Scores(rule_evaluation.scores_from_ranks(ranks), evidence)
 
+    def why_not_enforced(self, policy: Policy, pod: PodFields) -> str:  # noqa: ARG002 - other agents depend on the pod
+        """Why a policy that selects the pod has no effect, whatever its mode; empty if it may have one."""
+        return policy.not_enforced
 
-def _states_with_effect(
-    agent_state: TelemetryState, keys: Iterable[PolicyKey], pod: PodFields
-) -> list[PolicyState]:
-    """The policies that have an effect on a pod, in the order of `keys`, which select it."""
-    known = (agent_state.policies[key] for key in keys if key in agent_state.policies)
-    return [state for state in known if policy_selection.is_enforced_for(state.policy, pod)]
+    def _states_with_effect(
+        self, agent_state: TelemetryState, keys: Iterable[PolicyKey], pod: PodFields
+    ) -> list[PolicyState]:
+        """The policies that have an effect on a pod, in the order of `keys`, which select it."""
+        known = (agent_state.policies[key] for key in keys if key in agent_state.policies)
+        return [
+            state
+            for state in known
+            if policy_selection.is_enforced_for(state.policy, pod)
+            and not self.why_not_enforced(state.policy, pod)
+        ]
+
+    def _filter_verdict(
+        self, key: PolicyKey, state: PolicyState | None, pod: PodFields, values: CandidateValues
+    ) -> Verdict | None:
+        """What one policy rejects; None if it filters nothing. A policy without effect on the pod rejects nothing, and
+        decisions contain what it would reject.
+        """
+        if state is None:
+            name = f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
+            reason: Reason = policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
+            if key.name:
+                reason = policy_rejection_reasons.PolicyMissing(name)
+            return _reject_all_candidates(values.candidates, reason, key)
+        nothing = np.zeros(len(values.candidates), bool)
+        if why := self.why_not_enforced(state.policy, pod):
+            observed = PolicyRejections(key.text(), nothing, not_enforced=why)
+        elif policy_selection.is_enforced_for(state.policy, pod):
+            return None if state.policy.only_prefers else _policy_verdict(state, values)
+        elif state.verdict is None:
+            return None
+        else:
+            would_reject = state.verdict.codes[values.candidates.numbers] != 0
+            observed = PolicyRejections(key.text(), nothing, would_reject=would_reject)
+        return Verdict(nothing.astype(np.int16), (), policies=(observed,))
+
+
+class NativePodFields(msgspec.Struct, frozen=True):
+    """The fields of a pod that `NativeModeAgent` reads in addition to `PodFields`."""
+
+    spec: NodeConstraints = NodeConstraints()
+
+
+class NativeModeAgent(TelemetryAgent):
+    """Explains pods of native mode: policies whose node labels a pod neither requires nor prefers reject no node."""
+
+    def why_not_enforced(self, policy: Policy, pod: PodFields) -> str:
+        if policy.not_enforced or not policy.avoid or not policy_selection.is_enforced_for(policy, pod):
+            return policy.not_enforced
+        requirements = verdict_labels.verdict_requirements(cast("NativePodFields", pod).spec)
+        has_label = any(each.key == verdict_labels.label_key(policy.uid) for each in requirements)
+        return "" if has_label else "the pod does not require its node label"
 
 
 def _combined_ranks(
@@ -213,31 +267,6 @@ def _combined_ranks(
         for key, preference in preferences
     )
     return ranks, tuple(evidence)
-
-
-def _filter_verdict(
-    key: PolicyKey, state: PolicyState | None, pod: PodFields, values: CandidateValues
-) -> Verdict | None:
-    """What one policy rejects; None if it filters nothing. A policy without effect on the pod rejects nothing, and
-    decisions contain what it would reject.
-    """
-    if state is None:
-        name = f"{truncate(key.namespace, _MAX_LENGTH)}/{truncate(key.name, _MAX_LENGTH)}"
-        reason: Reason = policy_rejection_reasons.LabelEmpty(POLICY_LABEL)
-        if key.name:
-            reason = policy_rejection_reasons.PolicyMissing(name)
-        return _reject_all_candidates(values.candidates, reason, key)
-    nothing = np.zeros(len(values.candidates), bool)
-    if state.policy.not_enforced:
-        observed = PolicyRejections(key.text(), nothing, not_enforced=state.policy.not_enforced)
-    elif policy_selection.is_enforced_for(state.policy, pod):
-        return None if state.policy.only_prefers else _policy_verdict(state, values)
-    elif state.verdict is None:
-        return None
-    else:
-        would_reject = state.verdict.codes[values.candidates.numbers] != 0
-        observed = PolicyRejections(key.text(), nothing, would_reject=would_reject)
-    return Verdict(nothing.astype(np.int16), (), policies=(observed,))
 
 
 def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | None:

@@ -169,13 +169,15 @@ def test_preferred_labels_and_labels_of_deleted_policies_are_not_compared() -> N
     assert explained(read(pod(COOL)), response(policies_verdict(LOAD))).label_differences == []
 
 
-def test_a_policy_whose_label_the_pod_lacks_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    lookup = read(pod(COOL), policy("cool"), later=(policy("calm"),))
-    lines = printed(capsys, explained(lookup, response(policies_verdict(HEAT, LOAD))))
-    assert (
-        "placement policy web/calm rejects 1 of the 2 nodes; it has no effect without its label in the pod, and is "
-        "counted below"
-    ) in lines
+@pytest.mark.parametrize("later", [(), (policy("calm"),)], ids=["no reason in the pod", "newer than the pod"])
+def test_a_policy_whose_label_the_pod_lacks_is_named_once(
+    later: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = policies_verdict(HEAT, not_enforced={CALM_POLICY: "the pod does not require its node label"})
+    lines = printed(capsys, explained(read(pod(COOL), policy("cool"), later=later), response(verdict)))
+    (line,) = (line for line in lines if CALM_POLICY in line)
+    assert line.startswith("Warning: ") == bool(later)
+    assert "selects the pod and" in line
 
 
 def test_an_observing_policy_is_explained_without_labels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,8 +101,8 @@ def command(command_line: CommandLine) -> None:
     server forwards the request to the pods of nodewise, as kubectl port-forward does. This needs rights in nodewise's
     namespace: to list pods, and to get and create pods/portforward. Nothing is written.
 
-    Without these rights, the labels of nodes, the pod's events and the status of the policies that select it explain
-    it, as far as you may read them, and the output names the rights that would show more.
+    Without these rights, the output has the labels of nodes, the pod's events and the status of the policies that
+    select it, as far as you may read them, and names the rights that would show more.
 
     \b
     Examples:

@@ -41,6 +41,9 @@ def find_missing_decision_causes(lookup: PodReadResult, responses: Sequence[Repl
         causes = list(_causes_in_pod_state(state, lookup))
     elif lookup.gone:
         causes = [f"there is no such pod now: {lookup.missing}"]
+    elif evaluating := [response for response in responses if response.evaluation]:
+        what = "no policy selects the pod" if evaluating[0].decisions else "the pod does not exist"
+        causes = [f"{what}, according to {evaluating[0].replica}"]
     else:
         rule = "kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as"
         causes = [f"{rule} {_MANAGED_RESOURCES}; with --kubeconfig, nodewise explain also examines the pod"]

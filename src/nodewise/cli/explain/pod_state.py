@@ -40,7 +40,7 @@ from nodewise.policies.verdict_labels import (
 )
 
 _MOST_RULES: Final = 10
-_CONDITION: Final = re.compile(r"[A-Za-z]+ is (True|False|Unknown): ")
+_CONDITION: Final = re.compile(r"[A-Za-z]+ is (?:True|False|Unknown): (?P<message>.*)", re.DOTALL)
 _SYNC_PERIOD_S: Final = 5.0
 """Only ages of metrics depend on it."""
 _LEASE_EXPIRED: Final = 2
@@ -70,8 +70,9 @@ class SelectingPolicy(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        """The conditions in `status`."""
-        return [line for line in self.status if _CONDITION.match(line)]
+        """The conditions in `status`, each message once."""
+        conditions = filter(None, map(_CONDITION.fullmatch, self.status))
+        return list({match["message"]: match[0] for match in conditions}.values())
 
 
 class PolicyOfLabel(NamedTuple):

@@ -237,20 +237,15 @@ def _evaluation_lines(  # complexity: a list of independent facts
 
 
 def _policies_without_label_lines(lookup: PodReadResult, explanation: Explanation) -> Iterator[str]:
-    """The policies whose label the pod does not require; their status says why, unless it is a matter of the pod."""
-    required = {label.policy for label in lookup.native.requirements} if lookup.native else set()
+    """The policies whose label the pod does not require, with the problems of their status."""
+    native = lookup.native
+    explained = {label.policy for label in native.requirements} if native else set()
     problems = {policy.policy: policy.problems for policy in lookup.policies}
     for policy in explanation.policies:
-        if policy.policy in required:
-            continue
-        text = _format_policy(policy, len(explanation.findings))
-        has_effect = lookup.state is None or policy.not_enforced or policy.would_reject is not None
-        yield (
-            text
-            if has_effect
-            else f"{text}; it has no effect without its label in the pod, and is counted below"
-        )
-        yield from (f"  {problem}" for problem in problems.get(policy.policy, ()))
+        is_warned = native and any(text.startswith(f"{policy.policy} ") for text in native.not_covering)
+        if policy.policy not in explained and not is_warned:
+            yield _format_policy(policy, len(explanation.findings))
+            yield from (f"  {problem}" for problem in problems.get(policy.policy, ()))
 
 
 def _first_names(nodes: Sequence[str]) -> str:
