@@ -38,8 +38,8 @@ from tests.cluster.test_native_mode_agreement import (
 )
 
 NAMESPACES: Final = 10
-POLICIES_OF_PODS: Final = (1, 2, 3, 4)
-"""Pods of a namespace, by their number of policies: 100 policies of 40 pods in all."""
+POLICIES_OF_PODS: Final = (1, 3, 6)
+"""Pods of a namespace, by their number of policies: 100 policies of 30 pods in all."""
 WITH_VALUES: Final = [metric for number, metric in enumerate(METRICS) if number % 5 < 3]
 """Most nodes have values of these, so that other targets let nodes pass."""
 
