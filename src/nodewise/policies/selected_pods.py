@@ -205,12 +205,15 @@ def find_rejecting_policies(  # complexity: a policy alone, or several together
 
 
 def _rejected_nodes(state: PolicyState | None, every_node: int) -> int:
-    """The nodes that a policy rejects, one bit for each; all if a pod names a policy that does not exist."""
+    """The nodes that a policy rejects, one bit for each: all if a pod names a policy that does not exist, none before
+    the first response about its metrics.
+    """
     if state is None:
         return every_node
     policy = state.policy
     if (
         state.verdict is None
+        or state.awaits_metrics
         or policy.not_enforced
         or policy.only_prefers
         or policy.only_observes

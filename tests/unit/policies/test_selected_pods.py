@@ -201,10 +201,11 @@ def test_policies_that_together_reject_every_node(
         state(A, "xx.", "too many"),
         state(A, "xx.", enforcement="Preferred"),
         state(A, "xx.", mode="Shadow"),
+        state(A, "xxx")._replace(awaits_metrics=True),
     ],
-    ids=["budget", "preferred", "shadow"],
+    ids=["budget", "preferred", "shadow", "awaits_metrics"],
 )
-def test_a_policy_that_is_not_enforced_rejects_nothing(other: PolicyState) -> None:
+def test_a_policy_that_is_not_enforced_or_not_evaluated_yet_rejects_nothing(other: PolicyState) -> None:
     states = {A: other, B: state(B, "..x")}
     work = selected_pods.find_rejecting_policies(states, 3, [(A, B)])
     assert cooperative_scheduling.run_without_pauses(work) == {}

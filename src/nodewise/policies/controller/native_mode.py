@@ -288,8 +288,8 @@ _ONLY_EXTENDER: Final = (
     "native mode does not enforce it: a canary by percent needs an extender; use canary.podSelector"
 )
 _GATED: Final = (
-    "new pods of the policy wait with a scheduling gate that nothing removes: native mode is off, and the admission"
-    " policies of deploy/native.yaml are installed; remove --no-native-mode, or delete these admission policies"
+    "new pods of the policy wait with a scheduling gate that nothing removes: native mode is off, and its admission"
+    " policies are installed; run the controller with --native-mode, or delete these admission policies"
 )
 _UNSCHEDULED: Final = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
 
