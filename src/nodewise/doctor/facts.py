@@ -166,6 +166,10 @@ class PodAdmissionPolicy(NamedTuple):
     is_current: bool
     """Whether its expressions are those that this version of nodewise ships."""
 
+    @property
+    def is_native(self) -> bool:
+        return "/nodewise-native" in self.shipped
+
 
 class PodAdmission(NamedTuple):
     """The admission policies that change the pods of policies when they are created."""
@@ -489,7 +493,9 @@ class Facts(NamedTuple):
 
     @property
     def uses_native_mode(self) -> bool | UnavailableFact:
-        """Whether node labels have the verdicts of policies, also by a controller outside of the cluster."""
+        """Whether node labels have the verdicts of policies, or shall have them: also by a controller outside of the
+        cluster.
+        """
         leases = () if isinstance(self.leases, UnavailableFact) else self.leases
         if any(lease.native_mode for lease in leases):
             return True
@@ -498,13 +504,17 @@ class Facts(NamedTuple):
                 return workloads
             if native_mode_workloads(workloads):
                 return True
-        # an older controller outside of the cluster does not say so, and labels nodes
-        is_outside = bool(leases) and not (self.extenders or self.controllers)
-        return (
-            is_outside
-            and leases[0].native_mode is None
-            and (isinstance(self.nodes_with_verdicts, int) and self.nodes_with_verdicts > 0)
-        )
+        return bool(leases) and not (self.extenders or self.controllers) and self._shows_native_mode
+
+    @property
+    def _shows_native_mode(self) -> bool:
+        """Whether labels or admission policies show native mode: an older controller outside of the cluster does not
+        say so.
+        """
+        if isinstance(self.nodes_with_verdicts, int) and self.nodes_with_verdicts:
+            return True
+        admission = () if isinstance(self.pod_admission, UnavailableFact) else self.pod_admission.policies
+        return any(policy.is_native for policy in admission)
 
     @property
     def registrations(self) -> tuple[Registration | UnavailableFact, ...]:
@@ -527,7 +537,9 @@ class Facts(NamedTuple):
         return (*registrations, *(unavailable._replace(**changes) for unavailable in hidden))
 
 
-_NATIVE_MODE_FIELDS: Final = frozenset({"extenders", "controllers", "leases", "nodes_with_verdicts"})
+_NATIVE_MODE_FIELDS: Final = frozenset(
+    {"extenders", "controllers", "leases", "nodes_with_verdicts", "pod_admission"}
+)
 DERIVED: Final[Mapping[str, frozenset[str]]] = {
     "uses_native_mode": _NATIVE_MODE_FIELDS,
     "registrations": _NATIVE_MODE_FIELDS | {"schedulers"},

@@ -309,7 +309,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     (
         "the same off",
         OUTSIDE._replace(leases=(LEASE._replace(native_mode=False),)),
-        {*OFF, "not-looked-at"},
+        {"native-mode-off"},
     ),
     ("the same, an older one", OUTSIDE._replace(leases=(LEASE,)), set()),
     ("a pod with a new gate", OUTSIDE._replace(pods=(GATED._replace(age_s=50),)), set()),

@@ -479,8 +479,9 @@ def check_every_node_has_values(
         for without in _nodes_without_values(policy, node_count, metrics or {}, nodes_not_ready):
             users.setdefault(without, []).append(policy.where)
     for without, names in users.items():
+        have = "has" if without.nodes == 1 else "have"
         actual = (
-            f"{without.nodes:,} of {node_count:,} nodes have no value of {without.metric}: {without.names}"
+            f"{without.nodes:,} of {node_count:,} nodes {have} no value of {without.metric}: {without.names}"
         )
         severity: Literal["warning", "note"] = "warning" if 2 * without.nodes <= node_count else "note"
         node = without.names.partition(",")[0]
