@@ -605,6 +605,22 @@ DOCTOR_CASES: Final = (
         follow=followed_remedies.delete_pod("alone"),
     ),
     DoctorCase(
+        "not-looked-at",
+        "doctor may not read the cluster",
+        misconfigurations.deleted(f"{RBAC}/clusterrolebindings/{healthy_cluster.DOCTOR}"),
+        "nodes",
+        ("manifests doctor",),
+    ),
+    DoctorCase(
+        "not-looked-at",
+        "doctor may not read the objects of nodewise",
+        misconfigurations.deleted(
+            f"{RBAC}/namespaces/{healthy_cluster.NAMESPACE}/rolebindings/{healthy_cluster.DOCTOR}"
+        ),
+        healthy_cluster.NAMESPACE,
+        ("manifests doctor",),
+    ),
+    DoctorCase(
         "scheduler-configuration-refused",
         "a misspelt field of an entry",
         misconfigurations.entry(nodeCacheCapabel=True),

@@ -18,6 +18,7 @@ from nodewise.doctor.findings import (
     NotChecked,
     Report,
     Severity,
+    apply_parts,
     finding,
     list_first,
 )
@@ -50,7 +51,7 @@ def examine(
     )
     findings = [result for result in results if isinstance(result, Finding)]
     missing = [result for result in results if isinstance(result, NotChecked)]
-    findings += [] if NOT_CHECKED in skip else _findings_of_missing_facts(missing)
+    findings += [] if NOT_CHECKED in skip else _findings_of_missing_facts(missing, facts.namespaces)
     by_id: dict[str, dict[str, None]] = {}
     for id_, unavailable in missing:
         by_id.setdefault(id_, {})[f"{unavailable.what}: {unavailable.reason}"] = None
@@ -76,8 +77,9 @@ def _limit_findings(findings: Iterable[Finding]) -> list[Finding]:
     return kept
 
 
-def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Finding]:
+def _findings_of_missing_facts(missing: Iterable[NotChecked], namespaces: Sequence[str]) -> Iterator[Finding]:
     """One finding for each fact that is unavailable, with the checks that need it."""
+    grant = apply_parts("doctor", namespace=next(iter(namespaces), "nodewise"))
     by_fact: dict[UnavailableFact, dict[str, None]] = {}
     for result in missing:
         by_fact.setdefault(result.unavailable, {})[result.id] = None
@@ -89,7 +91,16 @@ def _findings_of_missing_facts(missing: Iterable[NotChecked]) -> Iterator[Findin
         if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
             remedy = "correct what is named, or leave it out with --skip"
         severity: Severity = "note" if unavailable.is_minor else "warning"
-        yield finding(NOT_CHECKED, unavailable.what, actual, expected, remedy=remedy, severity=severity)
+        command = grant if unavailable.right and not unavailable.is_minor else ""
+        yield finding(
+            NOT_CHECKED,
+            unavailable.what,
+            actual,
+            expected,
+            remedy=remedy,
+            command=command,
+            severity=severity,
+        )
 
 
 def _describe_examined(

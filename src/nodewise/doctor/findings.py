@@ -304,8 +304,8 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
     NOT_CHECKED: FindingKind(
         "warning",
         "Something could not be read",
-        "grant the right. nodewise configure manifests doctor prints a ClusterRole and Roles with all"
-        " rights that doctor needs, to bind to the user who runs it; or leave the check out with --skip",
+        "grant the right: the command creates roles with all rights of doctor for the account nodewise-doctor. Bind"
+        " them to the user who runs doctor; or leave the check out with --skip",
     ),
 }
 """By id, in the order of reports."""
