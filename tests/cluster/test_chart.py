@@ -829,10 +829,15 @@ def test_the_controller_of_native_mode_labels_nodes_with_the_rights_that_it_has(
             wait("the node is labelled", lambda: labels().get(key) == "violating" or None, show=labels)
             done = _run_test_pod(made, account)
             assert (done.returncode, done.stderr) == (0, "")
-            assert "leads, and the API server has the definitions of policies" in done.stdout
+            assert "leads, and the API server adds the requirements of policies to pods" in done.stdout
         done = _run_test_pod(made, account)
         assert done.returncode == 1
         assert "found no renewal of the Lease nodewise-controller in" in done.stderr
+        name = "nodewise-native-named"
+        sandbox.api.delete(f"/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings/{name}")
+        done = _run_test_pod(made, account)
+        assert done.returncode == 1
+        assert f"found no MutatingAdmissionPolicyBinding {name}, expected all of native mode" in done.stderr
 
 
 def _run_test_pod(made: Sequence[Object], account: User) -> subprocess.CompletedProcess[str]:
