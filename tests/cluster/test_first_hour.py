@@ -185,6 +185,12 @@ def test_the_first_hour(
                 assert operator.column("NODES REJECTED") == "1"
             wait("the policy recovers", lambda: "Reason: LostNodes" not in operator.describe() or None)
 
+            # the exporters stop: the name of the metric is not called wrong
+            monitoring.forget(*NODES)
+            ended = "no current series of this name: the last one ended at 20"
+            for show in (operator.describe, lambda: operator.nodewise("doctor")):
+                wait("the end is shown", lambda show=show: ended in show() or None, show=show)
+
 
 def applies_to_new_pods(sandbox: Sandbox) -> bool:
     """Whether the API server adds the policy's requirement to new pods, without a gate."""

@@ -99,8 +99,8 @@ class SeriesCatalog(MetricCatalog, Protocol):
         ...
 
     async def series_end(self, request: MetricRequest) -> float | None:
-        """When the last series of a metric ended, in seconds since 1970; None if one exists, or did not exist in the
-        last days, or if it is not known.
+        """When the last series of a metric ended, in seconds since 1970; infinity if one exists, and None if there was
+        none in the last days, or if it is not known.
         """
         ...
 

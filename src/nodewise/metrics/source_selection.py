@@ -14,6 +14,7 @@ requested once, and as many missing metrics are looked up as a namespace, and al
 
 import asyncio
 import heapq
+import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import Final, NamedTuple
@@ -87,31 +88,35 @@ class MetricNameSuggestions:
         known, due_s = self._causes.get(request.key, (cause, float("-inf")))
         if self._clock.monotonic() < due_s or not self._has_budget(request.namespaces or frozenset([AGENTS])):
             return known
-        due_s = self._clock.monotonic() + NAMES_S
+        kept_s = NAMES_S
         try:
             async with asyncio.timeout(self._timeout_s):
-                if improved := await self._find_cause(cause, request, source):
-                    known, due_s = improved, self._clock.monotonic() + RECHECK_S
+                known, kept_s = await self._find_cause(cause, request, source)
         except (NodewiseError, TimeoutError):
             pass  # it is asked again after `NAMES_S`
-        self._causes[request.key] = known, due_s
+        self._causes[request.key] = known, self._clock.monotonic() + kept_s
         return known
 
-    async def _find_cause(self, cause: Cause, request: MetricRequest, source: MetricsSource) -> Cause | None:
-        """The cause with what the source knows; None if it does not list its names. Errors are those of the source."""
+    async def _find_cause(
+        self, cause: Cause, request: MetricRequest, source: MetricsSource
+    ) -> tuple[Cause, float]:
+        """The cause with what the source knows, and how long it is kept. Errors are those of the source."""
         has_series = source if isinstance(source, SeriesCatalog) else None
         ended_at = await has_series.series_end(request) if has_series else None
+        if ended_at == math.inf:
+            return missing_values.OUTDATED, NAMES_S
         if ended_at is not None:
-            return missing_values.cause_of_ended_series(source.name, ended_at, has_query=bool(request.query))
+            ended = missing_values.cause_of_ended_series(source.name, ended_at, has_query=bool(request.query))
+            return ended, RECHECK_S
         if cause.reason != "MetricUnknown":
-            return cause
+            return cause, RECHECK_S
         names = await self._names_of(source)
         similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
         closest = closest_metrics(request.metric, similar)
         existing = await has_series.existing_metrics(closest) if has_series and closest else closest
         if existing:
-            return missing_values.suggest(cause, existing[0])
-        return cause if names else None
+            return missing_values.suggest(cause, existing[0]), RECHECK_S
+        return cause, RECHECK_S if names else NAMES_S
 
     def forget(self, keys: frozenset[str]) -> None:
         """Drop metrics that have values or are no longer requested, by `MetricRequest.key`."""
@@ -434,11 +439,10 @@ class SourceSelector:
             return failure if is_paused else failure._replace(why=str(error))
         if isinstance(error, NoValues | BadInput):
             self._record_answer(source, request)
-        cause = await self._suggestions.suggest(
-            missing_values.cause_of_error(error, source.name), request, source
-        )
+        own = missing_values.cause_of_error(error, source.name)
+        cause = await self._suggestions.suggest(own, request, source)
         outcome = _NOT_THERE if isinstance(error, MetricNotFound) else "failed"
-        why = str(cause) if cause.reason == "SeriesEnded" else str(error)
+        why = str(error) if cause.reason == own.reason else str(cause)
         return _SourceFailure(source.name, why, cause, outcome)
 
     def _timeout_failure(

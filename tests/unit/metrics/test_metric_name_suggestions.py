@@ -1,6 +1,7 @@
 """Similar names for metrics that a source does not have, at a cost that does not depend on policies."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -125,6 +126,24 @@ def test_a_metric_whose_series_ended_says_when_and_does_not_call_the_name_wrong(
         ends["node_rack_temp"] = 1795221827.0
         suggestions.forget(frozenset([request.key]))
         assert await text() == ENDED, "it had values again"
+
+    asyncio.run(run())
+
+
+def test_a_series_that_exists_without_a_fresh_value_is_outdated_until_it_ends() -> None:
+    async def run() -> None:
+        clock, ends = ManualClock(0.0), {"fan": math.inf}
+        suggestions = MetricNameSuggestions(clock, 1.0)
+
+        async def reason() -> str:
+            catalog = CatalogOfSeries(["fans"], ["fans"], ends)
+            return (await suggestions.suggest(UNKNOWN, MetricRequest("fan"), catalog)).reason
+
+        assert await reason() == "ValuesOutdated"
+        ends["fan"] = 1795221827.0
+        assert await reason() == "ValuesOutdated"
+        clock.advance(NAMES_S)
+        assert await reason() == "SeriesEnded"
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ So the query of a plain selector is a range, `temp[60s]`, which returns the samp
 """
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -214,8 +215,10 @@ class PrometheusSource:
     async def series_end(self, request: MetricRequest) -> float | None:
         """The time of the last sample, of the last two weeks. None for an expression that is no selector."""
         selector = instant_query(request)
-        if not is_selector(selector) or await self._number(f"count({selector})"):
+        if not is_selector(selector):
             return None
+        if await self._number(f"count({selector})"):
+            return math.inf
         recent, coarse = (
             f"max(max_over_time(timestamp({selector})[{promql_duration(span_s)}:{promql_duration(step_s)}]))"
             for span_s, step_s in _END_RANGES
