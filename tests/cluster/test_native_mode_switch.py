@@ -12,6 +12,7 @@ from tests.cluster import (
     extender_process,
     kubernetes_objects,
     native_mode,
+    read_only_commands,
 )
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
@@ -104,6 +105,16 @@ class SwitchedCluster:
 
         wait(f"native mode covers new pods: {active}", matches)
 
+    def expect_explained(self, pod: str, *, requires: bool) -> None:
+        """The extender in native mode evaluates a pod that `requires` labels, and has a decision about another one."""
+        assert self._extender is not None
+        place = (f"--kubeconfig={self._sandbox.plane.admin.kubeconfig}", f"--server={self._extender.health}")
+        done = read_only_commands.run("explain", f"{self._sandbox.namespace}/{pod}", *place, "-o", "json")
+        report = read_only_commands.parse_report(done)
+        assert report["evaluation"]["leads"]
+        assert {node["node"]: node["passes"] for node in report["evaluation"]["nodes"]}["b"] is not requires
+        assert bool(report["attempt"]) is not requires
+
     def wait_rejected(self, *pods: str) -> None:
         for pod in pods:
             self._sandbox.expect_rejected(pod)
@@ -130,6 +141,8 @@ def test_no_pod_is_placed_against_its_policy_during_the_change_to_native_mode_an
         cluster.create("both", requests=True, requires=True)
         cluster.create("native", requests=False, requires=True)
         cluster.wait_rejected("waits", "both", "native")
+        cluster.expect_explained("native", requires=True)
+        cluster.expect_explained("waits", requires=False)
         cluster.set_temperature(b=50)
         cluster.expect_on_b("runs", "waits", "both", "native")
         cluster.set_temperature(b=90)

@@ -220,6 +220,10 @@ async def _query_and_explain(
     lookup = await _read_pod_state(api, namespace, request, request.nodewise_namespaces[0])
     paths = [DECISIONS, EVALUATION] if lookup.native is None else [EVALUATION, DECISIONS]
     responses = await replica_queries.query_servers(request.servers, paths, query)
+    if lookup.native and lookup.state and lookup.state.asks:  # an extender may have decided, too
+        evaluating = [response.replica for response in responses if response.evaluation]
+        decided = await replica_queries.query_servers(evaluating, [DECISIONS], query)
+        responses += [response for response in decided if response.page]
     if lookup.native is None:
         _check_any_response(responses)
     return _build_explanation(query, lookup, responses)
