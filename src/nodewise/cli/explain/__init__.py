@@ -218,15 +218,22 @@ async def _query_and_explain(
         return await _explain_through_api_server(request, api, query, progress)
     progress.say(f"asking {len(request.servers)} replicas about pod {namespace}/{request.pod}")
     lookup = await _read_pod_state(api, namespace, request, request.nodewise_namespaces[0])
-    paths = [DECISIONS, EVALUATION] if lookup.native is None else [EVALUATION, DECISIONS]
-    responses = await replica_queries.query_servers(request.servers, paths, query)
-    if lookup.native and lookup.state and lookup.state.asks:  # an extender may have decided, too
-        evaluating = [response.replica for response in responses if response.evaluation]
-        decided = await replica_queries.query_servers(evaluating, [DECISIONS], query)
-        responses += [response for response in decided if response.page]
+    responses = await _ask_servers(request.servers, lookup, query)
     if lookup.native is None:
         _check_any_response(responses)
     return _build_explanation(query, lookup, responses)
+
+
+async def _ask_servers(urls: Sequence[str], lookup: PodReadResult, query: PodQuery) -> list[ReplicaResponse]:
+    """The evaluations of a pod of native mode, and decisions about any pod, as far as the servers have them."""
+    if lookup.native is None:
+        return await replica_queries.query_servers(urls, [DECISIONS, EVALUATION], query)
+    responses = await replica_queries.query_servers(urls, [EVALUATION, DECISIONS], query)
+    if lookup.state and lookup.state.asks:  # an extender may have decided, too
+        evaluating = [response.replica for response in responses if response.evaluation]
+        decided = await replica_queries.query_servers(evaluating, [DECISIONS], query)
+        responses += [response for response in decided if response.page]
+    return responses
 
 
 async def _explain_through_api_server(
