@@ -358,6 +358,8 @@ async def _read_values_of_preset(
             if rule.request.empty_is_healthy:
                 return None
         why = snapshot.failures.get(rule.request.key, "no node has a value")
+        if rule.request.query and not settings.prometheus.prometheus_url:
+            why = "a query requires --prometheus-url"
         terminal_output.print_message(f"{rule.name}: {why}")
         return None
 

@@ -193,3 +193,6 @@ def test_files_show_which_nodes_a_preset_rejects_now(tmp_path: Path) -> None:
     result = policy("new", "--preset=disk-wear", "-l{}", str(tmp_path))
     assert result.exit_code == 0
     assert f"nodewise: max({warning}): " in result.stderr
+    result = policy("new", "--preset=conntrack", "-l{}", str(tmp_path))
+    assert result.exit_code == 0
+    assert "used share of the conntrack table: a query requires --prometheus-url" in result.stderr
