@@ -121,36 +121,43 @@ def sign(cosign: str, files: Iterable[Path]) -> None:
         _run(cosign, "sign-blob", "--yes", "--bundle", f"{file}.sigstore.json", file)
 
 
-def package_chart(folder: Path, url: str, registry: str) -> None:
-    """Write the chart as an archive, whose default image is that of the registry if there is one."""
+def package_chart(folder: Path, url: str, repository: str) -> None:
+    """Write the chart as an archive, with the default `image.repository`."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = shutil.copytree(CHART, Path(temporary, CHART.name))
         metadata = chart_metadata(yaml.safe_load((copy / "Chart.yaml").read_text()), url)
         (copy / "Chart.yaml").write_text(yaml.safe_dump(metadata, sort_keys=False, width=1000))
         values = (copy / "values.yaml").read_text()
-        repository = f"repository: {image_constants.NAME}\n"
-        (copy / "values.yaml").write_text(
-            values.replace(repository, f"repository: {image_repository(registry)}\n", 1)
-        )
+        default = f"repository: {image_constants.NAME}\n"
+        (copy / "values.yaml").write_text(values.replace(default, f"repository: {repository}\n", 1))
         _run(program_cache.helm(), "package", copy, "--destination", folder)
 
 
 def image_repository(registry: str) -> str:
-    """The name of the image without a tag. Without a registry, the name under which nodes import its archive."""
-    return f"{registry}/{image_constants.NAME}" if registry else image_constants.NAME
+    """The name of the image without a tag. Without a registry, the name under which nodes import its archive.
+
+    ReleaseError if a container runtime would refuse the name, for example for a scheme or upper case.
+    """
+    if not registry:
+        return image_constants.NAME
+    if not re.fullmatch(r"[a-zA-Z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", registry):
+        expected = "a host and a path in lower case, such as registry.example.org/team"
+        raise ReleaseError(f"--registry: found {registry!r}, expected {expected}")
+    return f"{registry}/{image_constants.NAME}"
 
 
-def write_installation(folder: Path, registry: str) -> None:
+def write_installation(folder: Path, repository: str) -> None:
     """Write the objects of native mode as one file.
 
     With a registry and an image in the folder, the reference contains the digest: a tag can change in a registry.
     """
     version = nodewise.__version__
     archive = folder / f"{image_constants.NAME}-{version}.oci.tar"
-    image = f"{image_repository(registry)}:{version}"
-    if registry and archive.exists():
+    is_in_registry = repository != image_constants.NAME
+    image = f"{repository}:{version}"
+    if is_in_registry and archive.exists():
         image += f"@{oci.archive_digest(archive)}"
-    source = "" if registry else _IMPORT.format(archive.name)
+    source = "" if is_in_registry else _IMPORT.format(archive.name)
     header = _INSTALLATION_HEADER.format(
         version=version, oldest=platform_manifests.OLDEST_NATIVE, source=source
     )
@@ -200,26 +207,26 @@ def _output(*command: str) -> str:
 def _make(folder: Path, arguments: argparse.Namespace) -> None:
     notes = release_notes(CHANGELOG.read_text(), nodewise.__version__, arguments.tag)
     revision = source_revision()
+    repository = image_repository(arguments.registry.rstrip("/"))
     cosign = shutil.which("cosign")
     if arguments.sign and not cosign:
-        raise ReleaseError("SIGN=1: found no cosign on the PATH")
+        raise ReleaseError("--sign: found no cosign on the PATH, expected the program that signs")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "RELEASE_NOTES.md").write_text(notes)
     for distribution in (ROOT, *image_constants.PLUGINS):
         _run(sys.executable, "-m", "hatchling", "build", "--directory", folder.absolute(), cwd=distribution)
     url = (arguments.url or repository_url(Path("pyproject.toml").read_text())).rstrip("/")
-    registry = arguments.registry.rstrip("/")
-    package_chart(folder, url, registry)
+    package_chart(folder, url, repository)
     if not arguments.no_image:
         _run(sys.executable, "-m", "tools.image", "--into", folder, "--architecture", "all")
-    write_installation(folder, registry)
+    write_installation(folder, repository)
     if not arguments.no_plugin:
         package_plugin(folder, url, arguments.plugins)
     parameters = {
         "version": nodewise.__version__,
         "url": url,
-        "registry": registry,
+        "repository": repository,
         "image": not arguments.no_image,
         "plugin": not arguments.no_plugin,
     }

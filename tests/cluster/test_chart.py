@@ -145,8 +145,11 @@ def test_lint_finds_nothing_in_the_released_chart(
 ) -> None:
     """Not even a recommendation, such as that of an icon."""
     monkeypatch.chdir(ROOT)
-    release.package_chart(tmp_path, "https://example.org/team/nodewise", "")
-    output = helm.said("lint", "--strict", tmp_path / f"nodewise-{nodewise.__version__}.tgz")
+    image = "registry.example.org/team/nodewise"
+    release.package_chart(tmp_path, "https://example.org/team/nodewise", image)
+    archive = tmp_path / f"nodewise-{nodewise.__version__}.tgz"
+    output = helm.said("lint", "--strict", archive)
+    assert yaml.safe_load(helm.said("show", "values", archive))["image"]["repository"] == image
     assert "0 chart(s) failed" in output
     assert not {"[INFO]", "[WARNING]", "[ERROR]"} & {*output.split()}
 

@@ -102,7 +102,7 @@ def test_the_installation_manifest_is_native_mode_with_the_image_of_the_registry
             entry = tarfile.TarInfo("index.json")
             entry.size = len(index)
             archive.addfile(entry, io.BytesIO(index))
-    release.write_installation(tmp_path, registry)
+    release.write_installation(tmp_path, release.image_repository(registry))
     text = (tmp_path / "install.yaml").read_text()
     assert ("ctr --namespace k8s.io images import" in text) is (registry == "")
     objects = [manifest for manifest in yaml.safe_load_all(text) if manifest]
@@ -115,6 +115,29 @@ def test_the_installation_manifest_is_native_mode_with_the_image_of_the_registry
     arguments = ["--mode=native", "--kubernetes-version=1.36", f"--image={image}"]
     printed = CliRunner().invoke(configure.command, arguments, catch_exceptions=False).stdout
     assert text.endswith(printed), "nodewise configure prints the same objects"
+
+
+@pytest.mark.parametrize(
+    ("registry", "is_valid"),
+    [
+        ("ghcr.io/team", True),
+        ("registry.example.org:5000", True),
+        ("localhost:5000/a/b-c", True),
+        ("https://ghcr.io/team", False),
+        ("ghcr.io/Team", False),
+        ("ghcr.io/team:1", False),
+        ("ghcr.io//team", False),
+        ("a b", False),
+    ],
+)
+def test_a_registry_makes_a_name_that_container_runtimes_accept(registry: str, is_valid: bool) -> None:
+    if is_valid:
+        assert release.image_repository(registry) == f"{registry}/nodewise"
+        return
+    with pytest.raises(
+        release.ReleaseError, match=r"--registry: found .*, expected a host and a path in lower"
+    ):
+        release.image_repository(registry)
 
 
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
