@@ -144,7 +144,7 @@ class MetricCoverage(NamedTuple):
     remedy: str = ""
     """What to do about it, for the source that has no value; empty if that is unknown."""
     missing: tuple[str, ...] = ()
-    """The nodes that have no value, without those that are not ready."""
+    """The nodes that have no value, without those of `Facts.nodes_not_measured`."""
 
 
 class MetricsApiStatus(NamedTuple):
@@ -470,7 +470,8 @@ class Facts(NamedTuple):
     """Resources that some node has allocatable."""
     nodes_with_verdicts: int | UnavailableFact = 0
     """How many nodes have labels of native mode."""
-    nodes_not_ready: frozenset[str] | UnavailableFact = frozenset()
+    nodes_not_measured: frozenset[str] | UnavailableFact = frozenset()
+    """Nodes that are not ready, or take only pods of the control plane: they may have no exporter."""
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | UnavailableFact = {}  # noqa: RUF012 - never changed
     """By metric."""
     metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()

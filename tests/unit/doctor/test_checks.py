@@ -272,7 +272,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("a node without a value, by the status", without_values(4), {"nodes-without-values"}),
     ("most nodes without a value, by the status", without_values(14), set()),
-    ("nodes that are not ready", without_values(2)._replace(nodes_not_ready=frozenset({"n0", "n1"})), set()),
+    (
+        "nodes that are not ready",
+        without_values(2)._replace(nodes_not_measured=frozenset({"n0", "n1"})),
+        set(),
+    ),
     (
         "a node that a rule rejects without a value",
         SOUND._replace(policies=(POLICY._replace(rejected_without_value=(("heat > 80", 1),)),), metrics={}),

@@ -13,12 +13,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from nodewise.agents.gpu.vendor_resource_names import INTEL, NVIDIA
 from nodewise.base import errors
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.cli.doctor import command, print_findings_json, print_findings_table, use_program_name
 from nodewise.doctor.check_runner import examine, fields_of_needed_facts
 from nodewise.doctor.collectors import COLLECTORS, collect_facts
+from nodewise.doctor.collectors.nodes import parse_node
 from nodewise.doctor.collectors.policies import evaluate_policies, parse_policy, policy_objects
 from nodewise.doctor.collectors.rights_and_admission_policies import collect_node_restriction
 from nodewise.doctor.collectors.schedulers import read_configuration_file
@@ -741,3 +743,41 @@ class TestNodeRestriction:
     def test_nothing_is_tried_without_native_mode(self) -> None:
         fact, _, users = node_restriction(None, nodes=[{"metadata": {"name": "plain"}}])
         assert (fact.is_enforced, users) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("ready", "taint", "effect", "is_measured"),
+    [
+        ("True", "", "", True),
+        ("False", "", "", False),
+        ("Unknown", "", "", False),
+        ("True", "node-role.kubernetes.io/control-plane", "NoSchedule", False),
+        ("True", "node-role.kubernetes.io/control-plane", "PreferNoSchedule", True),
+        ("True", "dedicated", "NoSchedule", True),
+    ],
+)
+def test_nodes_that_should_have_metrics(ready: str, taint: str, effect: str, is_measured: bool) -> None:
+    taints = [{"key": taint, "effect": effect}] if taint else []
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    node = {"metadata": {"name": "a"}, "spec": {"taints": taints}, "status": status}
+    parsed = parse_node([], msgspec.json.encode(node))
+    assert parsed is not None
+    assert parsed.is_measured == is_measured
+
+
+@pytest.mark.parametrize(
+    ("labels", "allocatable", "label"),
+    [
+        ({"nvidia.com/gpu.count": "2"}, {}, "nvidia.com/gpu.count"),
+        ({"nvidia.com/gpu.count": "0"}, {}, ""),
+        ({"nvidia.com/gpu.count": "2"}, {"nvidia.com/mig-1g.5gb": "7"}, ""),
+        ({"feature.node.kubernetes.io/pci-0302_10de.present": "true"}, {}, "pci-0302_10de"),
+        ({"feature.node.kubernetes.io/pci-0300_8086.present": "true"}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_labels_of_gpus_that_nothing_offers(labels: Any, allocatable: Any, label: str) -> None:
+    node = {"metadata": {"name": "a", "labels": labels}, "status": {"allocatable": allocatable}}
+    parsed = parse_node([INTEL, NVIDIA], msgspec.json.encode(node))
+    assert parsed is not None
+    assert (label in parsed.gpus.label) if parsed.gpus else not label

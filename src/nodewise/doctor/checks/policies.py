@@ -463,7 +463,7 @@ def check_every_node_has_values(
     policies: Policies,
     node_count: int,
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | None = None,
-    nodes_not_ready: frozenset[str] = frozenset(),
+    nodes_not_measured: frozenset[str] = frozenset(),
 ) -> Iterator[Result]:
     """Nodes without a value of a metric that other nodes have. If most nodes have no value, only some nodes have what
     it measures, which is a note.
@@ -476,7 +476,7 @@ def check_every_node_has_values(
                 policy.where, "it has no status yet", remedy=_STATUS_REMEDY, is_minor=True
             )
             yield NotChecked("nodes-without-values", unavailable)
-        for without in _nodes_without_values(policy, node_count, metrics or {}, nodes_not_ready):
+        for without in _nodes_without_values(policy, node_count, metrics or {}, nodes_not_measured):
             users.setdefault(without, []).append(policy.where)
     for without, names in users.items():
         have = "has" if without.nodes == 1 else "have"
@@ -501,7 +501,7 @@ def _nodes_without_values(
     policy: PolicyEvaluation,
     node_count: int,
     metrics: Mapping[str, MetricCoverage | UnavailableFact],
-    nodes_not_ready: frozenset[str],
+    nodes_not_measured: frozenset[str],
 ) -> Iterator[_WithoutValues]:  # complexity: the sources of values in their order
     """By the values that doctor reads; of other metrics by the status of the policy."""
     coverages = {name: metrics.get(name) for name in policy.metrics}
@@ -515,7 +515,7 @@ def _nodes_without_values(
     message = dict(policy.true_conditions).get("NodesWithoutValues", "")
     remedy = _OTHER_NAMES_REMEDY if _OTHER_NAMES in message else ""
     for name, count, names in _WITHOUT_VALUES.findall(message):
-        if name not in read and not set(names.split(", ")) <= nodes_not_ready:
+        if name not in read and not set(names.split(", ")) <= nodes_not_measured:
             yield _WithoutValues(name, int(count), names, remedy)
 
 

@@ -24,7 +24,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "node_count": nodes.collect_node_count,
     "node_resources": nodes.collect_node_resources,
     "nodes_with_verdicts": nodes.collect_nodes_with_verdicts,
-    "nodes_not_ready": nodes.collect_nodes_not_ready,
+    "nodes_not_measured": nodes.collect_nodes_not_measured,
     "metrics": policies.collect_metrics,
     "metrics_apis": policies.collect_metrics_apis,
     "deschedulers": workloads.collect_deschedulers,

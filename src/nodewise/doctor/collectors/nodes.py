@@ -31,6 +31,7 @@ from nodewise.metrics import node_attributes
 from nodewise.metrics.node_attributes import NodeAttributes, NodeStatusFields
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
+_CONTROL_PLANE: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _MAX_KUBELETS: Final = 50
 _MAX_GPU_NODES: Final = 5000
 _PCI: Final = re.compile(
@@ -58,8 +59,18 @@ class _Status(NodeStatusFields, frozen=True, gc=False):
     conditions: tuple[_Condition, ...] | None = None
 
 
+class _Taint(msgspec.Struct, frozen=True, gc=False):
+    key: str = ""
+    effect: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, gc=False):
+    taints: tuple[_Taint, ...] | None = None
+
+
 class _NodeObject(msgspec.Struct, frozen=True, gc=False):
     metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
     status: _Status = _Status()
 
 
@@ -74,7 +85,8 @@ class ParsedNode(NamedTuple):
     """Those that it has allocatable."""
     has_verdicts: bool
     """Whether it has a label of native mode."""
-    is_ready: bool
+    is_measured: bool
+    """Whether it is ready, and takes pods other than those of the control plane."""
 
 
 class ParsedNodes(NamedTuple):
@@ -125,10 +137,16 @@ def parse_node(profiles: Sequence[ResourceProfile], body: bytes) -> ParsedNode |
     gpus = next((info for info in parsed if info), None)
     has_verdicts = any(key.startswith(VERDICT_LABEL_PREFIX) for key in labels)
     has_pools = labels.get(POOLS_LABEL) == "true"
-    ready = [condition.status for condition in node.status.conditions or () if condition.type == "Ready"]
-    is_ready = ready in ([], ["True"])
     return ParsedNode(
-        _Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts, is_ready
+        _Metadata(node.metadata.name), status, gpus, has_pools, resources, has_verdicts, _is_measured(node)
+    )
+
+
+def _is_measured(node: _NodeObject) -> bool:
+    """A node without the condition Ready counts as ready."""
+    ready = [condition.status for condition in node.status.conditions or () if condition.type == "Ready"]
+    return ready in ([], ["True"]) and not any(
+        taint.key in _CONTROL_PLANE and taint.effect != "PreferNoSchedule" for taint in node.spec.taints or ()
     )
 
 
@@ -177,9 +195,9 @@ async def collect_nodes_with_verdicts(session: Session) -> int:
     return sum(node.has_verdicts for node in (await session.require(collect_nodes)).nodes)
 
 
-async def collect_nodes_not_ready(session: Session) -> frozenset[str]:
+async def collect_nodes_not_measured(session: Session) -> frozenset[str]:
     nodes = (await session.require(collect_nodes)).nodes
-    return frozenset(node.metadata.name for node in nodes if not node.is_ready)
+    return frozenset(node.metadata.name for node in nodes if not node.is_measured)
 
 
 async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:

@@ -17,7 +17,7 @@ from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, NodewiseError, closest_name, short
-from nodewise.doctor.collectors.nodes import collect_nodes, collect_nodes_not_ready
+from nodewise.doctor.collectors.nodes import collect_nodes, collect_nodes_not_measured
 from nodewise.doctor.collectors.session import (
     ClusterReader,
     MissingFact,
@@ -494,7 +494,7 @@ async def _fetch_metric(source: MetricsSource, right: str, request: MetricReques
 async def collect_metrics(session: Session) -> dict[str, MetricCoverage | UnavailableFact]:
     """Which nodes have a value of each metric; without the metrics that another source may have."""
     index = NodeIndex((await session.require(collect_nodes)).measured.allocatable)
-    not_ready = await session.require(collect_nodes_not_ready)
+    not_measured = await session.require(collect_nodes_not_measured)
     has_other_source = (await session.require(_collect_metric_sources)).other
     coverages: dict[str, MetricCoverage | UnavailableFact] = {}
     for name, series in (await session.require(collect_metric_series)).items():
@@ -505,16 +505,16 @@ async def collect_metrics(session: Session) -> dict[str, MetricCoverage | Unavai
             if not has_other_source:
                 coverages[name] = MetricCoverage(0, (), series.text, series.remedy)
         else:
-            coverages[name] = _metric_node_coverage(series, index, not_ready)
+            coverages[name] = _metric_node_coverage(series, index, not_measured)
     return coverages
 
 
-def _metric_node_coverage(series: Series, index: NodeIndex, not_ready: frozenset[str]) -> MetricCoverage:
-    """The nodes that have a value, and those without that are ready."""
+def _metric_node_coverage(series: Series, index: NodeIndex, not_measured: frozenset[str]) -> MetricCoverage:
+    """The nodes that have a value, and those without that should have one."""
     column = cooperative_scheduling.run_without_pauses(columns.build_column(series, index))
     is_fresh = column.initial_states[:-1] == ValueState.FRESH
     nodes = int(np.count_nonzero(is_fresh))
-    missing = sorted(set(index.names[:-1][~is_fresh].tolist()) - not_ready)
+    missing = sorted(set(index.names[:-1][~is_fresh].tolist()) - not_measured)
     others = sorted(short(name, 100) for name in {*series.samples, *series.invalid} if name not in index)
     cause = missing_values.cause_of_series(series, index, column)
     text, remedy = (cause.text, cause.remedy) if cause else ("", "")
