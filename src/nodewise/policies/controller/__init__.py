@@ -43,7 +43,8 @@ class TelemetryController(Controller):
         follows = options.native_mode is None and native_mode_admission.POLICIES in handle.objects
         may_be_on = options.native_mode or follows
         self._native_mode = NativeMode(handle) if may_be_on else NativeStatusReset(handle)
-        self._is_native_mode_on = False
+        self._is_native_mode_on: bool | None = None
+        """None before the first step."""
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -64,9 +65,9 @@ class TelemetryController(Controller):
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
-            if agent_state.native_mode != self._is_native_mode_on:
-                self._is_native_mode_on = agent_state.native_mode
-                logs.emit("native_mode_changed", native_mode=_on_or_off(agent_state.native_mode))
+            if agent_state.native_mode != bool(self._is_native_mode_on):
+                logs.emit("native_mode_changed", native_mode="on" if agent_state.native_mode else "off")
+            self._is_native_mode_on = agent_state.native_mode
             parts = (
                 partial(self._write, snapshot, agent_state),
                 self._advertiser.step,
@@ -75,7 +76,9 @@ class TelemetryController(Controller):
             await run_api_calls(part() for part in parts)
 
     def lease_annotations(self) -> Mapping[str, str]:
-        return {NATIVE_MODE_ANNOTATION: _on_or_off(self._is_native_mode_on)}
+        if self._is_native_mode_on is None:
+            return {}
+        return {NATIVE_MODE_ANNOTATION: "on" if self._is_native_mode_on else "off"}
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
@@ -118,7 +121,3 @@ class TelemetryController(Controller):
             for key, state in states.items()
         }
         await self._statuses.step(states, facts)
-
-
-def _on_or_off(is_on: bool) -> str:
-    return "on" if is_on else "off"
