@@ -16,6 +16,7 @@ from tests.cluster.go_toolchain import MissingError
 
 from bench import (
     benchmark_servers,
+    command_times,
     commit_comparison,
     gpu_agent,
     isolate_startup_and_jitter,
@@ -34,6 +35,7 @@ from bench.load_clients import LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import (
     BURSTS,
+    COMMANDS,
     GPU,
     GROWTH,
     ISOLATE,
@@ -56,6 +58,7 @@ PARTS: Final[Mapping[str, Part]] = {
     GROWTH: node_count_scaling.measure,
     ISOLATE: isolate_startup_and_jitter.measure,
     BURSTS: node_overload.measure,
+    COMMANDS: command_times.measure,
 }
 """All parts, in order."""
 

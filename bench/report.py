@@ -57,6 +57,7 @@ def block(results_: Results) -> str:
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
         _growth(results_.get("growth", [])),
         _bursts(results_.get("bursts", [])),
+        _commands(results_.get("commands", [])),
         [
             "### All rounds",
             "",
@@ -136,6 +137,35 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells = [BURST_AGENTS[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+_MOST_ALIKE: Final = 3
+"""Commands with `--help`, and completions, in the table: the slowest."""
+
+
+def _commands(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of processor times. Of all commands' `--help` and of the completions, it has the slowest."""
+    if not rows:
+        return []
+    lines = [
+        "### Short commands",
+        "",
+        "| command | median, ms | smallest | largest | starts |",
+        "|---|---|---|---|---|",
+    ]
+    counts = {"--help": 0, "TAB": 0}
+    for row in sorted(rows, key=lambda row: -row["median_ms"]):
+        ending = row["command"].rpartition(" ")[2]
+        counts[ending] = counts.get(ending, 0) + 1
+        if ending in ("--help", "TAB") and counts[ending] > _MOST_ALIKE and row["command"].count(" ") > 1:
+            continue
+        times = [f"{row[f'{name}_ms']:g}" for name in ("median", "min", "max")]
+        lines.append(f"| `{row['command']}` | {' | '.join(times)} | {row['starts']} |")
+    alike = (
+        sum(row["command"].endswith(" --help") for row in rows),
+        sum(row["command"].endswith(" TAB") for row in rows),
+    )
+    return [*lines, "", f"Measured: `--help` of {alike[0]} commands, and {alike[1]} completions."]
 
 
 def _series(name: str, results_: Results) -> str:

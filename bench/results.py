@@ -63,7 +63,7 @@ NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING, NATIVE_TENANTS = (
     "native_waiting",
     "native_tenants",
 )
-BACKTEST, BACKTEST_REAL, MUTANTS = "backtest", "backtest_real", "mutants"
+BACKTEST, BACKTEST_REAL, MUTANTS, COMMANDS = "backtest", "backtest_real", "mutants", "commands"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -71,6 +71,7 @@ PARTS: Final[Mapping[str, str]] = {
     SCORING: "the scoring agents: prioritize, names, statistics on all nodes, full agent state",
     START: "start and memory, on a real API server with 50,000 pods",
     GROWTH: "growth",
+    COMMANDS: "processor time of short commands beside promtool",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
     CLUSTER: "a real kube-scheduler with raised client limits (`make bench-cluster`)",
@@ -307,6 +308,19 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "backtest_prometheus_mib": Figure(
         BACKTEST_REAL, "the same: peak resident memory, without Prometheus", "MiB", 500.0
     ),
+    "command_version_ms": Figure(COMMANDS, "`nodewise --version`: processor time, median", "ms", 100.0),
+    "command_help_ms": Figure(COMMANDS, "`--help` of the slowest of all commands: the same", "ms", 300.0),
+    "command_completion_ms": Figure(
+        COMMANDS,
+        "the slowest completion of commands, options and values by bash, zsh or fish: the same",
+        "ms",
+        200.0,
+    ),
+    "command_lint_ms": Figure(COMMANDS, "`policy lint` of an example: the same", "ms", 300.0),
+    "command_decide_ms": Figure(COMMANDS, "`decide` of an example: the same", "ms"),
+    "command_promtool_version_ms": Figure(COMMANDS, "`promtool --version`: the same", "ms"),
+    "command_promtool_help_ms": Figure(COMMANDS, "`promtool --help`: the same", "ms"),
+    "command_promtool_check_ms": Figure(COMMANDS, "`promtool check rules` of the alerts: the same", "ms"),
     "policy_mutants_detected_pct": Figure(
         MUTANTS, "mutants of the shipped policies that a test detects", "%", at_least=95.0
     ),

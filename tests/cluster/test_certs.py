@@ -386,7 +386,9 @@ def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
     plane: ControlPlane, sandbox: Sandbox
 ) -> None:
     done = AppliedCertificates(sandbox, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
-    assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; expected `--apply` without" in done.stderr
+    assert (
+        f"Secret {sandbox.namespace}/nodewise-tls: does not exist; expected `--apply` without" in done.stderr
+    )
 
 
 def test_a_signer_with_an_unknown_authority_requires_its_name(plane: ControlPlane, sandbox: Sandbox) -> None:

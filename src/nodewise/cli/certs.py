@@ -35,7 +35,7 @@ from nodewise.kube.api_server_interface import Api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.observe import logs
 from nodewise.tls import x509_certificates
-from nodewise.tls.x509_certificates import format_rfc3339_time
+from nodewise.tls.x509_certificates import NO_CERTIFICATE, format_rfc3339_time
 
 _SIGNER: Final = "Signer of the cluster for kube-scheduler's certificate"
 _CONTENTS: Final = "Content of certificates"
@@ -232,14 +232,15 @@ def _print_renewal_result(options: CertsOptions, done: RenewalPlan, after: Renew
         return
     at = format_rfc3339_time(after.at)
     messages = {
-        "make": f"made: {where}",
+        "make": f"created: {where}",
         "announce": f"announced a new authority beside the old one: {where}",
         "wait": f"waiting until {at}, or for --restarted: {where}",
         "switch": f"switched to the certificates of the new authority: {where}",
         "sign": f"nothing to do here, but kube-scheduler's certificate is due, by --signer-name: {where}",
         "nothing": f"nothing is due before {at}: {where}",
     }
-    reasons = done.reasons if done.step in {"announce", "make"} else ()
+    is_reasoned = done.step in {"announce", "make"}
+    reasons = [each for each in done.reasons if is_reasoned and not each.endswith(NO_CERTIFICATE)]
     click.echo("\n  ".join([messages[done.step], *(f"before: {reason}" for reason in reasons)]))
     if done.step == "make":
         terminal_output.print_message(

@@ -180,10 +180,14 @@ def format_rfc3339_time(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+NO_CERTIFICATE: Final = "does not exist"
+"""The problem of a pair of certificate and key without a certificate."""
+
+
 def load_certificate_with_key(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
     """The certificate and an empty text, or None and the problem with the certificate or its key."""
     if not cert or not key:
-        return None, "does not exist"
+        return None, NO_CERTIFICATE
     try:
         leaf = x509.load_pem_x509_certificate(cert)
         own = serialization.load_pem_private_key(key, None).public_key()

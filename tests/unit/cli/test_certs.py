@@ -180,7 +180,7 @@ def test_two_runs_at_once_make_one_set(tmp_path: Path) -> None:
     running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
-    assert sorted(text.partition(" ")[0] for text in outputs) == ["made:", "nothing", "nothing"]
+    assert sorted(text.partition(" ")[0] for text in outputs) == ["created:", "nothing", "nothing"]
     assert len(keys_below(folder)) == 2
 
 
@@ -194,7 +194,7 @@ def test_unreadable_certificates_are_replaced_with_instructions(tmp_path: Path) 
     code, output = run_check("--host", tmp_path)
     assert (code, output.splitlines()[0]) == (3, "due: the first certificates")
     completed = run("--host", tmp_path)
-    assert completed.stdout.startswith("made: ")
+    assert completed.stdout.startswith("created: ")
     assert "  before: nodewise's certificate cannot be read" in completed.stdout
     assert "restart all replicas now" in completed.stderr
     assert run_check("--host", tmp_path)[0] == 0
