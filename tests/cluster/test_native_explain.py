@@ -116,7 +116,7 @@ class Commands:
         return {decision["pod"]: decision for decision in decisions}
 
     def explain(self, name: str, *more: str) -> Any:
-        done = read_only_commands.run("explain", name, *self._options, *more)
+        done = read_only_commands.run("explain", name, "--timeout=60s", *self._options, *more)
         assert not done.stderr, done.stderr
         return read_only_commands.parse_report(done)
 

@@ -120,5 +120,5 @@ def _cause_of_difference(native: NativeState, required: RequiredLabel, *, select
     if native.controller is not None and not native.controller.leader:
         return "no replica leads, so labels keep their last values"
     if not selects:
-        return "the policy does not select the pod any more: create the pod again"
+        return "the policy does not select the pod any more, or rejects no node: create the pod again"
     return _LAG if required.active else "the policy is not active yet"
