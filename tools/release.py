@@ -178,6 +178,7 @@ _INSTALLATION_HEADER: Final = """\
 #                     kubectl delete --ignore-not-found -f install.yaml
 #
 # `nodewise configure --mode native` prints the same objects, with a namespace and an image of your choice.
+---
 """
 
 
