@@ -225,8 +225,7 @@ def _over_budget(cluster: HealthyCluster) -> Iterator[None]:
     for name in names:
         cluster.metrics.set(name, dict.fromkeys(NODES, 1))
     policy = _policy("wide", *({"metric": name, "above": 80} for name in names))
-    with misconfigurations.created(policy)(cluster):
-        wait("it exceeds a budget", lambda: _has_status(cluster, policy, "Ready", "False"))
+    with _with_pod(policy, "Ready", "False")(cluster):
         yield
     for name in names:
         cluster.metrics.forget(name)
@@ -435,7 +434,10 @@ NATIVE_CASES: Final = (
     DoctorCase(
         "policy-without-effect",
         "a canary by percent",
-        misconfigurations.created(_policy("part", _heat(80), mode="Canary", canary={"percent": 10})),
+        misconfigurations.created(
+            _policy("part", _heat(80), mode="Canary", canary={"percent": 10}),
+            healthy_native_cluster.pod("part", "part"),
+        ),
         "web/part",
         ("canary.podSelector",),
         edit="s/percent: 10/podSelector: {matchLabels: {track: canary}}/",
@@ -486,6 +488,7 @@ NATIVE_CASES: Final = (
         _over_budget,
         "web/wide",
         ("raise the option",),
+        frozenset({"all-nodes-rejected"}),
         follow=_shorten("wide"),
     ),
     DoctorCase(

@@ -90,6 +90,8 @@ def _findings_of_missing_facts(missing: Iterable[NotChecked], namespaces: Sequen
         remedy = unavailable.remedy
         if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
             remedy = "correct what is named, or leave it out with --skip"
+        elif not remedy and unavailable.is_minor:
+            remedy = f"grant the right, or leave the check out with --skip {next(iter(ids))}"
         severity: Severity = "note" if unavailable.is_minor else "warning"
         command = grant if unavailable.right and not unavailable.is_minor else ""
         yield finding(

@@ -863,6 +863,14 @@ REMEDIES_BY_CAUSE: list[tuple[str, Facts, str, str]] = [
         "need not be relaxed",
     ),
     (
+        "every node is rejected by a policy over its budget",
+        native(
+            policies=(COOL._replace(all_rejected=policy_status.REJECTS_EVERY_NODE, over_budget="18 metrics"),)
+        ),
+        "all-nodes-rejected",
+        "need not be relaxed",
+    ),
+    (
         "a metric without a known cause",
         policy(missing_metrics=("heat",))._replace(metrics={}),
         "metric-missing",

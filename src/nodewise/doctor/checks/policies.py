@@ -72,6 +72,10 @@ _NO_VALUES_REMEDY: Final = (
     "no node has a value of a metric, and its rule rejects nodes without one: the rule need not be relaxed. Follow the"
     " remedy of metric-missing or metrics-api-unavailable: exporters, the source of metrics, or the name"
 )
+_NOT_EVALUATED_REMEDY: Final = (
+    "a rule of the policy is not evaluated, and passes no node: it need not be relaxed. Follow the remedy of the other"
+    " finding of this policy"
+)
 _NOT_ENFORCED_REMEDIES: Final = {
     "are enforced": "remove policies that are not needed; the oldest ones are enforced",
     "are not selected by policies": "create policy and pods in another namespace",
@@ -234,12 +238,20 @@ def check_policies_rejecting_every_node(policies: Policies) -> Iterator[Finding]
             together.setdefault((alone, policy.all_rejected), []).append(policy)
     for (_, actual), rejecting in together.items():
         remedy, command = "", kubectl("edit", rejecting[0].where)
-        if unmeasured := [policy for policy in rejecting if policy.unavailable_metrics]:
-            remedy, command = _NO_VALUES_REMEDY, kubectl("describe", unmeasured[0].where)
+        for policy in rejecting:
+            if cause := _cause_beside_values(policy):
+                remedy, command = cause, kubectl("describe", policy.where)
         names, expected = [policy.where for policy in rejecting], "a node that passes all policies"
         yield finding(
             "all-nodes-rejected", format_names(names), actual, expected, remedy=remedy, command=command
         )
+
+
+def _cause_beside_values(policy: PolicyEvaluation) -> str:
+    """The remedy of a policy that rejects every node whatever the values are; empty if its rules do."""
+    if policy.unavailable_metrics:
+        return _NO_VALUES_REMEDY
+    return _NOT_EVALUATED_REMEDY if policy.over_budget or policy.not_trusted or policy.problems else ""
 
 
 @check("policy-without-effect")
