@@ -319,6 +319,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("a pod with a new gate", OUTSIDE._replace(pods=(GATED._replace(age_s=50),)), set()),
     ("a pod with an old gate", OUTSIDE._replace(pods=(GATED._replace(age_s=90),)), {"native-mode-off"}),
     (
+        "an old gate that a tenant wrote",
+        OUTSIDE._replace(pods=(*NATIVE.pods, GATED._replace(age_s=90, selected_by=()))),
+        set(),
+    ),
+    (
         "an old gate in a large cluster",
         OUTSIDE._replace(pods=(GATED._replace(age_s=90),), node_count=5000),
         set(),
