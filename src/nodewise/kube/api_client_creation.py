@@ -20,7 +20,7 @@ from nodewise.kube.api_server_interface import TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.http_transport import RenewingTransport
 from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
-from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.observe.metrics_registry import MetricsRegistry, UncountedMetrics
 
 KEPT_S: Final = 60.0
 """Idle connections are closed before the API server does so after 90 s, so that no call uses a closing connection."""
@@ -62,8 +62,8 @@ class Impersonation(NamedTuple):
 
 @asynccontextmanager
 async def open_api(options: KubeOptions) -> AsyncIterator[HttpApi]:
-    """A client for one command, with metrics of its own. It is closed at the end of the block."""
-    api = connect(options, MetricsRegistry())
+    """A client for one command, without metrics. It is closed at the end of the block."""
+    api = connect(options, UncountedMetrics())
     try:
         yield api
     finally:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import httpx2
 import msgspec
-from cryptography import x509
 
 from nodewise.base import clock
 from nodewise.base.clock import Clock, format_rfc3339
@@ -117,6 +116,8 @@ def client_certificate_expiry_hint(kubeconfig_context: KubeconfigContext, now_s:
     """The remedy if the client certificate has expired; empty if it has not."""
     try:
         pair = _read_client_key_pair(kubeconfig_context.user, "")
+        from cryptography import x509  # start-up time: kubeconfigs with tokens have no certificate
+
         ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
     except (BadSettings, ValueError):
         return ""

@@ -288,5 +288,30 @@ class MetricsRegistry:
         return exposition
 
 
+class UncountedMetrics(MetricsRegistry):
+    """The registry of a command that exposes no metrics. It counts nothing and starts sooner."""
+
+    def __init__(self) -> None:
+        self.content_type = ""
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        pass
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        pass
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        pass
+
+    def forget(self, name: str, **labels: str) -> None:
+        pass
+
+    def exclude(self, label: str, values: frozenset[str]) -> None:
+        pass
+
+    def exposition(self) -> bytes:
+        return b""
+
+
 def _metric_series_key(name: str, labels: dict[str, str]) -> tuple[str, ...]:
     return (name, *[labels[label] for label in METRICS[name].labels])
