@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from nodewise.cli import main, policy_new
 from nodewise.policy_tools import library, policy_library
 from nodewise.policy_tools.policy_library import Preset, PresetRule
+from tests import policy_library_samples
 from tests.cluster import child_processes, debian_packages, kubernetes_objects, placement_policy_server
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
@@ -45,7 +46,7 @@ class Target(NamedTuple):
 
     def lines(self, elapsed_s: float) -> list[str]:
         """What the exporter writes, with the name of the node where the exporter has one."""
-        lines = policy_library.sample_lines(self.preset, self.rule, elapsed_s)
+        lines = policy_library_samples.sample_lines(self.preset, self.rule, elapsed_s)
         return [re.sub(r'Hostname="[^"]*"', f'Hostname="{self.node}"', line) for line in lines]
 
     def history(self, begun_s: float) -> Iterator[str]:

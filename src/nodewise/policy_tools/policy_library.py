@@ -7,7 +7,7 @@ node that no rule rejects, and for each rule what differs on a node that it reje
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -150,17 +150,3 @@ def _scaled_release(rule: NewRule, threshold: str) -> str:
     before = quantity.parse(rule.threshold)
     exact = Decimal(quantity.parse(rule.release)) * quantity.parse(threshold) / before
     return quantity.nano_to_text(int(Decimal(f"{exact:.1e}")))
-
-
-def sample_lines(preset: Preset, rejecting: PresetRule | None = None, elapsed_s: float = 0.0) -> list[str]:
-    """The sample as the exporter writes it at a time: of a node that a rule rejects, or that none does."""
-    values: dict[str, Any] = {**preset.rates, **(rejecting.rejects if rejecting else {})}
-    lines = []
-    for line in preset.sample.splitlines():
-        series, _, value = line.rpartition(" ")
-        text = values.pop(series, value)
-        if text.endswith("/s"):
-            text = f"{float(value) + float(text.removesuffix('/s')) * elapsed_s:g}"
-        lines.append(line if line.startswith("#") else f"{series} {text}")
-    assert not values, f"series that the sample does not have: {', '.join(values)}"
-    return lines

@@ -14,6 +14,7 @@ from nodewise.base.errors import BadSettings
 from nodewise.cli import main
 from nodewise.policies.placement_policy_fields import GUARD
 from nodewise.policy_tools import library, policy_library, policy_lint
+from tests import policy_library_samples
 
 PRESETS = library.preset_names()
 
@@ -80,7 +81,7 @@ def test_the_suite_of_a_preset_detects_every_mutant(name: str, flags: list[str],
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_sample_of_a_preset_has_the_metrics_of_its_rules(name: str) -> None:
     preset = policy_library.load(name)
-    lines = policy_library.sample_lines(preset, preset.rules[0], 60)
+    lines = policy_library_samples.sample_lines(preset, preset.rules[0], 60)
     for text in (preset.sample.splitlines(), lines):
         assert [*text_string_to_metric_families("\n".join(text) + "\n")]
     families = {re.split("[{ ]", line)[0] for line in lines if not line.startswith("#")}
@@ -88,7 +89,9 @@ def test_the_sample_of_a_preset_has_the_metrics_of_its_rules(name: str) -> None:
         names = re.findall(r"\b(?:node|smartctl|nvme)_\w+|\bDCGM_\w+", rule.query or rule.metric)
         assert names
         assert {*names} <= families
-        assert policy_library.sample_lines(preset, rule, 60) != policy_library.sample_lines(preset, None, 60)
+        assert policy_library_samples.sample_lines(preset, rule, 60) != policy_library_samples.sample_lines(
+            preset, None, 60
+        )
 
 
 @pytest.mark.parametrize("name", PRESETS)
