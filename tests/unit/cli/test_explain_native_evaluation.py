@@ -194,6 +194,11 @@ def test_an_observing_policy_is_explained_without_labels(capsys: pytest.CaptureF
     assert lines[0] == "web/shop waits: 2 of 2 nodes pass its policies now"
     assert f"{COOL_POLICY} only observes the pod (its mode or guard): would have rejected 1 node: a" in lines
     assert "  SteppedBack is True: more than 10 pods waited" in lines
+    assert [line.split() for line in lines[-3:]] == [
+        ["NODE", "VERDICT", "MEASURED", "OBSERVED", "ONLY"],
+        ["a", "passes", "load", "0.1", "(2.5s", "old)", *COOL_POLICY.split()],
+        ["b", "passes", "load", "0.1", "(2.5s", "old)", "-"],
+    ]
     assert explanation.is_placed_natively(pod_explanation)
     assert explanation.explanation_document(pod_explanation)["why_none"] is None
 

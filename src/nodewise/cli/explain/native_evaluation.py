@@ -50,6 +50,15 @@ class Evaluation(NamedTuple):
         return {policy.policy: policy for verdict in verdicts for policy in verdict.policies}
 
     @property
+    def observers(self) -> dict[str, list[str]]:
+        """By node, the policies that only observe the pod and would reject the node."""
+        by_node: dict[str, list[str]] = {}
+        for policy in self.explanation.policies:
+            for node in policy.would_reject or ():
+                by_node.setdefault(node, []).append(policy.policy)
+        return by_node
+
+    @property
     def only_ranking(self) -> list[str]:
         """Policies that only have preferences, which have no effect in native mode."""
         scored = self.explanation.attempt.scored

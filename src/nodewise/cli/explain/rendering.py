@@ -310,11 +310,17 @@ def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) ->
         return
     shown = _select_native_rows(rows, every_node=every_node)
     requirements = native.requirements if native else ()
-    head = ("NODE", "VERDICT", *map(_name, requirements), _CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
+    head = ("NODE", "VERDICT", *map(_name, requirements), *_NATIVE_COLUMNS)
     differs = any(row.has_two_verdicts for row in rows)
-    cells = [_native_row(row, len(requirements), pod_explanation.now, differs=differs) for row in shown]
-    optional = (_CHANGED, _NOW, _MEASURED, _DETAILS, _REJECTED)
-    terminal_output.print_table(*terminal_output.drop_empty_columns(optional, head, cells))
+    observers = evaluation.observers if evaluation else {}
+    cells = [
+        [
+            *_native_row(row, len(requirements), pod_explanation.now, differs=differs),
+            ", ".join(observers.get(row.node, ())) or "-",
+        ]
+        for row in shown
+    ]
+    terminal_output.print_table(*terminal_output.drop_empty_columns(_NATIVE_COLUMNS, head, cells))
     _print_number_of_others(len(rows) - len(shown))
 
 
@@ -339,7 +345,8 @@ def _ago(seconds: float) -> str:
     return f"{clock.format_duration(round(max(seconds, 0.0)))} ago"
 
 
-_CHANGED, _NOW, _MEASURED, _REJECTED = "LABELS CHANGED", "NOW", "MEASURED", "REJECTED"
+_NATIVE_COLUMNS: Final = ("LABELS CHANGED", "NOW", "MEASURED", "DETAILS", "REJECTED", "OBSERVED ONLY")
+"""Columns of native mode after the labels, which are shown only if they have values."""
 _HELD: Final = (
     "a rule lost most of its values at once, and its last verdicts stay in effect: restore its metric"
 )
