@@ -684,6 +684,7 @@ DOCTOR_CASES: Final = (
         ),
         "web/lost",
         ("kubectl edit placementpolicy/lost",),
+        frozenset({"pod-admission-missing"}),
         edit="s/telemetry-policy: pool/telemetry-policy: pol/",
     ),
 )
