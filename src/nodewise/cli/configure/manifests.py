@@ -36,14 +36,14 @@ def command(command_line: CommandLine) -> None:
     \b
     Parts:
       crds           definitions of the kinds of policies
-      rbac           rights of the extender and the controller, and limits of what they write to nodes
+      rbac           rights of extender and controller, and limits of writes
       policy-fields  refuses unknown fields of policies
       policy-roles   roles of users who write policies
       trust          limits who may trust a namespace
-      pod-admission  refuses pods with a misspelt policy label, or without the request of the extender
-      native         changes the pods of policies in native mode, from Kubernetes 1.36
+      pod-admission  refuses pods with a misspelt policy label or no request
+      native         changes pods of policies in native mode (Kubernetes 1.36)
       controller     rights of the controller of native mode
-      extender-pods  adds the request of the extender to the pods of policies, from Kubernetes 1.36
+      extender-pods  adds the request of the extender to pods (Kubernetes 1.36)
       gpu            rights of the agent gpu
       memory         rights of agents that keep what they learn
       doctor         rights of nodewise doctor
@@ -54,7 +54,7 @@ def command(command_line: CommandLine) -> None:
     \b
     Examples:
       nodewise configure manifests crds | kubectl apply --server-side -f -
-      nodewise configure manifests rbac gpu -n scheduling | kubectl apply --server-side -f -
+      nodewise configure manifests rbac gpu | kubectl apply --server-side -f -
 
     \b
     Exit codes:
