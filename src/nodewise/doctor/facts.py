@@ -555,6 +555,7 @@ _NO_SCHEDULER: Final = UnavailableFact(
     "kube-scheduler's configuration",
     "the cluster shows no kube-scheduler; managed control planes do not",
     remedy="on a managed control plane, native mode needs no configuration of it: nodewise configure --mode native,"
-    " from Kubernetes 1.36; otherwise nodewise configure --mode second-scheduler, and -n with its namespace."
-    " If nodewise is registered: --scheduler-config FILE with a copy of the configuration, or --scheduler-url",
+    " from Kubernetes 1.36; otherwise nodewise configure --mode second-scheduler, and --nodewise-namespace with its"
+    " namespace. If nodewise is registered: --scheduler-config FILE with a copy of the configuration, or"
+    " --scheduler-url",
 )

@@ -99,6 +99,12 @@ MARK = frozenset({"telemetry/scheduling"})
 FORBIDDEN = UnavailableFact("nodes", "forbidden", "list nodes")
 
 
+FORK = STATIC._replace(
+    containers=(KUBE_SCHEDULER._replace(image="koord-scheduler:v1.6.0", command=("koord-scheduler",)),)
+)
+"""A fork of kube-scheduler."""
+
+
 def with_replica_metrics(**changed: Any) -> Facts:
     return SOUND._replace(replica_metrics=(METRICS._replace(**changed),))
 
@@ -544,6 +550,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("no timeout", entry(httpTimeout=None), {"http-timeout-missing"}),
     ("a timeout that is none", entry(httpTimeout="soon"), {"scheduler-configuration-refused"}),
     ("a misspelt field", entry(nodeCacheCapabel=True), {"scheduler-configuration-refused"}),
+    (
+        "a field of a fork",
+        SOUND._replace(schedulers=(scheduler(CONFIGURATION | {"koordinator": {}}, FORK),)),
+        set(),
+    ),
     (
         "a duplicate key",
         with_configuration_text(f"parallelism: 1\n{yaml.safe_dump(CONFIGURATION)}parallelism: 1"),
@@ -1010,7 +1021,7 @@ def test_programs_of_other_namespaces_are_a_note() -> None:
     report = examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
     (finding,) = report.findings
     assert (finding.id, finding.severity, report.has_no_errors_or_warnings) == ("not-looked-at", "note", True)
-    assert "-n web" in finding.remedy
+    assert "--nodewise-namespace web" in finding.remedy
 
 
 def test_only_the_first_of_many_equal_findings_are_listed() -> None:

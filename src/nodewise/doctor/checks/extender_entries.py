@@ -88,8 +88,13 @@ def check_configuration_is_accepted(
     schedulers: Schedulers = (),
     cluster_version: SchedulerVersion | None = None,
 ) -> Iterator[Finding]:
-    """Whether kube-scheduler starts with each configuration, by its strict decoder and its validation."""
+    """Whether kube-scheduler starts with each configuration, by its strict decoder and its validation. Forks contain
+    another version of it, or have a configuration of their own.
+    """
     for scheduler in schedulers:
+        containers = scheduler.workload.containers if scheduler.workload else ()
+        if containers and not any(objects.runs(container, "kube-scheduler") for container in containers):
+            continue
         configuration = scheduler.configuration
         refusals = [scheduler.refusal] if scheduler.refusal else []
         if isinstance(configuration, SchedulerConfiguration) and configuration.document is not None:

@@ -327,7 +327,9 @@ def check_kubelets_cannot_write_verdicts(node_restriction: NodeRestriction) -> I
 
 _AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
-_DESCHEDULER: Final = f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, here or in a namespace of -n"
+_DESCHEDULER: Final = (
+    f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, here or in a namespace of --nodewise-namespace"
+)
 
 
 @check("descheduler-missing")

@@ -58,7 +58,7 @@ def check_nodewise_is_installed(
     if not (extenders or controllers or is_reached or leads):
         where = ", ".join(f"Namespace/{name}" for name in namespaces) or "cluster"
         actual = "no workload runs nodewise extender or nodewise controller"
-        expected = "a Deployment that does, or -n with its namespace"
+        expected = "a Deployment that does, or --nodewise-namespace with its namespace"
         remedy = "install it: for policies from Kubernetes 1.36 by the command, otherwise with the chart"
         command = "nodewise configure --mode native | kubectl apply --server-side -f -"
         yield finding("replicas-not-ready", where, actual, expected, remedy=remedy, command=command)
@@ -67,7 +67,7 @@ def check_nodewise_is_installed(
 _UNKNOWN_WORKLOADS: Final = UnavailableFact(
     "nodewise's flags, account and replicas",
     "no workload in the examined namespaces runs nodewise, which may run outside of the cluster",
-    remedy="if it runs in another namespace: -n with its name",
+    remedy="if it runs in another namespace: --nodewise-namespace with its name",
     is_minor=True,
 )
 
@@ -180,12 +180,12 @@ def _has_own_service_account(listed: NodewiseWorkload) -> bool:
 def check_unexamined_namespaces(
     programs_elsewhere: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
-    """Programs that were not examined: a tenant's, or those of a namespace that -n does not name."""
+    """Programs that were not examined: a tenant's, or those of a namespace that no option names."""
     if programs_elsewhere:
         where = list_first([short(name, 100) for name in programs_elsewhere])
         outside = ", ".join(namespaces)
         actual = f"run or are named as a scheduler, a descheduler or nodewise, outside {outside}"
-        remedy = f"if they are yours: -n {short(programs_elsewhere[0].split('/')[1], 80)}"
+        remedy = f"if they are yours: --nodewise-namespace {short(programs_elsewhere[0].split('/')[1], 80)}"
         expected = "nothing, if they are a tenant's"
         yield finding(NOT_CHECKED, where, actual, expected, remedy=remedy, severity="note")
 
