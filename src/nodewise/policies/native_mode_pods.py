@@ -15,7 +15,7 @@ affinity/selector".
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -419,20 +419,19 @@ class UnscheduledTimes:
         self._since_s: dict[str, float] = {}
         """By uid of a pod that kube-scheduler rejected by node labels, the monotonic time."""
 
-    def exclude_new(
+    def find_new(
         self,
         pods: Iterable[UnscheduledPod],
         states: Mapping[str, PolicyState],
         node_count: int,
         now_s: float,
-    ) -> Generator[None, None, list[UnscheduledPod]]:
-        """The pods without those that wait for less than `_GRACE_S` although their policies accept a node.
+    ) -> Generator[None, None, frozenset[str]]:
+        """The uids of the pods that wait for less than `_GRACE_S` although their policies accept a node.
 
         `states` are the policies by label key. Yields between pods.
         """
         since_s: dict[str, float] = {}
         rejected: dict[frozenset[str], int] = {}
-        result = []
         for pod in pods:
             yield
             uid = pod.metadata.uid
@@ -440,10 +439,8 @@ class UnscheduledTimes:
                 rejected[pod.keys] = _count_rejected_nodes(_labelled_verdicts(pod.keys, states), node_count)
             if pod.lacks_matching_node and 0 < rejected[pod.keys] < node_count:
                 since_s[uid] = self._since_s.get(uid, now_s)
-            if uid not in since_s or now_s - since_s[uid] >= _GRACE_S:
-                result.append(pod)
         self._since_s = since_s
-        return result
+        return frozenset(uid for uid, at_s in since_s.items() if now_s - at_s < _GRACE_S)
 
 
 class NoteSchedule:
@@ -464,12 +461,13 @@ class NoteSchedule:
         deleted: frozenset[str],
         node_count: int,
         now_s: float,
+        new: Container[str] = (),
     ) -> Generator[None, None, list[tuple[UnscheduledPod, str]]]:
         """The pods whose note is due. Namespaces take turns, beginning with the one whose turn was longest ago.
 
-        The pods have only keys of their own policies, and of deleted ones. `states` are the
-        policies by label key, `deleted` the keys of policies that do not exist any more. Pods with the same
-        requirements have the same note. Yields between pods.
+        The pods have only keys of their own policies, and of deleted ones. `states` are the policies by label key,
+        `deleted` the keys of policies that do not exist any more, and `new` the uids of pods that get no note yet. Pods
+        with the same requirements have the same note. Yields between pods.
         """
         notes: dict[tuple[frozenset[str], bool], str] = {}
         queues: dict[str, list[tuple[UnscheduledPod, str]]] = {}
@@ -481,7 +479,7 @@ class NoteSchedule:
             if uid in self._sent:
                 sent[uid] = self._sent[uid]
             waiting_pods += pod.gate >= 0
-            if not pod.lacks_matching_node or pod.gate >= 0:
+            if not pod.lacks_matching_node or pod.gate >= 0 or uid in new:
                 continue
             required = (pod.keys, pod.names_foreign_key)
             if required not in notes:

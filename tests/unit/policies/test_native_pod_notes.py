@@ -10,7 +10,7 @@ from nodewise.base import cooperative_scheduling
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 from nodewise.policies import native_mode_admission, native_mode_pods
-from nodewise.policies.native_mode_pods import NoteSchedule, UnscheduledPod
+from nodewise.policies.native_mode_pods import NoteSchedule, UnscheduledPod, UnscheduledTimes
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleBroken
 from nodewise.policies.rule_evaluation import AvoidVerdict
@@ -151,11 +151,16 @@ def test_the_note_about_policies_of_others_names_no_detail() -> None:
 
 
 def due(
-    schedule: NoteSchedule, now_s: float, *pods: UnscheduledPod, codes: tuple[int, ...] = (1, 0, 0, 0)
+    schedule: NoteSchedule,
+    now_s: float,
+    *pods: UnscheduledPod,
+    codes: tuple[int, ...] = (1, 0, 0, 0),
+    waits: UnscheduledTimes | None = None,
 ) -> Any:
     """The pods whose note is due, by namespace and name; all count as having got it."""
     states = native_mode_pods.states_by_label_key([state("cool", *codes)])
-    notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, frozenset(), 4, now_s))
+    new = cooperative_scheduling.run_without_pauses(waits.find_new(pods, states, 4, now_s)) if waits else ()
+    notes = cooperative_scheduling.run_without_pauses(schedule.due(pods, states, frozenset(), 4, now_s, new))
     for waiting, text in notes:
         schedule.record(waiting, text, now_s)
     return [f"{waiting.metadata.namespace}/{waiting.metadata.name}" for waiting, _ in notes]
@@ -184,6 +189,16 @@ def test_a_note_is_repeated_rarely_and_a_new_one_not_at_once() -> None:
     assert due(schedule, 30.0, waits, codes=(1, 1, 0, 0)) == ["web/waits"]
     assert due(schedule, 629.0, waits, codes=(1, 1, 0, 0)) == []
     assert due(schedule, 630.0, waits, codes=(1, 1, 0, 0)) == ["web/waits"]
+
+
+def test_a_note_is_not_repeated_because_a_node_was_accepted_for_a_moment() -> None:
+    schedule, waits, waiting = NoteSchedule(), UnscheduledTimes(), pod("waits")
+    every_node, some_nodes = (1, 1, 1, 1), (1, 1, 1, 0)
+    assert due(schedule, 0.0, waiting, codes=every_node, waits=waits) == ["web/waits"]
+    assert due(schedule, 5.0, waiting, codes=some_nodes, waits=waits) == []
+    assert due(schedule, 10.0, waiting, codes=every_node, waits=waits) == []
+    assert due(schedule, 40.0, waiting, codes=some_nodes, waits=waits) == []
+    assert due(schedule, 600.0, waiting, codes=every_node, waits=waits) == ["web/waits"]
 
 
 def test_namespaces_take_turns() -> None:

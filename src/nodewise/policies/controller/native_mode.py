@@ -564,8 +564,8 @@ class NativeMode:
         # until the metrics have been fetched, labels stay as they are
         evaluated = (state for state in states.values() if not state.awaits_metrics)
         by_key = native_mode_pods.states_by_label_key(evaluated)
-        pods = await cooperative_scheduling.run(self._waits.exclude_new(pods, by_key, node_count, now_s))
-        due = await cooperative_scheduling.run(self._notes.due(pods, by_key, deleted, node_count, now_s))
+        new = await cooperative_scheduling.run(self._waits.find_new(pods, by_key, node_count, now_s))
+        due = await cooperative_scheduling.run(self._notes.due(pods, by_key, deleted, node_count, now_s, new))
         self._handle.metrics_registry.set("native_pods_waiting", self._notes.waiting_pods)
         for pod, note in due:
             if self._event_limit.take(now_s, 0.0) is None:
