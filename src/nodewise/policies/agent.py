@@ -243,12 +243,28 @@ class NativePodFields(msgspec.Struct, frozen=True):
 class NativeModeAgent(TelemetryAgent):
     """Explains pods of native mode: policies whose node labels a pod neither requires nor prefers reject no node."""
 
+    _required: frozenset[str] = frozenset()
+    """The keys of the labels that the pod of the current call requires or prefers. They are read once for all policies,
+    because the affinity of a pod may have tens of thousands of expressions."""
+
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
+        self._required = _required_labels(pod)
+        return super().filter(pod, candidates, snapshot)
+
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        self._required = _required_labels(pod)
+        return super().score(pod, candidates, snapshot)
+
     def why_not_enforced(self, policy: Policy, pod: PodFields) -> str:
         if policy.not_enforced or not policy.avoid or not policy_selection.is_enforced_for(policy, pod):
             return policy.not_enforced
-        requirements = verdict_labels.verdict_requirements(cast("NativePodFields", pod).spec)
-        has_label = any(each.key == verdict_labels.label_key(policy.uid) for each in requirements)
+        has_label = verdict_labels.label_key(policy.uid) in self._required
         return "" if has_label else "the pod does not require its node label"
+
+
+def _required_labels(pod: PodFields) -> frozenset[str]:
+    requirements = verdict_labels.verdict_requirements(cast("NativePodFields", pod).spec)
+    return frozenset(requirement.key for requirement in requirements)
 
 
 def _combined_ranks(

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from nodewise.kube.struct_type_merge import merge
+from nodewise.policies import verdict_labels
 from nodewise.policies.agent import NativeModeAgent, NativePodFields, TelemetryAgent
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_selection import PodFields
@@ -94,3 +95,14 @@ def test_preferred_policies_score_and_preferences_have_values() -> None:
 def test_observing_policies_say_which_nodes_they_would_reject() -> None:
     trial = next(each for each in verdict(pod(), NativeModeAgent()).policies if each.policy.endswith("trial"))
     assert trial.would_reject.tolist() == [True, False, False]
+
+
+def test_the_requirements_of_a_pod_are_read_once_for_all_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may create a pod with tens of thousands of expressions, and many policies that select it."""
+    read: list[Any] = []
+    requirements = verdict_labels.verdict_requirements
+    monkeypatch.setattr(
+        verdict_labels, "verdict_requirements", lambda spec: read.append(spec) or requirements(spec)
+    )
+    assert verdict(pod("cool"), NativeModeAgent()).codes.any()
+    assert len(read) == 1
