@@ -108,6 +108,12 @@ def test_each_rule_has_a_row_in_the_wide_form(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_a_node_that_the_replica_does_not_know_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    lookup = read(pod(COOL), policy("cool"))
+    known = response(policies_verdict((COOL_POLICY, [evidence("heat", "90")])), nodes="a")
+    assert printed(capsys, explained(lookup, known), "wide")[5].split() == ["b", "passes", *"-----"]
+
+
 def test_changes_of_several_policies_that_let_more_nodes_pass(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = policies_verdict(HEAT, (CALM_POLICY, [evidence("load", "0.5 0.75", "atLeast 0.7")]))
     lines = printed(capsys, explained(BOTH, response(verdict)))
@@ -191,7 +197,10 @@ def test_an_observing_policy_is_explained_without_labels(capsys: pytest.CaptureF
     )
     pod_explanation = explained(PodReadResult(state, policies=(shadow,)), response(verdict))
     lines = printed(capsys, pod_explanation)
-    assert lines[0] == "web/shop waits: 2 of 2 nodes pass its policies now"
+    assert lines[:2] == [
+        "web/shop waits: 2 of 2 nodes pass its policies now",
+        f"{CONTROLLER} evaluated the policies 0s ago",
+    ]
     assert f"{COOL_POLICY} only observes the pod (its mode or guard): would have rejected 1 node: a" in lines
     assert "  SteppedBack is True: more than 10 pods waited" in lines
     assert [line.split() for line in lines[-3:]] == [
@@ -200,7 +209,8 @@ def test_an_observing_policy_is_explained_without_labels(capsys: pytest.CaptureF
         ["b", "passes", "load", "0.1", "(2.5s", "old)", "-"],
     ]
     assert explanation.is_placed_natively(pod_explanation)
-    assert explanation.explanation_document(pod_explanation)["why_none"] is None
+    document = explanation.explanation_document(pod_explanation)
+    assert (document["why_none"], document["warning"]) == (None, None), "no request is necessary"
 
 
 def test_a_pod_without_policies_is_not_explained_by_an_evaluation() -> None:

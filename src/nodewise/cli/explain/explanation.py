@@ -285,12 +285,12 @@ class PodExplanation(NamedTuple):
 def policy_warning(pod_explanation: PodExplanation) -> str:
     """Why a policy has no effect because of the pod's labels or requests; empty if there is no such reason.
 
-    If the decision considers the pod's policies, the pod needs no request.
+    If the decision considers the pod's policies, the pod needs no request, as in native mode.
     """
-    state, explanation = pod_explanation.lookup.state, pod_explanation.explanation
-    if state is None or pod_explanation.lookup.native:
+    lookup, explanation = pod_explanation.lookup, pod_explanation.explanation
+    state = lookup.state
+    if state is None or lookup.native or (explanation is None and is_placed_natively(pod_explanation)):
         return ""
-    lookup = pod_explanation.lookup
     is_considered = explanation is not None and state.policy is not None and not lookup.missing_policy
     considered = (
         {*(policy.policy for policy in explanation.policies), *explanation.ranking_only}

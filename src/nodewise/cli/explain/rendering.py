@@ -342,7 +342,7 @@ def _verdict(*, passes: bool) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{clock.format_duration(round(max(seconds, 0.0)))} ago"
+    return f"{clock.format_duration(round(seconds)) if seconds >= 1 else '0s'} ago"
 
 
 _NATIVE_COLUMNS: Final = ("LABELS CHANGED", "NOW", "MEASURED", "DETAILS", "REJECTED", "OBSERVED ONLY")
@@ -519,12 +519,13 @@ def _print_native_rules(
     _print_native_lines(pod_explanation)
     terminal_output.print_line("")
     rows = []
-    for labelled, evaluated in shown:
-        if evaluated is None:  # left out, or new
+    for row in shown:
+        by_labels = _verdict(passes=row.labelled.passes) if row.labelled else "-"
+        if row.evaluated is None:  # left out, or new
+            rows.append([row.node, by_labels, *["-"] * 5])
             continue
-        by_labels = _verdict(passes=labelled.passes) if labelled else "-"
-        head = [evaluated.node, by_labels, _verdict(passes=not evaluated.reasons)]
-        rows += [[*start, *row] for start, row in _with_head(head, evaluated)]
+        head = [row.node, by_labels, _verdict(passes=not row.evaluated.reasons)]
+        rows += [[*start, *rule] for start, rule in _with_head(head, row.evaluated)]
     terminal_output.print_table(("NODE", "LABELS", "NOW", "RULE", "VALUE", "AGE", "REJECTS"), rows)
     _print_number_of_others(len(nodes) - len(shown))
     _print_lines(_native_remedy_lines(pod_explanation))
