@@ -86,7 +86,8 @@ def parse_missing_metrics(message: str) -> list[MissingMetrics]:
     entries = []
     for entry in message.removeprefix(_NO_VALUE).split(f"; {_NO_VALUE}"):
         keys, _, cause = entry.partition(": ")
-        text, _, remedy = cause.partition(REMEDY_SEPARATOR)
+        text, separator, remedy = cause.rpartition(REMEDY_SEPARATOR)  # the text may quote a query
+        text, remedy = (text, remedy) if separator else (cause, "")
         entries.append(MissingMetrics(tuple(keys.split(", ")), text, remedy))
     return entries
 

@@ -156,7 +156,9 @@ def test_the_cause_of_a_failure_is_in_the_condition() -> None:
     "consequence", ["", policy_status_fields.RULES_REJECT, policy_status_fields.NO_NODE_PASSES]
 )
 def test_the_causes_of_several_metrics(consequence: str) -> None:
-    query = Cause("InvalidQuery", 'Prometheus cannot run the query: "a: b"', "correct it. Rerun it")
+    query = Cause(
+        "InvalidQuery", 'Prometheus cannot run the query: "a: b; remedy: c"', "correct it. Rerun it"
+    )
     causes = {"d": Cause("SourceFails", "it fails"), "a": DOWN, "b by x > 0; y": query, "c": DOWN}
     message = policy_status_fields.missing_metrics_text(causes, consequence)
     assert policy_status_fields.parse_missing_metrics(message) == [
