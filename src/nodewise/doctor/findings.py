@@ -244,8 +244,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "error",
         "Nodes have GPUs, and no labels that name them",
         "have node feature discovery write gpu.intel.com/gpu-numbers (the GPU plugin's rules), or number"
-        " the GPUs"
-        " yourself: kubectl label node NODE gpu.intel.com/gpu-numbers=0.1",
+        " the GPUs yourself, two of them by: kubectl label node NODE gpu.intel.com/gpu-numbers=0.1",
     ),
     "kubelet-policy-conflict": FindingKind(
         "warning",

@@ -1017,6 +1017,12 @@ def test_the_gravest_come_first() -> None:
     assert [finding.severity for finding in examine(facts).findings] == ["error", "warning", "note"]
 
 
+def test_nodewise_is_installed_in_the_first_namespace_that_is_examined() -> None:
+    facts = SOUND._replace(extenders=(), schedulers=(), namespaces=("scheduling", "kube-system"))
+    [command] = [item.command for item in examine(facts).findings if item.id == "replicas-not-ready"]
+    assert command.startswith("nodewise configure --mode native --namespace=scheduling | kubectl apply ")
+
+
 def test_programs_of_other_namespaces_are_a_note() -> None:
     report = examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
     (finding,) = report.findings

@@ -136,7 +136,7 @@ def _check_client_name(
         )
         remedy = "make another: nodewise certs"
         if leaf.names:
-            remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
+            remedy = f"start nodewise with --client-name {shlex.quote(leaf.names[0])}, or {remedy}"
         yield create_entry_finding(
             "client-certificate-wrong", registration, actual, "one of these names", remedy
         )
@@ -237,10 +237,10 @@ def _check_server_certificate(  # complexity: a branch for each finding
     )
     if not is_valid_for(leaf, host):
         actual = f": nodewise's certificate is for {_format_names(leaf)}, and kube-scheduler verifies {host}"
+        name = shlex.quote(host)
         remedy = (
-            f"issue another: nodewise certs --apply --name {host}, or nodewise certs --host DIR --name"
-            f" {host}; or correct"
-            " the host in urlPrefix or tlsConfig.serverName"
+            f"issue another: nodewise certs --apply --name {name}, or nodewise certs --host DIR --name {name};"
+            " or correct the host in urlPrefix or tlsConfig.serverName"
         )
         yield create_entry_finding(id_, registration, actual, f"a certificate for {host}", remedy)
     name = f"nodewise's certificate, from {server.source},"

@@ -1,5 +1,6 @@
 """Checks of nodewise's own workloads and their rights, nodes with GPUs or CPU pools, and the cluster's version."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
@@ -60,7 +61,9 @@ def check_nodewise_is_installed(
         actual = "no workload runs nodewise extender or nodewise controller"
         expected = "a Deployment that does, or --nodewise-namespace with its namespace"
         remedy = "install it: for policies from Kubernetes 1.36 by the command, otherwise with the chart"
-        command = "nodewise configure --mode native | kubectl apply --server-side -f -"
+        own = next(iter(namespaces), "nodewise")
+        option = f" --namespace={shlex.quote(own)}" if own != "nodewise" else ""
+        command = f"nodewise configure --mode native{option} | kubectl apply --server-side -f -"
         yield finding("replicas-not-ready", where, actual, expected, remedy=remedy, command=command)
 
 
