@@ -493,17 +493,20 @@ class Facts(NamedTuple):
     """Workloads of other namespaces that run a scheduler, a descheduler or nodewise, or have such a name."""
 
     @property
-    def uses_native_mode(self) -> bool | UnavailableFact:
+    def uses_native_mode(self) -> bool | UnavailableFact:  # complexity: the evidence in its order
         """Whether node labels have the verdicts of policies, or shall have them: also by a controller outside of the
         cluster.
         """
         leases = () if isinstance(self.leases, UnavailableFact) else self.leases
         if any(lease.native_mode for lease in leases):
             return True
+        # beside an extender, a controller without the admission policies of native mode has it off
+        is_off = bool(self.extenders) and any(lease.native_mode is False for lease in leases)
+        is_off = is_off and not self._shows_native_mode
         for workloads in (self.extenders, self.controllers):
             if isinstance(workloads, UnavailableFact):
                 return workloads
-            if native_mode_workloads(workloads):
+            if any(not is_off or item.is_set("native_mode") for item in native_mode_workloads(workloads)):
                 return True
         return bool(leases) and not (self.extenders or self.controllers) and self._shows_native_mode
 

@@ -338,6 +338,13 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         ("a controller without native mode", with_controller(**{name: value}), OFF)
         for name, value in (("native_mode", "false"), ("no_native_mode", "true"))
     ),
+    (
+        "a controller beside an extender, without the admission policies of native mode",
+        SOUND._replace(
+            controllers=(CONTROLLER._replace(settings={}),), leases=(LEASE._replace(native_mode=False),)
+        ),
+        set(),
+    ),
     ("a controller that is not ready", with_controller(ready=0, native_mode="true"), {"replicas-not-ready"}),
     ("no replica leads", native(leases=()), {"labels-frozen"}),
     (
