@@ -603,7 +603,8 @@ def test_the_demo_has_at_most_40_lines() -> None:
     assert f"rejected: {POLICY}: health_metric above 0" in done.stdout
     assert "0/3 nodes are available: 3 placement policy" in done.stdout
     assert "At 5,000 nodes" in done.stdout
-    assert lines[-1].startswith("next: nodewise decide")
+    assert lines[-2] == "Next:"
+    assert lines[-1].endswith("nodewise decide examples/health-metric -o wide")
 
 
 def test_help_has_an_example_everywhere() -> None:

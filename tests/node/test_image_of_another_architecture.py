@@ -169,4 +169,4 @@ def test_the_program_that_it_installs_on_hosts_runs(emulation: Emulation, host: 
 
 @pytest.mark.long
 def test_the_demo_runs(emulation: Emulation, root: Path) -> None:
-    assert "next: nodewise decide" in output(emulation.run(root, "/usr/local/bin/nodewise", "demo"))
+    assert "\nnodewise decide " in output(emulation.run(root, "/usr/local/bin/nodewise", "demo"))
