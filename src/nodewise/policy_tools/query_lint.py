@@ -379,6 +379,8 @@ def _selector(matchers: Sequence[_Token]) -> _Selector:
 
 
 def _finite_number(text: str) -> Fraction | None:
+    if re.match("0[0-9]", text):
+        return None  # Prometheus reads some of them as octal
     try:
         value = float(int(text, 16)) if text.lower().startswith("0x") else float(text)
     except OverflowError:
@@ -413,6 +415,9 @@ def _impossible_rule(  # complexity: contradictions of the query itself, then th
     expected = "results that can meet the rule: remove the comparison from the query, or correct the rule"
     alternatives: list[_Bounds] = []
     contradictions: list[_Bounds] = []
+    aggregate = rule.get("aggregate")
+    if aggregate in ("avg", "sum"):
+        expression = _Call(aggregate, (expression,))
     for bounds in _result_bounds(expression):
         pairs = (pair for pair in combinations(bounds, 2) if _excludes(*pair))
         if pair := next(pairs, None):
@@ -425,8 +430,6 @@ def _impossible_rule(  # complexity: contradictions of the query itself, then th
         yield Problem(f"{path}.query", truncate(actual, _MAX_SHOWN), expected)
         return
     targets = _targets(rule)
-    if rule.get("aggregate") not in (None, "", "max", "min"):
-        return
     excluding = [
         next(((bound, target) for bound in bounds for target in targets if _excludes(bound, target)), None)
         for bounds in alternatives
@@ -533,9 +536,9 @@ def _binary_bounds(expression: _Binary) -> list[_Bounds]:
         return [(_Bound("equals", Fraction(value)),) for value in (0, 1)]
     numbers = _constant(left), _constant(right)
     if operator in _COMPARISONS:
-        # the results are values of the left side, or of the right side if the left one is a number
+        # the results are values of the left side, or of the right side if the left one is a scalar
         vector, symbol, number = left, operator, numbers[1]
-        if numbers[0] is not None:
+        if _is_scalar(left):
             vector, symbol, number = right, _MIRRORED[operator], numbers[0]
         own = () if number is None else (_Bound(_COMPARISONS[symbol], number),)
         return [(*bounds, *own)[-_MAX_BOUNDS:] for bounds in _result_bounds(vector)]
@@ -637,8 +640,8 @@ def _function_without_node(  # complexity: one case for each kind of function
         return "" if _names_node(required, labels) else f"{function}()"
     if function in _WITHOUT_LABELS or (function in _OF_TIME and not arguments):
         return f"{function}()"
-    parts = ["", *(_part_without_node(argument, labels) for argument in arguments)]
-    return "" if "" in parts[1:] else parts[-1]
+    parts = [_part_without_node(argument, labels) for argument in arguments if not _is_scalar(argument)]
+    return "" if "" in parts or not parts else parts[0]
 
 
 def _binary_without_node(  # complexity: one case for each kind of operator and matching

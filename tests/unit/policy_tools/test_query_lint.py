@@ -66,6 +66,8 @@ def test_messages_name_the_bounds_and_the_part_without_a_node() -> None:
     assert aggregation.startswith(
         "spec.avoid[0].query: avg by (rack, zone) without a label that names a node; expected avg by (node) (…) or"
     )
+    [inner] = notes("clamp_max(round(sum(x), 5), 100)")
+    assert inner.startswith("spec.avoid[0].query: sum without a label that names a node")
     [matching] = notes("x > on (job) y")
     assert "on (job) without a label that names a node; expected an expression whose results" in matching
 
