@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -132,7 +133,10 @@ command.add_command(lint)
 
 def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, object_files.FileObject]]:
     """The policies of all paths. `BadInput` if there are none and other files are not ignored."""
-    paths = [path for path in own.paths if not own.ignore_other_files or _may_contain_policy(path)]
+    paths: Sequence[str | Path] = own.paths
+    if own.ignore_other_files:
+        files = [file for path in own.paths for file in object_files.list_files(Path(path), [])]
+        paths = [file for file in files if _may_contain_policy(file)]
     policies = list(_policies(object_files.read(paths, io.BytesIO(stdin))))
     if not policies and not own.ignore_other_files:
         kinds = " or ".join(RESOURCES)
@@ -140,13 +144,16 @@ def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, obje
     return policies
 
 
-def _may_contain_policy(path: str) -> bool:
-    """Whether a file has the apiVersion of a policy; true for what is no file."""
-    if not Path(path).is_file():
+def _may_contain_policy(file: Path) -> bool:
+    """Whether a file has the apiVersion of a policy; true for what is no file, or cannot be read."""
+    if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises OSError if a name is too long
         return True
     groups = "|".join(re.escape(resource.group) for resource in RESOURCES.values())
     pattern = rf"""apiVersion["']?\s*:\s*["']?({groups})/"""
-    return re.search(pattern.encode(), Path(path).read_bytes()) is not None
+    try:
+        return re.search(pattern.encode(), file.read_bytes()) is not None
+    except OSError:
+        return True
 
 
 def _prometheus_facts(

@@ -303,14 +303,15 @@ def _read_texts(
         if str(path) == "-":
             yield STDIN, (stdin or sys.stdin.buffer).read()
             continue
-        for file in _list_object_files(Path(path), problems):
+        for file in list_files(Path(path), problems):
             try:
                 yield str(file), file.read_bytes()
             except OSError as error:
                 problems.append(Problem(str(file), error.strerror or str(error), "a file that can be read"))
 
 
-def _list_object_files(path: Path, problems: list[Problem]) -> list[Path]:
+def list_files(path: Path, problems: list[Problem]) -> list[Path]:
+    """The file, or the files of a folder that `read` reads."""
     if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises OSError if a name is too long
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())

@@ -132,14 +132,13 @@ def change_rule(rules: Sequence[NewRule], changes: RuleChanges) -> tuple[NewRule
     rule = rules[number]
     threshold = changes.threshold or rule.threshold
     release = changes.release or _scaled_release(rule, threshold)
-    keep_for_s = changes.keep_for_s or rule.keep_for_s
+    for_s = rule.for_s if changes.for_s is None else changes.for_s
+    keep_for_s = rule.keep_for_s if changes.keep_for_s is None else changes.keep_for_s
     if changes.release:
         keep_for_s = changes.keep_for_s
     elif changes.keep_for_s is not None:
         release = ""
-    changed = rule._replace(
-        threshold=threshold, release=release, for_s=changes.for_s or rule.for_s, keep_for_s=keep_for_s
-    )
+    changed = rule._replace(threshold=threshold, release=release, for_s=for_s, keep_for_s=keep_for_s)
     return (*rules[:number], changed, *rules[number + 1 :])
 
 

@@ -199,3 +199,32 @@ def test_files_show_which_nodes_a_preset_rejects_now(tmp_path: Path) -> None:
     result = policy("new", "--preset=conntrack", "-l{}", str(tmp_path))
     assert result.exit_code == 0
     assert "used share of the conntrack table: a query requires --prometheus-url" in result.stderr
+
+
+def test_interfaces_of_machines_count_and_those_of_pods_do_not() -> None:
+    pattern = r"device=~'(.*?)'"
+    [devices] = {
+        device
+        for rule in policy_library.load("nic-errors").rules
+        for device in re.findall(pattern, rule.query)
+    }
+    names = ["eth0", "eno1", "enp3s0f0", "ens5", "end0", "enP2p1s0", "enx001122", "ib0", "ibp1s0", "bond0"]
+    assert [name for name in names if not re.fullmatch(devices, name)] == []
+    names = [
+        "lo",
+        "veth12ab",
+        "eni0a1b2c3d4e5",
+        "cali123",
+        "lxc123",
+        "cni0",
+        "tunl0",
+        "docker0",
+        "azv1",
+        "ifb0",
+    ]
+    assert [name for name in names if re.fullmatch(devices, name)] == []
+
+
+@pytest.mark.parametrize(("flag", "field"), [("--for", "for"), ("--keep-for", "keepFor")])
+def test_a_duration_of_zero_is_refused(flag: str, field: str) -> None:
+    assert f"spec.avoid[0].{field}: '0ms'" in refusal("new", "--preset=conntrack", flag, "0s")

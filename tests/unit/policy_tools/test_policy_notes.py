@@ -125,4 +125,6 @@ def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
         code, output = lint(*files) if name == "policy.yaml" else lint(name)
         assert code == 3
         assert f"{paths[name]}:" in output
+    assert lint(str(tmp_path))[1] == lint(*sorted(files))[1]
     assert lint("missing.yaml")[0] == 1
+    assert lint("a" * 300)[0] == 1
