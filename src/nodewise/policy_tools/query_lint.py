@@ -641,7 +641,7 @@ def _function_without_node(  # complexity: one case for each kind of function
     if function in _WITHOUT_LABELS or (function in _OF_TIME and not arguments):
         return f"{function}()"
     parts = [_part_without_node(argument, labels) for argument in arguments if not _is_scalar(argument)]
-    return "" if "" in parts or not parts else parts[0]
+    return min(parts, default="")
 
 
 def _binary_without_node(  # complexity: one case for each kind of operator and matching
