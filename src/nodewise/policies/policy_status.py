@@ -177,11 +177,9 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
     messages = _condition_messages(state, facts, not_enforced, clock.parse_rfc3339(now))
-    messages |= {
-        condition.type: condition.message
-        for condition in before.conditions
-        if condition.type in facts.unknown and condition.status != "False"
-    }
+    for condition in before.conditions:
+        if condition.type in facts.unknown and condition.status != "False":
+            messages[condition.type] = messages[condition.type] or condition.message
     if isinstance(before, PolicyStatus):
         reasons = {"MetricsFetched": policy_status_fields.missing_metrics_reason(state.unfetched)}
         return PolicyStatus(
@@ -189,7 +187,7 @@ def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: 
             facts.generation,
             count_violating_nodes(state),
             tuple(sorted(state.unfetched)),
-            "NotEnforced" if not_enforced else "Enforce",
+            "NotEnforced" if messages["NotEnforced"] else "Enforce",
         )
     not_ready = next((reason for reason, kind in NOT_READY.items() if messages[kind]), "")
     messages["Ready"] = _not_ready_message(not_ready, state, messages)

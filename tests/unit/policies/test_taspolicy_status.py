@@ -87,3 +87,16 @@ def test_the_definition_has_the_columns_and_the_field() -> None:
     assert columns == ["Valid", "Mode", "Violating", "Metrics", "Suspended", "Age"]
     fields = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     assert set(fields["mode"]["enum"]) == {"Enforce", "NotEnforced"}
+
+
+def test_a_new_leader_keeps_the_mode_until_it_knows_the_node_labels() -> None:
+    state = evaluated(policy(dontschedule=[rule("m", target=80)]))
+    before, now = status(state, no_node_label="it is policy 11"), "2026-05-01T00:00:05Z"
+    unknown = StatusFacts(1, unknown=frozenset({"NotEnforced"}))
+    after = policy_status.desired_status(state, unknown, before, now)
+    assert (after.mode, after.conditions) == (before.mode, before.conditions)
+    invalid = state._replace(policy=msgspec.structs.replace(state.policy, not_enforced="policy 51 of 50"))
+    condition = policy_status.desired_status(invalid, unknown, before, now).conditions_by_type()[
+        "NotEnforced"
+    ]
+    assert condition.message == "policy 51 of 50", "what is known counts"
