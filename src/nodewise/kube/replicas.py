@@ -185,7 +185,10 @@ async def get_from_server(
         problem = Problem(server.url, f"no answer: {str(error) or type(error).__name__}", "")
         raise Unavailable("the admin port", [problem]) from error
     if not response.is_success:
-        raise Refused(f"{server.url}: HTTP status {response.status_code}")
+        problem = Problem(server.url, f"HTTP status {response.status_code}", "")
+        refusal = Refused("the admin port", [problem])
+        refusal.http_status = response.status_code
+        raise refusal
     return response.content
 
 

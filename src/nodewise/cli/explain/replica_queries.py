@@ -5,21 +5,19 @@ The extender stores decisions (`/decisions`). In native mode there are none, and
 """
 
 import asyncio
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
-from urllib.parse import urlencode
 
 import httpx2
 
-from nodewise.base.errors import BadInput
+from nodewise.base.errors import BadInput, NodewiseError
 from nodewise.engine import decision_json, pod_evaluation_endpoint
 from nodewise.engine.decision import Decision
 from nodewise.engine.decision_json import DecisionPage
 from nodewise.engine.pod_evaluation_endpoint import EvaluationPage
 from nodewise.kube import replicas
 from nodewise.kube.http_client import HttpApi
-from nodewise.kube.replicas import Replica
+from nodewise.kube.replicas import AdminServer, Replica
 
 DECISIONS: Final = "/decisions"
 EVALUATION: Final = pod_evaluation_endpoint.PATH
@@ -65,27 +63,20 @@ async def query_replicas(
 
 async def query_servers(urls: Sequence[str], paths: Sequence[str], query: PodQuery) -> list[ReplicaResponse]:
     """The responses of replicas whose admin ports this machine can reach, each of the first path that it has."""
-    # reading the system's CAs takes longer than a replica's response, and admin ports have no TLS
-    no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     async def query_server(url: str) -> ReplicaResponse:
         for path in paths:
-            body, error = await _get(client, f"{url.rstrip('/')}{path}?{urlencode(query.parameters(path))}")
-            if error != _NOT_FOUND:
-                return _decode(url, path, body, error)
+            parameters = query.parameters(path)
+            try:
+                body = await replicas.get_from_server(AdminServer(url), path, parameters, query.timeout_s)
+            except NodewiseError as error:
+                if error.http_status != httpx2.codes.NOT_FOUND:
+                    return ReplicaResponse(url, None, (), error.problems[0].found)
+            else:
+                return _decode(url, path, body, "")
         return ReplicaResponse(url, None, (), f"{_NOT_FOUND} (the admin port has {DECISIONS}, --health-port)")
 
-    async with httpx2.AsyncClient(verify=no_tls, timeout=query.timeout_s, trust_env=False) as client:
-        return list(await asyncio.gather(*map(query_server, urls)))
-
-
-async def _get(client: httpx2.AsyncClient, url: str) -> tuple[bytes | None, str]:
-    """The body, or the error."""
-    try:
-        response = await client.get(url)
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        return None, f"no answer: {str(error) or type(error).__name__}"
-    return (response.content, "") if response.is_success else (None, f"HTTP status {response.status_code}")
+    return list(await asyncio.gather(*map(query_server, urls)))
 
 
 def _decode(replica: str, path: str, body: bytes | None, error: str) -> ReplicaResponse:
