@@ -172,14 +172,18 @@ def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
     return decode_status(policy_object, PlacementPolicyStatus)
 
 
-def desired_status(state: PolicyState, facts: StatusFacts, before: Status, now: str) -> Status:
+def desired_status(  # complexity: one result of several parts
+    state: PolicyState, facts: StatusFacts, before: Status, now: str
+) -> Status:
     """The complete status after the one before; `now` is RFC 3339."""
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
     messages = _condition_messages(state, facts, not_enforced, clock.parse_rfc3339(now))
-    for condition in before.conditions:
-        if condition.type in facts.unknown and condition.status != "False":
-            messages[condition.type] = messages[condition.type] or condition.message
+    messages |= {
+        condition.type: messages[condition.type] or condition.message
+        for condition in before.conditions
+        if condition.type in facts.unknown and condition.status != "False"
+    }
     if isinstance(before, PolicyStatus):
         reasons = {"MetricsFetched": policy_status_fields.missing_metrics_reason(state.unfetched)}
         return PolicyStatus(
