@@ -32,6 +32,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.findings import CATALOGUE, kubectl
 from nodewise.doctor.parsing import certificates, scheduler_configuration
+from nodewise.doctor.parsing.objects import VolumeMount
 from nodewise.install import scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics import missing_values
@@ -1022,6 +1023,16 @@ def test_skipped_findings_are_neither_reported_nor_listed_as_unchecked() -> None
 def test_the_gravest_come_first() -> None:
     facts = entry(httpTimeout=None, ignorable=True)._replace(programs_elsewhere=("Pod/web/scheduler",))
     assert [finding.severity for finding in examine(facts).findings] == ["error", "warning", "note"]
+
+
+def test_the_ca_is_read_from_the_secret_that_the_replicas_mount() -> None:
+    mount = VolumeMount("/tls", "secret", "own-tls")
+    workload = EXTENDER.workload._replace(containers=(NODEWISE._replace(mounts=(mount,)),))
+    settings = {**EXTENDER.settings, "cert": "/tls/tls.crt"}
+    serving = certificates.parse_pem(AUTHORITY.cert)
+    replica = EXTENDER._replace(workload=workload, settings=settings, serving=serving)
+    [finding] = examine(tls(caFile=None)._replace(extenders=(replica,))).findings
+    assert finding.command.startswith("kubectl -n=nodewise get secret own-tls ")
 
 
 def test_nodewise_is_installed_in_the_first_namespace_that_is_examined() -> None:

@@ -20,12 +20,11 @@ from nodewise.doctor.facts import (
     readable,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, change_setting, check, finding, kubectl
+from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.certificates import Chain, ParsedCertificate, is_signed_by, is_valid_for
 from nodewise.doctor.parsing.scheduler_configuration import split_url
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER, is_loopback
 
-_PRINT_CA: Final = r"get secret nodewise-tls '--output=jsonpath={.data.ca\.crt}' | base64 --decode >ca.crt"
-"""Of the Secret that nodewise certs writes for the replicas."""
 EXPIRES_SOON: Final = timedelta(days=14)
 OLDER_FLAGS: Final = frozenset(
     {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
@@ -63,8 +62,12 @@ def check_server_verification(
 def _print_ca_command(extenders: Extenders) -> str:
     """A command that writes the CA of the replicas' certificate to ca.crt; empty if no Secret has it."""
     for extender in extenders:
-        if readable(extender.serving):
-            return f"kubectl -n={shlex.quote(extender.workload.namespace)} {_PRINT_CA}"
+        path = extender.settings.get("cert", "") if readable(extender.serving) else ""
+        for mount in (objects.find_mount(container, path) for container in extender.workload.containers):
+            if mount and mount[0].kind == "secret":
+                words = ["kubectl", f"-n={extender.workload.namespace}", "get", "secret", mount[0].name]
+                words.append(r"--output=jsonpath={.data.ca\.crt}")
+                return f"{shlex.join(words)} | base64 --decode >ca.crt"
     return ""
 
 
