@@ -285,9 +285,28 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         set(),
     ),
     (
+        "many nodes that are not ready",
+        without_values(5)._replace(nodes_not_measured=frozenset(f"n{number}" for number in range(5))),
+        set(),
+    ),
+    (
+        "a node without a value among many that are not ready",
+        without_values(5)._replace(nodes_not_measured=frozenset(f"n{number}" for number in range(4))),
+        {"nodes-without-values"},
+    ),
+    (
         "a node that a rule rejects without a value",
         SOUND._replace(policies=(POLICY._replace(rejected_without_value=(("heat > 80", 1),)),), metrics={}),
         {"nodes-without-values"},
+    ),
+    (
+        "a node that is not ready, and that a rule rejects without a value",
+        SOUND._replace(
+            policies=(POLICY._replace(rejected_without_value=(("heat > 80", 1),)),),
+            metrics={},
+            nodes_not_measured=frozenset({"n0"}),
+        ),
+        set(),
     ),
     (
         "a selector without pods",

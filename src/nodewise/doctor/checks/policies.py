@@ -522,12 +522,15 @@ def _nodes_without_values(
         if coverage.nodes and coverage.missing:
             yield _WithoutValues(name, len(coverage.missing), list_first(coverage.missing, _MAX_NODES_LISTED))
     if not read:
-        in_status = policy.rejected_without_value
-        yield from (_WithoutValues(rule, count, _REJECTED) for rule, count in in_status if count < node_count)
+        for rule, count in policy.rejected_without_value:
+            if len(nodes_not_measured) < count < node_count:
+                yield _WithoutValues(rule, count, _REJECTED)
     message = dict(policy.true_conditions).get("NodesWithoutValues", "")
     remedy = _OTHER_NAMES_REMEDY if _OTHER_NAMES in message else ""
     for name, count, names in _WITHOUT_VALUES.findall(message):
-        if name not in read and not set(names.split(", ")) <= nodes_not_measured:
+        listed = set(re.sub(r" and \d+ more$", "", names).split(", "))
+        is_due = int(count) > len(nodes_not_measured) or not listed <= nodes_not_measured
+        if name not in read and is_due:
             yield _WithoutValues(name, int(count), names, remedy)
 
 
