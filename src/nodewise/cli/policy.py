@@ -237,8 +237,8 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     all_converted = True
     for policy, entry in zip(policies, objects.entries(resource.group, resource.kind), strict=True):
         metadata = msgspec.json.decode(entry.data)["metadata"]
-        keys = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
-        keys.pop(_LAST_APPLIED, None)
+        fields = [metadata.get(field) for field in ("labels", "annotations")]
+        keys = [key for field in fields if isinstance(field, dict) for key in field if key != _LAST_APPLIED]
         conversion = taspolicy_conversion.convert(policy, when_missing, keys)
         documents += [policy_writer.format_policy(*converted) for converted in conversion.policies]
         key = PolicyKey("TASPolicy", policy.metadata.namespace, policy.metadata.name)

@@ -374,14 +374,14 @@ def _set_level_and_format(level: str, form: Format) -> None:
 
 def _import_structlog() -> Any:
     """structlog without rich, which takes a tenth of the start-up time and is used only for pretty tracebacks."""
-    rich = sys.modules.get("rich")
-    if rich is None:
+    hides_rich = not {"rich", "structlog"} & sys.modules.keys()
+    if hides_rich:
         sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` fail
     try:
         import structlog
     finally:
-        if rich is None:
-            del sys.modules["rich"]
+        if hides_rich:
+            sys.modules.pop("rich", None)
     if _to_configure:
         level, form = _to_configure.pop()
         structlog.configure(

@@ -367,3 +367,16 @@ spec:
         assert "left out: note.\n" in convert.stdout
         place = f"{file}:8: web/cards: spec.strategies.labeling.rules[0].labels[1]: found '{label}', expected"
         assert convert.stderr.startswith(f"nodewise: not converted: {place}") == (code == 3)
+
+
+@pytest.mark.parametrize("metadata", ["labels: 5", "annotations: [note]", "labels: null"])
+def test_labels_of_another_type_are_not_named(tmp_path: Path, metadata: str) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"""\
+apiVersion: telemetry.intel.com/v1alpha1
+kind: TASPolicy
+metadata: {{name: cards, namespace: web, {metadata}}}
+spec: {{strategies: {{dontschedule: {{rules: [{{metricname: card, operator: GreaterThan, target: 1}}]}}}}}}
+""")
+    result = CliRunner().invoke(cli_policy.command, ["convert", str(file)])
+    assert (result.exit_code, "left out" in result.stdout) == (0, False)
