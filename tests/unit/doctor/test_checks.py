@@ -792,6 +792,14 @@ def test_the_remedy_for_a_selected_pod_without_a_request_depends_on_its_age(
     assert finding.found.startswith("is selected by PlacementPolicy/web/cool, and does not request ")
 
 
+def test_admission_policies_of_the_remedy_leave_out_the_namespace_of_nodewise() -> None:
+    facts = selected_pod(resources=(), age_s=30.0)
+    workload = EXTENDER.workload._replace(namespace="scheduling")
+    facts = facts._replace(extenders=(EXTENDER._replace(workload=workload),))
+    [command] = [item.command for item in examine(facts).findings if item.id == "policy-without-effect"]
+    assert command.startswith("nodewise configure manifests extender-pods --namespace=scheduling | ")
+
+
 def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
     """The others are healthy if they are True, or have findings of their own."""
     reported = {

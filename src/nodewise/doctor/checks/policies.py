@@ -292,6 +292,7 @@ def check_pods_without_extender(
     policies: Policies,
     pods: Pods,
     schedulers: Schedulers = (),
+    extenders: Extenders = (),
     *,
     uses_native_mode: bool = False,
 ) -> Iterator[Finding]:
@@ -300,6 +301,7 @@ def check_pods_without_extender(
         yield from _check_pods_have_requirements(policies, pods)
         return
     not_sent = _first_pods_not_sent(pods, schedulers)
+    namespace = next((extender.workload.namespace for extender in extenders), "nodewise")
     for policy in policies:
         if not policy.rejecting_part or policy.not_enforced or policy.where not in not_sent:
             continue
@@ -312,7 +314,8 @@ def check_pods_without_extender(
             actual = f"is selected by {policy.where}, {why}"
             remedy, command = _NEWER_POLICY_REMEDY, ""
             if pod.age_s <= policy.age_s:
-                remedy, command = _NO_REQUEST_REMEDY, apply_parts("extender-pods", keeps_changes=True)
+                remedy = _NO_REQUEST_REMEDY
+                command = apply_parts("extender-pods", namespace=namespace, keeps_changes=True)
             yield finding(
                 "policy-without-effect", pod.where, actual, _SELECTED_POD, remedy=remedy, command=command
             )
