@@ -200,6 +200,12 @@ class _Binary(NamedTuple):
     group: str = ""
     """`group_left`, `group_right`, or empty."""
     included: frozenset[str] = frozenset()
+    source: tuple[_Token, ...] = ()
+    """Of comparisons with numbers: the vector whose values and labels the results have."""
+
+
+def _source(expression: "_Expression") -> tuple[_Token, ...]:
+    return expression.source if isinstance(expression, _Binary) else ()
 
 
 class _Unknown(NamedTuple):
@@ -285,6 +291,7 @@ class _Parser:
         """An expression of operators of at least this precedence."""
         if depth > 10 * _MAX_DEPTH:
             raise _UnknownSyntaxError
+        start = self._at
         if self._next.text in ("+", "-"):
             sign = self._take().text
             # a sign binds weaker than ^ and stronger than *
@@ -297,6 +304,7 @@ class _Parser:
             precedence = 0 if self._next.kind == "string" else _PRECEDENCES.get(operator, 0)
             if precedence == 0 or precedence < least:
                 return left
+            end = self._at
             self._take()
             is_bool = bool(self._take_word("bool"))
             matching = self._take_word("on", "ignoring")
@@ -306,7 +314,10 @@ class _Parser:
             while self._take_word("fill", "fill_left", "fill_right"):
                 self._take()
             right = self._parse_binary(precedence + (operator != "^"), depth + 1)
-            left = _Binary(operator, left, right, is_bool, matching, labels, group, included)
+            source: tuple[_Token, ...] = ()
+            if operator in _COMPARISONS and not is_bool and _constant(right) is not None:
+                source = _source(left) or tuple(self._tokens[start:end])
+            left = _Binary(operator, left, right, is_bool, matching, labels, group, included, source)
 
     def _parse_postfix(self) -> _Expression:
         """A primary expression with ranges, `offset` and `@`, none of which changes what is known of values."""
@@ -526,12 +537,23 @@ def _common_bounds(alternatives: Sequence[_Bounds]) -> _Bounds:
     return tuple(limit for limit in limits if all(map(_implies(limit), alternatives)))
 
 
-def _binary_bounds(expression: _Binary) -> list[_Bounds]:
+def _binary_bounds(  # complexity: one case for each kind of operator
+    expression: _Binary,
+) -> list[_Bounds]:
     operator, left, right = expression.operator, expression.left, expression.right
     if operator == "or":
         return [*_result_bounds(left), *_result_bounds(right)]
     if operator in ("and", "unless"):
-        return _result_bounds(left)
+        own = _result_bounds(left)
+        if (
+            operator == "unless"
+            or expression.matching
+            or not _source(left)
+            or _source(left) != _source(right)
+        ):
+            return own
+        # the same values on both sides
+        return [(*bounds, *others)[-_MAX_BOUNDS:] for bounds in own for others in _result_bounds(right)]
     if expression.is_bool:
         return [(_Bound("equals", Fraction(value)),) for value in (0, 1)]
     numbers = _constant(left), _constant(right)
