@@ -285,9 +285,7 @@ class _Parser:
         self._at += word in words
         return word if word in words else ""
 
-    def _parse_binary(  # complexity: each modifier of an operator
-        self, least: int, depth: int
-    ) -> _Expression:
+    def _parse_binary(self, least: int, depth: int) -> _Expression:
         """An expression of operators of at least this precedence."""
         if depth > 10 * _MAX_DEPTH:
             raise _UnknownSyntaxError
@@ -304,20 +302,26 @@ class _Parser:
             precedence = 0 if self._next.kind == "string" else _PRECEDENCES.get(operator, 0)
             if precedence == 0 or precedence < least:
                 return left
-            end = self._at
+            left = self._parse_operation(left, self._tokens[start : self._at], precedence, depth)
+
+    def _parse_operation(
+        self, left: _Expression, vector: Sequence[_Token], precedence: int, depth: int
+    ) -> _Binary:
+        """The operator after an expression with these tokens, and its right side."""
+        taken = self._take()
+        operator = taken.word or taken.text
+        is_bool = bool(self._take_word("bool"))
+        matching = self._take_word("on", "ignoring")
+        labels = self._take_labels() if matching else frozenset[str]()
+        group = self._take_word("group_left", "group_right")
+        included = self._take_labels() if group and self._next.kind == "(" else frozenset[str]()
+        while self._take_word("fill", "fill_left", "fill_right"):
             self._take()
-            is_bool = bool(self._take_word("bool"))
-            matching = self._take_word("on", "ignoring")
-            labels = self._take_labels() if matching else frozenset[str]()
-            group = self._take_word("group_left", "group_right")
-            included = self._take_labels() if group and self._next.kind == "(" else frozenset[str]()
-            while self._take_word("fill", "fill_left", "fill_right"):
-                self._take()
-            right = self._parse_binary(precedence + (operator != "^"), depth + 1)
-            source: tuple[_Token, ...] = ()
-            if operator in _COMPARISONS and not is_bool and _constant(right) is not None:
-                source = _source(left) or tuple(self._tokens[start:end])
-            left = _Binary(operator, left, right, is_bool, matching, labels, group, included, source)
+        right = self._parse_binary(precedence + (operator != "^"), depth + 1)
+        source: tuple[_Token, ...] = ()
+        if operator in _COMPARISONS and not is_bool and _constant(right) is not None:
+            source = _source(left) or tuple(vector)
+        return _Binary(operator, left, right, is_bool, matching, labels, group, included, source)
 
     def _parse_postfix(self) -> _Expression:
         """A primary expression with ranges, `offset` and `@`, none of which changes what is known of values."""
