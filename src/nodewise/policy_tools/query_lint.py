@@ -548,16 +548,16 @@ def _binary_bounds(  # complexity: one case for each kind of operator
     if operator == "or":
         return [*_result_bounds(left), *_result_bounds(right)]
     if operator in ("and", "unless"):
-        own = _result_bounds(left)
+        results = _result_bounds(left)
         if (
             operator == "unless"
             or expression.matching
             or not _source(left)
             or _source(left) != _source(right)
         ):
-            return own
+            return results
         # the same values on both sides
-        return [(*bounds, *others)[-_MAX_BOUNDS:] for bounds in own for others in _result_bounds(right)]
+        return [(*bounds, *others)[-_MAX_BOUNDS:] for bounds in results for others in _result_bounds(right)]
     if expression.is_bool:
         return [(_Bound("equals", Fraction(value)),) for value in (0, 1)]
     numbers = _constant(left), _constant(right)
