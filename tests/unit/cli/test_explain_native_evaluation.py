@@ -300,9 +300,10 @@ def evaluation_body() -> bytes:
     return cooperative_scheduling.run_without_pauses(page)
 
 
-def decisions_body() -> bytes:
+def decisions_body(*, is_empty: bool = False) -> bytes:
     ring = DecisionRing()
-    ring.add(decisions(policies_verdict(HEAT))[0])
+    if not is_empty:
+        ring.add(decisions(policies_verdict(HEAT))[0])
     query = {"form": "arrays"}
     return cooperative_scheduling.run_without_pauses(decision_json.encode_page(ring, query))
 
@@ -397,3 +398,26 @@ def test_a_cluster_without_a_controller_is_reported_and_the_labels_are_shown(clu
     assert done.returncode == 0
     assert "the values behind the labels are not known: " in done.stderr
     assert "no running pod of nodewise in namespace nodewise" in done.stderr
+
+
+@pytest.mark.parametrize("app", ["web", "other"])
+def test_controllers_beside_an_extender_of_other_agents_evaluate_policies_without_labels(
+    cluster: NativeCluster, server: tuple[str, dict[str, bytes]], app: str
+) -> None:
+    """No node label shows that the cluster is in native mode."""
+    api, forward = cluster.forwarding.objects, cluster.forwarding.forward
+    shadow = policy("cool")
+    shadow["spec"] |= {"mode": "Shadow", "podSelector": {"matchLabels": {"app": app}}}
+    api.put(RESOURCES["PlacementPolicy"], shadow)
+    api.put(PODS, pod())
+    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
+    extender = {"name": "nodewise-5c4d", "namespace": "nodewise", "labels": labels}
+    api.put(PODS, {"metadata": extender, "spec": {"nodeName": "a"}, "status": {"phase": "Running"}})
+    forward.ports["nodewise", "nodewise-5c4d", 9001] = forward.ports["nodewise", "nodewise-5c4d", 9002] = (
+        urlsplit(server[0]).port or 0
+    )
+    cluster.bodies.update({EVALUATION: evaluation_body(), DECISIONS: decisions_body(is_empty=True)})
+    done = cluster.explain()
+    assert done.stderr == ""
+    assert (f"{CONTROLLER} evaluated the policies" in done.stdout) == (app == "web")
+    assert ("none has a decision" in done.stdout) == (app == "other")

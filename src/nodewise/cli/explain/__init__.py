@@ -282,18 +282,20 @@ async def _ask_replicas(
     return responses, None
 
 
-def _replicas_by_path(running: list[Replica], lookup: PodReadResult) -> dict[str, list[Replica]]:
+def _replicas_by_path(  # complexity: two kinds of replicas, with and without native mode
+    running: list[Replica], lookup: PodReadResult
+) -> dict[str, list[Replica]]:
     """The replicas to ask, by path; none if the API server's answer suffices.
 
-    The extenders have decisions. Where native mode places the pod, or there are only controllers, replicas evaluate it:
-    the controllers, else the extenders, of which one then leads in native mode.
+    The extenders have decisions. Where native mode places the pod, or may do so by a policy without labels, replicas
+    evaluate it: the controllers, else the extenders, of which one then leads in native mode.
     """
     extenders = [replica for replica in running if replica.component == replicas.EXTENDER]
     controllers = [replica for replica in running if replica.component == replicas.CONTROLLER]
     if lookup.native is None:
-        if extenders:
-            return {DECISIONS: extenders}
-        return {} if explanation.is_never_decided(lookup) else {EVALUATION: controllers}
+        has_no_effect = explanation.has_no_policy if extenders else explanation.is_never_decided
+        is_evaluated = not (lookup.gone or has_no_effect(lookup))
+        return {DECISIONS: extenders, EVALUATION: controllers if is_evaluated else []}
     # an extender may have other agents, or be there during the change to native mode
     is_decided = bool(extenders and lookup.state and lookup.state.asks)
     return {EVALUATION: controllers or extenders} | ({DECISIONS: extenders} if is_decided else {})

@@ -289,7 +289,7 @@ def policy_warning(pod_explanation: PodExplanation) -> str:
     """
     lookup, explanation = pod_explanation.lookup, pod_explanation.explanation
     state = lookup.state
-    if state is None or lookup.native or (explanation is None and is_placed_natively(pod_explanation)):
+    if state is None or is_placed_natively(pod_explanation):
         return ""
     is_considered = explanation is not None and state.policy is not None and not lookup.missing_policy
     considered = (
