@@ -874,6 +874,22 @@ def test_leftovers_of_native_mode_are_to_be_removed() -> None:
     assert commands["labels-frozen"].endswith("| xargs kubectl label nodes --all")
 
 
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [
+        ("labels-frozen", SOUND._replace(pod_admission=with_leftovers(*NATIVE_POLICIES))),
+        ("labels-frozen", SOUND._replace(nodes_with_verdicts=7)),
+        ("replicas-not-ready", native(extenders=(), controllers=(), leases=())),
+    ],
+)
+def test_nothing_is_deleted_or_installed_twice_while_nodewise_may_run_in_another_namespace(
+    what: str, facts: Facts
+) -> None:
+    elsewhere = facts._replace(programs_elsewhere=("Deployment/platform/nodewise-controller",))
+    commands = {finding.id: finding.command for finding in examine(elsewhere).findings}
+    assert commands[what] == "nodewise doctor --nodewise-namespace platform"
+
+
 REFUSED = ProbedServer(attempts=("10.0.0.7:9001: connection refused",), is_refused=True)
 REMEDIES_BY_CAUSE: list[tuple[str, Facts, str, str]] = [
     (

@@ -6,6 +6,7 @@ from typing import Final
 
 import nodewise
 from nodewise.doctor.checks.policies import entry_calls_telemetry_agent
+from nodewise.doctor.checks.workloads_and_nodes import look_elsewhere_first
 from nodewise.doctor.facts import (
     Controllers,
     Descheduler,
@@ -211,6 +212,7 @@ def check_leftovers(
     leases: tuple[LeaderLease, ...],
     now: datetime,
     pod_admission: PodAdmission = _NO_POD_ADMISSION,
+    programs_elsewhere: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """Node labels and admission policies that are left where nothing runs in native mode."""
     held, gating = [lease for lease in leases if lease.is_held(now)], _gating_policies(pod_admission)
@@ -221,12 +223,14 @@ def check_leftovers(
     if gating and not (held and (controllers or not extenders)):  # otherwise native-mode-off reports it
         actual = "nothing removes the scheduling gates that it adds to pods"
         actual += _format_count_of_labels(nodes_with_verdicts)
-        where, remedy, command = gating[0].where, _LEFTOVER_REMEDY, _delete_command(gating[0])
+        where, command = gating[0].where, _delete_command(gating[0])
+        remedy, command = look_elsewhere_first(programs_elsewhere, _LEFTOVER_REMEDY, command)
         yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
     elif nodes_with_verdicts and not gating:
         actual = f"nothing updates them{_format_count_of_labels(nodes_with_verdicts)}"
-        where, remedy = "Node labels of native mode", _LEFTOVER_LABELS_REMEDY
-        yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=_REMOVE_LABELS)
+        where = "Node labels of native mode"
+        remedy, command = look_elsewhere_first(programs_elsewhere, _LEFTOVER_LABELS_REMEDY, _REMOVE_LABELS)
+        yield finding("labels-frozen", where, actual, expected, remedy=remedy, command=command)
 
 
 def _restart_command(where: str) -> str:

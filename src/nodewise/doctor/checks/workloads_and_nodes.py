@@ -49,6 +49,7 @@ def check_nodewise_is_installed(
     now: datetime,
     registrations: tuple[Registration | UnavailableFact, ...] = (),
     leases: tuple[LeaderLease, ...] = (),
+    programs_elsewhere: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     is_reached = any(
         isinstance(registration, Registration) and registration.server.address
@@ -64,7 +65,20 @@ def check_nodewise_is_installed(
         own = next(iter(namespaces), "nodewise")
         option = f" --namespace={shlex.quote(own)}" if own != "nodewise" else ""
         command = f"nodewise configure --mode native{option} | kubectl apply --server-side -f -"
+        remedy, command = look_elsewhere_first(programs_elsewhere, remedy, command)
         yield finding("replicas-not-ready", where, actual, expected, remedy=remedy, command=command)
+
+
+def look_elsewhere_first(programs_elsewhere: tuple[str, ...], remedy: str, command: str) -> tuple[str, str]:
+    """Remedy and command for a cluster without nodewise. If it may run in a namespace that was not examined, the
+    command examines that one: `command` would remove what it uses, or install it twice.
+    """
+    if not programs_elsewhere:
+        return remedy, command
+    namespace = short(programs_elsewhere[0].split("/")[1], 80)
+    elsewhere = f"if nodewise runs in namespace {namespace}, examine it by the command"
+    otherwise = remedy.replace("by the command", f"by {command}") if command else remedy
+    return f"{elsewhere}. Otherwise: {otherwise}", f"nodewise doctor --nodewise-namespace {namespace}"
 
 
 _UNKNOWN_WORKLOADS: Final = UnavailableFact(
