@@ -118,8 +118,19 @@ def test_requirements_are_compared_with_the_labels_of_nodes(capsys: pytest.Captu
         "b     passes    ok                         -                          -",
         "a     rejected  -                          violating                  3m ago",
         "",
-        "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them.",
+        "The rules are in the pod's event NoNodePasses. For the values behind them:",
+        "  nodewise decide --cluster --namespace web -o wide",
     ]
+
+
+def test_no_command_for_waiting_pods_is_named_for_a_pod_that_has_a_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    placed = pod(COOL)
+    placed["spec"]["nodeName"] = "b"
+    lines = printed(read(placed, policy("cool")), capsys)
+    assert lines[0].startswith("web/shop is on b")
+    assert not any("decide" in line or "NoNodePasses" in line for line in lines)
 
 
 def test_a_preference_rejects_no_node(capsys: pytest.CaptureFixture[str]) -> None:

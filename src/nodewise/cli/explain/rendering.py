@@ -394,8 +394,12 @@ def _native_remedy_lines(pod_explanation: PodExplanation) -> Iterator[str]:
         if lines := [line for line in change_lines(evaluation.explanation) if line != _HELD]:
             yield from ["", "What would change it:", *(f"  {line}" for line in lines)]
     elif native is not None and native.requirements and not all(node.passes for node in native.nodes):
-        yield ""
-        yield "The rules are in the pod's event NoNodePasses; nodewise decide --cluster shows the values behind them."
+        state = pod_explanation.lookup.state
+        if state is None or not state.node:  # decide considers pods that wait
+            namespace = pod_explanation.pod.partition("/")[0]
+            yield ""
+            yield "The rules are in the pod's event NoNodePasses. For the values behind them:"
+            yield f"  nodewise decide --cluster --namespace {namespace} -o wide"
 
 
 def _print_nodes_or_groups(  # complexity: two tables
