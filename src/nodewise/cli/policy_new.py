@@ -154,7 +154,7 @@ def _new_policy(
     """The policy of the flags and of the answers, and the current values for each of its rules."""
     values: Sequence[CurrentValues | None]
     if own.preset:
-        preset = policy_library.load(own.preset)
+        preset = policy_library.load(own.preset, "--preset")
         changes = RuleChanges(
             direction="above" if own.above else "below" if own.below else None,
             threshold=own.above or own.below,
@@ -360,6 +360,8 @@ async def _read_values_of_preset(
         why = snapshot.failures.get(rule.request.key, "no node has a value")
         if rule.request.query and not settings.prometheus.prometheus_url:
             why = "a query requires --prometheus-url"
+        if not rule.request.empty_is_healthy:
+            why += "; while no node has a value, the rule rejects every node: correct the cause, or delete the rule"
         terminal_output.print_message(f"{rule.name}: {why}")
         return None
 

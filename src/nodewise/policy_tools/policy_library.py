@@ -91,12 +91,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return [name for name in names if re.search(rf"\b{name}\b", texts)]
 
 
-def load(name: str) -> Preset:
-    """The preset of a name. `BadSettings` has the closest name."""
+def load(name: str, field: str = "PRESET") -> Preset:
+    """The preset of a name. `BadSettings` has the closest name, and `field` of the command line."""
     known = library.preset_names()
     if name not in known:
         expected = f"a preset: {', '.join(known)}{did_you_mean(name, known)}"
-        raise BadSettings("policy library", [Problem("preset", shown(name), expected)])
+        raise BadSettings("settings", [Problem(field, shown(name), expected)])
     return msgspec.convert(safe_yaml_loader.load(library.read_preset(name), name), Preset)
 
 

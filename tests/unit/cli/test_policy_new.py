@@ -206,6 +206,17 @@ def test_wrong_flags(folder: str, flags: list[str], message: str) -> None:
     assert message in error(new(folder, "--metric=disk_errors", *flags))
 
 
+def test_misspelt_preset_names_the_flag_and_the_closest_one(folder: str) -> None:
+    told = error(new(folder, "--preset=memory-presure"))
+    assert "--preset" in told
+    assert 'did you mean "memory-pressure"?' in told
+
+
+def test_a_rule_of_a_preset_without_values_is_said_to_reject_every_node(folder: str) -> None:
+    result = new(folder, "--preset=temperature", "-l", "app=web")
+    assert "while no node has a value, the rule rejects every node" in result.stderr
+
+
 def test_names_of_nodes_are_escaped(tmp_path: Path) -> None:
     evil = "a\x1b[31m,disk_errors,9\n"
     (tmp_path / "metrics.csv").write_text(VALUES + evil)
