@@ -65,14 +65,22 @@ NO_NODE_PASSES: Final = "No node passes dontschedule until each of its metrics h
 _NO_VALUE: Final = "no node has a value of "
 
 
+def _names_by_cause(causes: Mapping[str, Cause]) -> dict[Cause, list[str]]:
+    """The metrics of each cause; one that is a query alone, which has no name, as `query EXPRESSION`."""
+    by_cause: dict[Cause, list[str]] = {}
+    for key, cause in causes.items():
+        name, by, query = key.partition(" by ")
+        is_query_alone = by and name.removesuffix(" or nothing") == "query"
+        by_cause.setdefault(cause, []).append(f"query {query}" if is_query_alone else key)
+    return by_cause
+
+
 def missing_metrics_text(causes: Mapping[str, Cause], consequence: str = "") -> str:
     """Which metrics have no value, why, and one of the consequences above; empty if all have values.
 
     `parse_missing_metrics` reads the text in a status.
     """
-    by_cause: dict[Cause, list[str]] = {}
-    for key, cause in causes.items():
-        by_cause.setdefault(cause, []).append(key)
+    by_cause = _names_by_cause(causes)
     text = "; ".join(f"{_NO_VALUE}{', '.join(keys)}: {cause}" for cause, keys in by_cause.items())
     return f"{text}. {consequence}" if text and consequence else text
 
@@ -94,9 +102,7 @@ def parse_missing_metrics(message: str) -> list[MissingMetrics]:
 
 def failing_metrics_text(causes: Mapping[str, Cause]) -> str:
     """Which metrics could not be fetched lately, and why, while their last values apply; empty for none."""
-    by_cause: dict[Cause, list[str]] = {}
-    for key, cause in causes.items():
-        by_cause.setdefault(cause, []).append(key)
+    by_cause = _names_by_cause(causes)
     return "; ".join(
         f"the last values of {', '.join(keys)} apply until they are too old: {cause}"
         for cause, keys in by_cause.items()

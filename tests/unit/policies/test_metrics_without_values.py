@@ -170,6 +170,12 @@ def test_the_causes_of_several_metrics(consequence: str) -> None:
     assert policy_status_fields.missing_metrics_reason(causes) == "SourceFails"
 
 
+@pytest.mark.parametrize("key", ["query by max by (node) (m)", "query or nothing by max by (node) (m)"])
+def test_a_query_is_named_without_the_words_of_its_key(key: str) -> None:
+    for text in (policy_status_fields.missing_metrics_text, policy_status_fields.failing_metrics_text):
+        assert " of query max by (node) (m)" in text({key: DOWN})
+
+
 def test_a_node_without_a_value_is_rejected_with_the_cause() -> None:
     answer = series("m", n1=5)
     rejecting = policy(dontschedule=[rule("m", target=80, when_missing="reject")])

@@ -285,14 +285,25 @@ def test_metrics_that_cannot_be_fetched_any_more_are_unavailable_while_their_las
     assert late.rejected_nodes == early.rejected_nodes
 
 
-def test_a_policy_that_stepped_back_is_not_ready() -> None:
+@pytest.mark.parametrize(
+    ("guard", "end"),
+    [
+        ({"maxRejectedShare": "0.5"}, "until its spec is edited"),
+        (
+            {"maxRejectedShare": "0.5", "resumeAfter": "1h"},
+            "until its spec is edited or guard.resumeAfter has passed",
+        ),
+    ],
+)
+def test_a_policy_that_stepped_back_is_not_ready(guard: dict[str, str], end: str) -> None:
     message = "it rejected 3 of 4 nodes, more than the share 0.5 for 2m"
-    written = status(only_state(policy(avoid=[HOT])), step_back=StepBack(7, "2026-05-01T00:00:00Z", message))
+    state = only_state(policy(avoid=[HOT], guard=guard))
+    written = status(state, step_back=StepBack(7, "2026-05-01T00:00:00Z", message))
     assert conditions(written) == WELL | {
         "Ready": ("False", "SteppedBack"),
         "SteppedBack": ("True", "GuardExceeded"),
     }
-    assert ready_message(written) == f"the guard is exceeded: {message}; it only observes now"
+    assert ready_message(written) == f"the guard is exceeded: {message}; it only observes now, {end}"
 
 
 def test_message_of_a_ready_policy_has_the_other_conditions() -> None:
