@@ -24,7 +24,7 @@ import msgspec
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable, closest_names, shown
-from nodewise.metrics import missing_values
+from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.fair_concurrency_limit import AGENTS, FairConcurrencyLimit, Slot
 from nodewise.metrics.metrics_source import (
     MetricCatalog,
@@ -345,8 +345,12 @@ class SourceSelector:
             return empty
         if not failures:
             return _no_source_failure(request, self._sources)
-        # a source that is not installed is named only if there is no other error
-        named = [failure for failure in failures if failure.outcome != _NOT_THERE] or failures
+        # a source that is not installed is named only if there is no other error, or if no other source has such names
+        named = [
+            failure
+            for failure in failures
+            if failure.outcome != _NOT_THERE or failure.source == source_table.RESOURCE
+        ] or failures
         several = len(self._sources) > 1
         texts = [f"{failure.source}: {failure.why}" if several else failure.why for failure in named]
         return FetchFailure("; ".join(texts), _cause_with_servers(failures, self._sources))
@@ -515,6 +519,12 @@ def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[Me
     cause, so it contains no address.
     """
     cause = missing_values.first_cause(failure.cause for failure in failures)
+    if (
+        cause.reason == "MetricUnknown"
+    ):  # only metrics-server has metrics of its names, and it is not installed
+        cause = next(
+            (failure.cause for failure in failures if failure.source == source_table.RESOURCE), cause
+        )
     servers = [source.name for source in sources if missing_values.is_one_of_several_servers(source.name)]
     alike = {failure.source for failure in failures if failure.cause.reason == cause.reason}
     failing = [str(number) for number, name in enumerate(servers, 1) if name in alike]

@@ -21,16 +21,20 @@ M = MetricRequest("m")
 
 EMPTY = Cause("NoSeries", "b gives no series for the query")
 ABSENT = Cause("SourceNotInstalled", "a is not installed")
+UNKNOWN = Cause("MetricUnknown", "Prometheus has no series of this name", "correct the name")
 
 
 class QuerySource:
     """A source with some metrics; it raises for others, and always if it is `absent`."""
 
-    def __init__(self, name: str, *has: str, queries: bool = False, absent: bool = False) -> None:
+    def __init__(
+        self, name: str, *has: str, queries: bool = False, absent: bool = False, unknown: bool = False
+    ) -> None:
         self.name = name
         self.has = has
         self.queries = queries
         self.absent = absent
+        self.unknown = unknown
         self.requests: list[str] = []
 
     def supports(self, request: MetricRequest) -> bool:
@@ -40,6 +44,8 @@ class QuerySource:
         self.requests.append(request.metric)
         if self.absent:
             raise MetricNotFound(f"{self.name} is not registered", cause=ABSENT)
+        if self.unknown:
+            raise NoValues("query", cause=UNKNOWN)
         if "hang" in self.has:
             await asyncio.sleep(60)
         if "nothing" in self.has:
@@ -224,6 +230,16 @@ class TestEmptyAnswers:
             outcome = self.fetch(self.HEALTHY._replace(empty_is_healthy=False), *sources)
             assert isinstance(outcome, FetchFailure)
             assert outcome.cause.reason == reason
+
+
+def test_metrics_server_that_is_not_installed_is_the_cause_for_a_metric_of_its_names() -> None:
+    """Nobody finds `memory_usage_share` by correcting its name in Prometheus."""
+    resource, prometheus = QuerySource("resource", absent=True), QuerySource("prometheus", unknown=True)
+    for sources in ((resource, prometheus), (prometheus, resource)):
+        outcome = asyncio.run(SelectorFixture(*sources).selector.fetch(M))
+        assert isinstance(outcome, FetchFailure)
+        assert outcome.cause == ABSENT
+        assert "resource is not registered" in outcome.why
 
 
 class TestCausesOfOneOfSeveralServers:
