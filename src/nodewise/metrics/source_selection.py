@@ -514,17 +514,20 @@ def _no_slot_failure(source: MetricsSource, slot: Slot, limits: FetchLimits) -> 
     return _SourceFailure(source.name, why, missing_values.cause("BudgetExceeded", source.name, text, remedy))
 
 
+def _first_cause(failures: Sequence[_SourceFailure]) -> Cause:
+    """The cause of the source that most likely has the metric."""
+    cause = missing_values.first_cause(failure.cause for failure in failures)
+    of_resource = [failure.cause for failure in failures if failure.source == source_table.RESOURCE]
+    if of_resource and cause.reason == "MetricUnknown":
+        return of_resource[0]  # only metrics-server has metrics of its names, and it is not installed
+    return cause
+
+
 def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[MetricsSource]) -> Cause:
     """The cause to show. If several servers of Prometheus are configured, it numbers those that fail: tenants read the
     cause, so it contains no address.
     """
-    cause = missing_values.first_cause(failure.cause for failure in failures)
-    if (
-        cause.reason == "MetricUnknown"
-    ):  # only metrics-server has metrics of its names, and it is not installed
-        cause = next(
-            (failure.cause for failure in failures if failure.source == source_table.RESOURCE), cause
-        )
+    cause = _first_cause(failures)
     servers = [source.name for source in sources if missing_values.is_one_of_several_servers(source.name)]
     alike = {failure.source for failure in failures if failure.cause.reason == cause.reason}
     failing = [str(number) for number, name in enumerate(servers, 1) if name in alike]

@@ -309,8 +309,6 @@ def _condition_messages(  # complexity: one entry for each condition
     no_pods = f"the selectors match no pod{where}; pods of DaemonSets and of kube-system are never selected"
     has_canary = policy.mode == "Canary" and policy.canary is not None and policy.canary.pods is not None
     no_canary_pods = "canary.podSelector matches none of the selected pods, so the policy has no effect"
-    resumes = " or guard.resumeAfter has passed" if policy.guard and policy.guard.resume_after_s else ""
-    observes = f"it only observes now, until its spec is edited{resumes}"
     not_covered = (
         f"native mode does not apply the policy to pods such as {facts.uncovered_pod}, which do not require its node"
         " label: create them again, and run nodewise doctor if new pods lack it, too"
@@ -326,7 +324,7 @@ def _condition_messages(  # complexity: one entry for each condition
         "BudgetExceeded": policy.over_budget,
         "NoPodsSelected": no_pods if selects_none else "",
         "NoCanaryPods": no_canary_pods if has_canary and facts.canary_pods == 0 and not selects_none else "",
-        "SteppedBack": f"{facts.step_back.message}; {observes}" if facts.step_back else "",
+        "SteppedBack": _step_back_text(policy, facts.step_back),
         "AllNodesRejected": _rejecting_policies_text(facts.rejecting_policies),
         "PodsNotCovered": not_covered if facts.uncovered_pod else "",
         "Flapping": _flapping_text(state, now_s),
@@ -340,6 +338,14 @@ def _condition_messages(  # complexity: one entry for each condition
         "LabelRefused": facts.label_refusal,
         "PodsGated": facts.gated_pods,
     }
+
+
+def _step_back_text(policy: Policy, step_back: StepBack | None) -> str:
+    """The limit that was exceeded and what ends the step back; empty for none."""
+    if step_back is None:
+        return ""
+    resumes = " or guard.resumeAfter has passed" if policy.guard and policy.guard.resume_after_s else ""
+    return f"{step_back.message}; it only observes now, until its spec is edited{resumes}"
 
 
 def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
