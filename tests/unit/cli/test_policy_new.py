@@ -207,9 +207,9 @@ def test_wrong_flags(folder: str, flags: list[str], message: str) -> None:
 
 
 def test_misspelt_preset_names_the_flag_and_the_closest_one(folder: str) -> None:
-    told = error(new(folder, "--preset=memory-presure"))
-    assert "--preset" in told
-    assert 'did you mean "memory-pressure"?' in told
+    message = error(new(folder, "--preset=memory-presure"))
+    assert "--preset" in message
+    assert 'did you mean "memory-pressure"?' in message
 
 
 def test_a_rule_of_a_preset_without_values_is_said_to_reject_every_node(folder: str) -> None:
