@@ -238,7 +238,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "warning",
         "Pods have a label that is nearly telemetry-policy",
         "rename the label in the pod's template, and create the pods again. The admission policy of"
-        " nodewise configure manifests pod-admission refuses such pods",
+        " nodewise configure manifests pod-admission warns of such pods",
     ),
     "gpu-node-without-labels": FindingKind(
         "error",

@@ -40,7 +40,7 @@ def command(command_line: CommandLine) -> None:
       policy-fields  refuses unknown fields of policies
       policy-roles   roles of users who write policies
       trust          limits who may trust a namespace
-      pod-admission  refuses pods with a misspelt policy label or no request
+      pod-admission  warns of pods with a misspelt policy label or no request
       native         changes pods of policies in native mode (Kubernetes 1.36)
       controller     rights of the controller of native mode
       extender-pods  adds the request of the extender to pods (Kubernetes 1.36)

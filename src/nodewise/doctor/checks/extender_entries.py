@@ -483,7 +483,7 @@ def _check_server_reachable(registration: Registration, *, is_called: bool) -> I
     server = registration.server
     if not server.address and server.is_refused:
         actual = f"leads to no server: {'; '.join(server.attempts)}"
-        remedy = f"{_REFUSED_REMEDY}: start nodewise there, or correct host and port of urlPrefix"
+        remedy = f"{_REFUSED_REMEDY}. Start nodewise there, or correct host and port of urlPrefix"
         yield _extender_not_reached_finding(registration, actual, "a nodewise that listens there", remedy)
     elif not server.address and not is_called:
         reason = f"not reached from here: {short('; '.join(server.attempts) or 'not tried')}"
