@@ -377,7 +377,7 @@ def test_a_controller_of_an_older_version_is_named_and_the_labels_are_shown(clus
     assert done.returncode == 0
     assert f"{CONTROLLER} is left out: HTTP status 404: it has no /evaluation" in done.stderr
     assert "placed by native mode: 1 of 2 nodes have the labels that it requires" in done.stdout
-    assert "nodewise decide --cluster shows the values behind them" in done.stdout
+    assert "nodewise decide --cluster --namespace web" in done.stdout
 
 
 def test_without_the_right_to_forward_ports_the_labels_and_the_missing_right_are_shown(
