@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.base.errors import BadInput, Problem
+from nodewise.base.errors import BadInput, Problem, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
@@ -111,7 +111,7 @@ def lint(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  no problem
-      1  a file or Prometheus cannot be read, or there is no policy
+      1  a file or Prometheus cannot be read, a kind is unknown, or there is no policy
       2  the command line or a setting is invalid
       3  problems
     """
@@ -137,7 +137,21 @@ def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, obje
     if own.ignore_other_files:
         files = [file for path in own.paths for file in object_files.list_files(Path(path), [])]
         paths = [file for file in files if _may_contain_policy(file)]
-    policies = list(_policies(object_files.read(paths, io.BytesIO(stdin))))
+    objects = object_files.read(paths, io.BytesIO(stdin))
+    groups = {resource.group for resource in RESOURCES.values()}
+    misspelt = [
+        Problem(
+            entry.where,
+            f"the kind {shown(kind)}",
+            f"{' or '.join(RESOURCES)}{did_you_mean(kind, list(RESOURCES))}",
+        )
+        for group, kind in objects.kinds()
+        if group in groups and kind not in RESOURCES
+        for entry in objects.entries(group, kind)
+    ]
+    if misspelt:
+        raise BadInput("policy lint", misspelt)
+    policies = list(_policies(objects))
     if not policies and not own.ignore_other_files:
         kinds = " or ".join(RESOURCES)
         raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])

@@ -104,6 +104,18 @@ spec:
     assert [(note["field"], note["line"]) for note in policy["notes"]] == [("spec.canary.percent", 8)]
 
 
+def test_lint_refuses_a_misspelt_kind_beside_other_policies(tmp_path: Path) -> None:
+    spec = "spec: {podSelector: {}, avoid: [{metric: heat, above: 80}]}"
+    for kind in ("PlacementPolicy", "PlacementPolcy"):
+        text = f"apiVersion: nodewise.io/v1alpha1\nkind: {kind}\nmetadata: {{name: a}}\n{spec}\n"
+        (tmp_path / f"{kind}.yaml").write_text(text)
+    result = CliRunner().invoke(command, ["policy", "lint", str(tmp_path)])
+    assert result.exit_code == 1
+    message = str(result.exception)
+    assert "PlacementPolcy.yaml" in message
+    assert 'did you mean "PlacementPolicy"?' in message
+
+
 def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
     files = {
         "template.yaml": "{{ if .x }}\nmetadata: {annotations: {nodewise.io/woken: x}}\n",
