@@ -393,9 +393,10 @@ def _native_remedy_lines(pod_explanation: PodExplanation) -> Iterator[str]:
     if evaluation is not None:
         if lines := [line for line in change_lines(evaluation.explanation) if line != _HELD]:
             yield from ["", "What would change it:", *(f"  {line}" for line in lines)]
-    elif native is not None and native.requirements and not all(node.passes for node in native.nodes):
+    elif native is not None and not all(node.passes for node in native.nodes):
         state = pod_explanation.lookup.state
-        if state is None or not state.node:  # decide considers pods that wait
+        has_rules = any(label.policy for label in native.requirements)  # policies that exist
+        if has_rules and (state is None or not state.node):  # decide considers pods that wait
             namespace = pod_explanation.pod.partition("/")[0]
             yield ""
             yield "The rules are in the pod's event NoNodePasses. For the values behind them:"
