@@ -138,6 +138,16 @@ def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, obje
         files = [file for path in own.paths for file in object_files.list_files(Path(path), [])]
         paths = [file for file in files if _may_contain_policy(file)]
     objects = object_files.read(paths, io.BytesIO(stdin))
+    _check_kinds(objects)
+    policies = list(_policies(objects))
+    if not policies and not own.ignore_other_files:
+        kinds = " or ".join(RESOURCES)
+        raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
+    return policies
+
+
+def _check_kinds(objects: object_files.FileObjects) -> None:
+    """`BadInput` names each object of a group of policies whose kind is unknown."""
     groups = {resource.group for resource in RESOURCES.values()}
     misspelt = [
         Problem(
@@ -151,11 +161,6 @@ def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, obje
     ]
     if misspelt:
         raise BadInput("policy lint", misspelt)
-    policies = list(_policies(objects))
-    if not policies and not own.ignore_other_files:
-        kinds = " or ".join(RESOURCES)
-        raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
-    return policies
 
 
 def _may_contain_policy(file: Path) -> bool:

@@ -387,7 +387,9 @@ def _print_native_lines(pod_explanation: PodExplanation) -> None:
         _print_lines(_evaluation_lines(pod_explanation, pod_explanation.evaluation))
 
 
-def _native_remedy_lines(pod_explanation: PodExplanation) -> Iterator[str]:
+def _native_remedy_lines(  # complexity: with and without an evaluation
+    pod_explanation: PodExplanation,
+) -> Iterator[str]:
     """What would let more nodes pass or, without an evaluation, where the rules are."""
     native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
     if evaluation is not None:
