@@ -127,7 +127,7 @@ class Workplace:
 
 
 def _number_of_agent(line: str) -> int:
-    match = re.search(r"(?:agent |agent=|\"agent\":\s?\")broken(\d+)", line)
+    match = re.search(r"(?:agent |agent=|agent: |\"agent\":\s?\")broken(\d+)", line)
     assert match, line
     return int(match[1])
 

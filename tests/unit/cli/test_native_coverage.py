@@ -79,8 +79,8 @@ def test_each_policy_without_an_effect_is_named_with_its_reason(capsys: pytest.C
     older, newer = printed(capsys, [policy("cool")], [pod("web")], [policy("new")])
     start = "nodewise: native mode does not apply placement policy"
     assert older == (
-        f"{start} web/cool to pod web/web: its selector or the pod's labels have changed since, or deploy/native.yaml"
-        " was not installed; create the pod again"
+        f"{start} web/cool to pod web/web: its selector or the pod's labels have changed since, or the admission"
+        " policies were not installed; create the pod again"
     )
     assert newer == f"{start} web/new to pod web/web: it is newer than the pod; create the pod again"
 

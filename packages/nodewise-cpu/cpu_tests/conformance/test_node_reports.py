@@ -54,7 +54,7 @@ def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
             assert len(server.requests) == writes  # nothing is written where nothing changed
     assert done.returncode == bool(row.error), done.stderr
     assert [part for part in row.error if part not in done.stderr] == []
-    assert not row.level or f"[{row.level}" in done.stderr
+    assert not row.level or f"nodewise: {row.level.title()}: " in done.stderr
     if not row.answers:
         assert published is not None
         assert published["spec"]["report"] == json.loads(done.stdout)
