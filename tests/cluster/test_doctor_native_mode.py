@@ -108,9 +108,10 @@ def test_a_sound_controller_in_the_cluster_has_no_findings(cluster: NativeCluste
 def test_a_controller_with_native_mode_off_is_found(cluster: NativeCluster, tmp_path: Path) -> None:
     with cluster.controller(tmp_path, "--no-native-mode", active=False):
         cluster.pod()
-        findings = cluster.findings()
-    assert findings["native-mode-off"]["object"] == "Lease/nodewise/nodewise-controller"
-    assert "--no-native-mode" in findings["native-mode-off"]["remedy"]
+        # the leader says so in its Lease with the next renewal
+        finding = wait("it is found", lambda: cluster.findings().get("native-mode-off"))
+    assert finding["object"] == "Lease/nodewise/nodewise-controller"
+    assert "--no-native-mode" in finding["remedy"]
 
 
 def test_an_older_controller_without_native_mode_is_found(cluster: NativeCluster) -> None:
