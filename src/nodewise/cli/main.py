@@ -32,7 +32,10 @@ COMMANDS: Final = {
         "Write statistics of nodes as annotations, for agents that read them.",
     ),
     "cpu": ("nodewise-cpu", "Manage pools of CPU cores on nodes."),
-    "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
+    "configure": (
+        "nodewise.cli.configure",
+        "Print the objects of native mode, or make kube-scheduler call nodewise.",
+    ),
     "certs": (
         "nodewise.cli.certs",
         "Issue and renew certificates of nodewise and of kube-scheduler as its client.",
@@ -174,7 +177,8 @@ def command() -> None:
     Examples:
       nodewise demo
       nodewise decide examples/health-metric
-      nodewise extender --help
+      nodewise configure --mode native | kubectl apply --server-side -f -
+      nodewise policy new --preset temperature
 
     \b
     Exit codes of all commands:

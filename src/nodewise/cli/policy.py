@@ -111,7 +111,7 @@ def lint(command_line: CommandLine) -> None:
     \b
     Exit codes:
       0  no problem
-      1  a file or Prometheus cannot be read, a kind is unknown, or there is no policy
+      1  no policy, an unknown kind, or a file or Prometheus that cannot be read
       2  the command line or a setting is invalid
       3  problems
     """

@@ -343,6 +343,15 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     return f"policies reject {many} {node_count} nodes: {listed}{more}"
 
 
+def _rejection_remedy(keys: Iterable[str], states: Mapping[str, PolicyState]) -> str:
+    """What to do about rejected nodes: where no rule was evaluated, no rule has to be relaxed."""
+    for verdict in _labelled_verdicts(keys, states):
+        codes = np.unique(verdict.codes[:-1])
+        if any(not verdict.reasons[int(code) - 1].is_failure for code in codes if code):
+            return "relax a rule, or wait until nodes recover"
+    return "the status of the policy has the remedy"
+
+
 def _labelled_verdicts(keys: Iterable[str], states: Mapping[str, PolicyState]) -> list[AvoidVerdict]:
     """The verdicts of the policies with these label keys, as far as nodes have the labels."""
     known = (states[key] for key in sorted(keys) if key in states)
@@ -383,7 +392,7 @@ def _note(
 ) -> str:
     """Why no node matches the requirements of a pod, and what to do; empty if nodewise is not why."""
     rejection = rejection_note(pod.keys, states, node_count)
-    parts = [f"{rejection}; relax a rule, or wait until nodes recover" if rejection else ""]
+    parts = [f"{rejection}; {_rejection_remedy(pod.keys, states)}" if rejection else ""]
     policies = [states[key].policy for key in sorted(pod.keys) if key in states]
     without_label = [policy for policy in policies if policy.no_verdict_label]
     if without_label:  # beyond the budget

@@ -111,6 +111,15 @@ def test_the_event_has_a_remedy() -> None:
     )
 
 
+def test_event_about_a_metric_without_values_proposes_no_other_rule() -> None:
+    key = PolicyKey("PlacementPolicy", "web", "cool")
+    reason = NeverFetched(key, "temp", Cause("NoSeries", "no series of temp"))
+    verdict = AvoidVerdict(np.ones(5, np.int16), (reason,))
+    (text,) = texts([pod("waits")], PolicyState(Policy(key, uid="cool"), verdict, ()))
+    assert "; the status of the policy has the remedy: nodewise explain web/waits shows each node" in text
+    assert "relax" not in text
+
+
 def test_a_pod_of_a_deleted_policy_gets_an_event() -> None:
     (text,) = texts([pod("waits")], deleted=("cool", "other"))
     assert text == (

@@ -49,7 +49,7 @@ class _ConfigureCommand(CommandTable, SectionedCommand):
 @settings_command(
     "configure",
     ConfigureOptions,
-    short_help="Make kube-scheduler call nodewise.",
+    short_help="Print the objects of native mode, or make kube-scheduler call nodewise.",
     kind=_ConfigureCommand,
     commands_of=COMMANDS,
     invoke_without_command=True,
