@@ -16,12 +16,17 @@ FAR: Final = "far"
 
 def policy(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi, hot: str) -> None:
     """Create the node `FAR`, and the policy `pol`, which makes kube-scheduler avoid the hot node."""
+    far_node(host_sandbox, metrics_api, hot)
+    extender_process.policy(host_sandbox, dontschedule=[extender_process.HOT])
+
+
+def far_node(host_sandbox: Sandbox, metrics_api: FakeCustomMetricsApi, hot: str) -> None:
+    """Create the node `FAR`, and the metric `heat`, which is high on the hot node."""
     # the pods of this module tolerate it; pods that have to run do not
     taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
     far = kubernetes_objects.node(FAR, pods=1000)
     host_sandbox.nodes(far | {"spec": {"taints": [taint]}})
     metrics_api.set("heat", {name: 90 if name == hot else 10 for name in (host_with_kubelet.NAME, FAR)})
-    extender_process.policy(host_sandbox, dontschedule=[extender_process.HOT])
 
 
 def plain(name: str, rather: str, **spec: Any) -> Object:

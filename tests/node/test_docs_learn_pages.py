@@ -52,7 +52,8 @@ def metrics_of_nodes(cluster: KubernetesHost, tmp_path: Path) -> Iterator[None]:
         namespace_sandboxes.created(cluster.plane) as sandbox,
         fake_custom_metrics_server.behind(sandbox, tmp_path) as metrics,
     ):
-        metrics.set("memory_usage_share", {"nodewise-worker": "0.9", REAL: "0.5"})
+        values = {"nodewise-worker": "0.9", REAL: "0.5", "nodewise-control-plane": "0.4"}
+        metrics.set("memory_usage_share", values)
         yield
 
 

@@ -104,7 +104,7 @@ class Installation:
         self, kube_host: KubernetesHost, sandbox: Sandbox, metrics_api: FakeCustomMetricsApi
     ) -> None:
         self.kube_host, self.sandbox = kube_host, sandbox
-        preferred_nodes.policy(sandbox, metrics_api, hot=host_with_kubelet.NAME)
+        preferred_nodes.far_node(sandbox, metrics_api, hot=host_with_kubelet.NAME)
 
     def check_enforcement(self, name: str) -> None:
         """Check that kube-scheduler places a selected pod on the other node, and another pod where it prefers."""

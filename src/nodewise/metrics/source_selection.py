@@ -41,6 +41,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 NAMES_S: Final = 60.0
 """The time for which the names of a source are kept."""
+OUTDATED_S: Final = 20.0
+"""The time for which the values of existing series count as outdated; soon after, they may have ended."""
 RECHECK_S: Final = 600.0
 """The time for which a suggestion is kept, so that it does not change a status with each refresh."""
 MAX_NAMES: Final = 20_000
@@ -104,7 +106,7 @@ class MetricNameSuggestions:
         has_series = source if isinstance(source, SeriesCatalog) else None
         ended_at = await has_series.series_end(request) if has_series else None
         if ended_at == math.inf:
-            return missing_values.OUTDATED, NAMES_S
+            return missing_values.OUTDATED, OUTDATED_S
         if ended_at is not None:
             ended = missing_values.cause_of_ended_series(source.name, ended_at, has_query=bool(request.query))
             return ended, RECHECK_S
