@@ -71,58 +71,52 @@ class FilePath(StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class NamespaceName(StringParamType):
+class _Name(StringParamType):
+    """A name of which `names` lists the possible values."""
+
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:
+        """All names, in any order; those that do not begin with `incomplete` are dropped."""
+        raise NotImplementedError
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002 - click's interface
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        names = sorted(self.names(ctx, incomplete))
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class NamespaceName(_Name):
     """The name of a namespace."""
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        return _items(import_module(_COMPLETION).list_namespaces(ctx), incomplete)
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:  # noqa: ARG002
+        names: list[str] = import_module(_COMPLETION).list_namespaces(ctx)
+        return names
 
 
-class PodName(StringParamType):
+class PodName(_Name):
     """`POD`, `NAMESPACE/POD`, or `pod/POD`."""
 
-    def shell_complete(
-        self,
-        ctx: click.Context,
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:
         prefix, slash, _ = incomplete.rpartition("/")
         namespace = "" if prefix in _POD_TYPES else prefix
-        names = import_module(_COMPLETION).list_pods(ctx, namespace or ctx.params.get("namespace") or "")
-        return _items([f"{prefix}{slash}{name}" for name in names], incomplete)
+        pods = import_module(_COMPLETION).list_pods(ctx, namespace or ctx.params.get("namespace") or "")
+        return [f"{prefix}{slash}{pod}" for pod in pods]
 
 
-class AgentNames(StringParamType):
+class AgentNames(_Name):
     """The names of agents, separated by commas."""
 
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's interface
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:  # noqa: ARG002
         before, comma, _ = incomplete.rpartition(",")
-        names = import_module("nodewise.agents").names()
-        return _items([f"{before}{comma}{name}" for name in names], incomplete)
+        return [f"{before}{comma}{name}" for name in import_module("nodewise.agents").names()]
 
 
-class PresetName(StringParamType):
+class PresetName(_Name):
     """The name of a policy of the library."""
 
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - click's interface
-        param: click.Parameter,  # noqa: ARG002 - click's interface
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        return _items(import_module("nodewise.policy_tools.library").preset_names(), incomplete)
-
-
-def _items(names: list[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:  # noqa: ARG002
+        names: list[str] = import_module("nodewise.policy_tools.library").preset_names()
+        return names

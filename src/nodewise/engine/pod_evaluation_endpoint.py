@@ -77,7 +77,10 @@ def _decide(chain: AgentChain, pod: Any, names: Names, snapshot: Snapshot) -> tu
 
 
 class PodEvaluationEndpoint:
-    """Reads a pod from the API server and evaluates it. It pauses so that requests of kube-scheduler are answered."""
+    """Reads a pod from the API server and evaluates it.
+
+    As for a request of kube-scheduler, the evaluation is one step of the event loop. The encoding pauses.
+    """
 
     def __init__(
         self,

@@ -314,7 +314,7 @@ _ERROR: Final = {
     "task_failed": "A background task failed because of a defect and was restarted.",
     "native_mode_off": (
         "Native mode is off by `--no-native-mode`, and its admission policies are installed: new pods of `policies`"
-        " policies wait with a scheduling gate that nothing removes. Remove the option, or delete `deploy/native.yaml`."
+        " policies wait with a scheduling gate that nothing removes. Remove the option or the admission policies."
     ),
     "identity_duplicate": (
         "Another running process has the `--identity` of this one and holds the Lease. This process does not"
