@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from bench.load_clients import LoadResult
@@ -13,6 +13,22 @@ Round = dict[str, float]
 PERCENTILES: Final = (10, 25, 50, 75, 90, 99)
 Rounds = dict[str, list[Round]]
 """Rounds by series, in order. The n-th rounds of all series belong together."""
+
+
+class RoundFigure(float):
+    """A figure of several rounds that also has their smallest and largest value."""
+
+    spread: tuple[float, float]
+
+
+def of_rounds(
+    values: Iterable[float], digits: int, figure: Callable[[Sequence[float]], float] = statistics.median
+) -> RoundFigure:
+    """A rounded figure of one value per round, by default the median, with its spread."""
+    rounds = list(values)
+    result = RoundFigure(round(figure(rounds), digits))
+    result.spread = round(min(rounds), digits), round(max(rounds), digits)
+    return result
 
 
 def alternate(count: int, asks: Mapping[str, Measure], report_progress: Callable[[str], Any]) -> Rounds:
@@ -43,12 +59,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
-def median(series: Sequence[Round], field: str) -> float:
+def median(series: Sequence[Round], field: str) -> RoundFigure:
     """The median of a field over the rounds."""
-    return round(statistics.median(each[field] for each in series), 3)
+    return of_rounds((each[field] for each in series), 3)
 
 
-def ratio(series: Sequence[Round], to: Sequence[Round], field: str) -> float:
+def ratio(series: Sequence[Round], to: Sequence[Round], field: str) -> RoundFigure:
     """The median of the rounds' ratios, because a disturbance of a whole round affects both sides."""
     pairs = zip(series, to, strict=True)
-    return round(statistics.median(own[field] / other[field] for own, other in pairs), 2)
+    return of_rounds((own[field] / other[field] for own, other in pairs), 2)

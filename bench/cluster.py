@@ -238,7 +238,11 @@ def _merge(run: Run) -> None:
     part = PARTS[run["comparison"]]
     if run["nodes"] != MERGED_NODES or not part:
         return
-    figures = {key: run["figures"][key] for key, figure in FIGURES.items() if figure.part == part}
+    figures = {
+        key: run["figures"][key]
+        for key, figure in FIGURES.items()
+        if figure.part == part and key in run["figures"]
+    }
     measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
     report.update(part, measured, run["machine"]["others_share"])
 

@@ -6,7 +6,6 @@ plane with a real kube-scheduler and two replicas behind one address.
 
 import contextlib
 import json
-import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,7 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
     figures = {
         "gpu_filter_names_5000_p50_ms": alternating_rounds.median(filtered[GPU_FILTER], "p50_ms"),
         "gpu_filter_names_5000_p99_ms": alternating_rounds.median(filtered[GPU_FILTER], "p99_ms"),
-        "gpu_bind_rate": round(statistics.median(rates), 1),
+        "gpu_bind_rate": alternating_rounds.of_rounds(rates, 1),
     }
     return Measurement(figures, filtered, client, more={"gpu_bind_rates": rates})
 

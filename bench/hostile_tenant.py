@@ -35,6 +35,7 @@ from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.hostile.tenant_cluster import POLICY_LABEL, Tenant
 
 from bench import report, results
+from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
 from bench.results import FIGURES, TENANTS, Measurement
 from nodewise.engine.pod_requeueing import ANNOTATION
@@ -117,11 +118,11 @@ def _arguments() -> argparse.Namespace:
 
 def _figures(alone: list[Round], beside: list[Round]) -> dict[str, float]:
     """The maxima beside the hostile namespace, and without it."""
-    figures = {}
+    figures: dict[str, float] = {}
     for field in Round._fields:
         name = field.removesuffix("_s")
-        figures[f"tenant_{name}_alone_s"] = round(max(getattr(row, field) for row in alone), 1)
-        figures[f"tenant_{name}_s"] = round(max(getattr(row, field) for row in beside), 1)
+        figures[f"tenant_{name}_alone_s"] = of_rounds((getattr(row, field) for row in alone), 1, max)
+        figures[f"tenant_{name}_s"] = of_rounds((getattr(row, field) for row in beside), 1, max)
     return figures
 
 

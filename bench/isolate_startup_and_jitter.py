@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,8 +67,8 @@ def overhead(starts: Rounds) -> dict[str, float]:
     """Additional time until the first output of the command, median of the rounds."""
     pairs = zip(starts[ISOLATED], starts[PLAIN], strict=True)
     return {
-        "isolate_overhead_ms": round(
-            statistics.median(ours["p50_ms"] - plain["p50_ms"] for ours, plain in pairs), 1
+        "isolate_overhead_ms": alternating_rounds.of_rounds(
+            (ours["p50_ms"] - plain["p50_ms"] for ours, plain in pairs), 1
         )
     }
 
@@ -87,7 +86,9 @@ def iteration_summary(micros: Sequence[float]) -> IterationSummary:
 def tails(jitter: Mapping[str, Sequence[IterationSummary]]) -> dict[str, float]:
     """The 99.9th percentile minus the median of the iterations, median of the rounds."""
     return {
-        f"jitter_{name}_p999_us": round(statistics.median(run["p999_us"] - run["p50_us"] for run in runs), 1)
+        f"jitter_{name}_p999_us": alternating_rounds.of_rounds(
+            (run["p999_us"] - run["p50_us"] for run in runs), 1
+        )
         for name, runs in jitter.items()
     }
 

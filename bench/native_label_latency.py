@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tests.cluster import kubernetes_objects, label_watch, namespace_sandboxes, native_mode
@@ -16,6 +16,7 @@ from tests.cluster.label_watch import LabelWatch
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 from bench import alternating_rounds, native_mode_rounds, scheduler_bind_rounds
+from bench.alternating_rounds import RoundFigure
 from bench.progress_lines import report_progress_line
 from bench.scheduler_bind_rounds import BindBench, BindWatch
 
@@ -52,12 +53,12 @@ def measure(bench: BindBench) -> dict[str, float]:
         ):
             native_mode_rounds.wait_active(bench.plane.api, policies)
             running.wait_settled(*METRICS)
-            label_s: list[float] = []
-            bind_s: list[float] = []
+            label_s: list[list[float]] = [[] for _ in range(TURNS)]
+            bind_s: list[list[float]] = []
             for turn in range(TURNS):
                 time.sleep(chance.uniform(0, native_mode_rounds.PERIOD_S))
-                label_s += _label_times(bench, labels, 90)
-                bind_s += _bind_times(bench, sandbox, labels, turn, label_s)
+                label_s[turn] += _label_times(bench, labels, 90)
+                bind_s.append(_bind_times(bench, sandbox, labels, turn, label_s[turn]))
             _set_metrics(bench, 10)
             writes = _writes_at_rest(bench)
             before = len(labels.changes)
@@ -65,13 +66,21 @@ def measure(bench: BindBench) -> dict[str, float]:
             all_s = change_times(labels, before, len(bench.names), _DEADLINE_ALL_S)[-1]
         native_mode_rounds.uninstall(bench, account)
     return {
-        "native_label_p50_s": round(alternating_rounds.percentile(label_s, 0.5), 1),
-        "native_label_p99_s": round(alternating_rounds.percentile(label_s, 0.99), 1),
-        "native_label_max_s": round(max(label_s), 1),
-        "native_recovery_max_s": round(max(bind_s), 1),
+        "native_label_p50_s": _percentile(label_s, 0.5),
+        "native_label_p99_s": _percentile(label_s, 0.99),
+        "native_label_max_s": alternating_rounds.of_rounds(map(max, label_s), 1, max),
+        "native_recovery_max_s": alternating_rounds.of_rounds(map(max, bind_s), 1, max),
         "native_label_all_nodes_s": round(all_s, 1),
         "native_writes_at_rest": writes,
     }
+
+
+def _percentile(turns: Sequence[Sequence[float]], share: float) -> RoundFigure:
+    """A percentile of the values of all turns, with the spread of the turns."""
+    whole = alternating_rounds.percentile([value for turn in turns for value in turn], share)
+    return alternating_rounds.of_rounds(
+        (alternating_rounds.percentile(turn, share) for turn in turns), 1, lambda _: whole
+    )
 
 
 def _set_metrics(bench: BindBench, value: int) -> None:

@@ -9,6 +9,7 @@ node. Updates results.json.
 import argparse
 import contextlib
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import policy
 
 from bench import report, results
+from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
 from bench.results import FIGURES, NATIVE_TENANTS, Measurement
 
@@ -90,10 +92,11 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             alone = [rounds.measure("alone") for _ in range(options.rounds)]
             with _tenants(plane, options.namespaces):
                 beside = [rounds.measure("beside") for _ in range(options.rounds)]
-    figures = {"native_tenant_label_alone_s": max(alone), "native_tenant_label_s": max(beside)}
-    ratio = sum(beside) / sum(alone)
-    return {key: round(value, 1) for key, value in figures.items()} | {
-        "native_tenant_label_ratio": round(ratio, 2),
+    alone_s = statistics.mean(alone)
+    return {
+        "native_tenant_label_alone_s": of_rounds(alone, 1, max),
+        "native_tenant_label_s": of_rounds(beside, 1, max),
+        "native_tenant_label_ratio": of_rounds((each / alone_s for each in beside), 2, statistics.mean),
         "native_tenant_label_bytes": float(rounds.largest_bytes),
     }
 

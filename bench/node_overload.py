@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from bench import benchmark_servers
+from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
 from bench.results import BURST_AGENTS, Measurement, bursts_key
 
@@ -33,10 +34,8 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
     """Run the simulation once per round and group of agents, with consecutive seeds."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(lambda agents: _row(agents, context.scale), BURST_AGENTS))
-    figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
-    return Measurement(
-        {key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows}
-    )
+    figures = {bursts_key(row["agents"]): of_rounds(row["node_minutes"], 1, statistics.mean) for row in rows}
+    return Measurement(figures, {}, "", more={"bursts": rows})
 
 
 def _row(agents: str, scale: benchmark_servers.Scale) -> Row:

@@ -13,15 +13,25 @@ README: Final = Path(__file__).parent / "README.md"
 BEGIN: Final = "<!-- figures: written by `make bench` from results.json -->\n"
 END: Final = "<!-- end of figures -->\n"
 
-Row = tuple[str, str, str, str]
+NOT_MEASURED: Final = "not measured"
+Row = tuple[str, str, str, str, str]
 
 
 def rows(results_: Results) -> list[Row]:
-    """Key, meaning, value and target with its verdict; one row per measured figure."""
+    """Key, meaning, value, spread of the rounds and target with its verdict; one row per figure.
+
+    A figure without a target has no row until it is measured.
+    """
     return [
-        (key, figure.meaning, _value(results_[key], figure.unit), _target(results_[key], figure))
+        (
+            key,
+            figure.meaning,
+            _value(results_[key], figure.unit) if key in results_ else NOT_MEASURED,
+            " to ".join(f"{value:g}" for value in results_.get("spread", {}).get(key, ())),
+            _target(results_.get(key), figure),
+        )
         for key, figure in FIGURES.items()
-        if key in results_
+        if key in results_ or figure.at_most is not None or figure.at_least is not None
     ]
 
 
@@ -29,22 +39,29 @@ def _value(value: float, unit: str) -> str:
     return f"{value:g} {unit}".strip()
 
 
-def _target(value: float, figure: Figure) -> str:
+def _target(value: float | None, figure: Figure) -> str:
     if figure.at_most is not None:
-        verdict = "met" if value <= figure.at_most else "not met"
-        return f"at most {_value(figure.at_most, figure.unit)}: {verdict}"
-    if figure.at_least is not None:
-        verdict = "met" if value >= figure.at_least else "not met"
-        return f"at least {_value(figure.at_least, figure.unit)}: {verdict}"
-    return ""
+        target, is_met = (
+            f"at most {_value(figure.at_most, figure.unit)}",
+            value is None or value <= figure.at_most,
+        )
+    elif figure.at_least is not None:
+        target, is_met = (
+            f"at least {_value(figure.at_least, figure.unit)}",
+            value is None or value >= figure.at_least,
+        )
+    else:
+        return ""
+    return target if value is None else f"{target}: {'met' if is_met else 'not met'}"
 
 
 def table(results_: Results) -> str:
-    """A table for a terminal: the meaning, value and target of each figure."""
+    """A table for a terminal: the meaning, value, spread and target of each figure."""
     shown = [row[1:] for row in rows(results_)]
     widths = [max(len(row[column]) for row in shown) for column in range(3)]
     lines = [
-        f"{meaning:<{widths[0]}}  {value:>{widths[1]}}  {target}".rstrip() for meaning, value, target in shown
+        f"{meaning:<{widths[0]}}  {value:>{widths[1]}}  {spread:<{widths[2]}}  {target}".rstrip()
+        for meaning, value, spread, target in shown
     ]
     return "\n".join(lines)
 
@@ -53,7 +70,7 @@ def block(results_: Results) -> str:
     """The block of README.md: machines, figures, plots, growth, and all rounds."""
     sections = [
         _places(results_),
-        ["| key | meaning | figure | target |", "|---|---|---|---|", *map(_row, rows(results_))],
+        ["| key | meaning | figure | rounds | target |", "|---|---|---|---|---|", *map(_row, rows(results_))],
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
         _growth(results_.get("growth", [])),
         _bursts(results_.get("bursts", [])),

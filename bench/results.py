@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench import alternating_rounds
-from bench.alternating_rounds import Rounds
+from bench.alternating_rounds import RoundFigure, Rounds
 
 PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
@@ -63,6 +63,7 @@ NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING, NATIVE_TENANTS = (
     "native_waiting",
     "native_tenants",
 )
+NOVEMBER, SHARDS = "november", "shards"
 BACKTEST, BACKTEST_REAL, MUTANTS, COMMANDS = "backtest", "backtest_real", "mutants", "commands"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
@@ -71,6 +72,8 @@ PARTS: Final[Mapping[str, str]] = {
     SCORING: "the scoring agents: prioritize, names, statistics on all nodes, full agent state",
     START: "start and memory, on a real API server with 50,000 pods",
     GROWTH: "growth",
+    SHARDS: "shards of `nodewise controller`, 100,000 nodes",
+    NOVEMBER: "this build and that of 21 November 2026 (`ea8d466d`), in alternating rounds",
     COMMANDS: "processor time of short commands beside promtool",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
@@ -104,10 +107,12 @@ def bursts_key(agents: str) -> str:
 FIGURES: Final[Mapping[str, Figure]] = {
     "filter_names_5000_p50_ms": Figure(NAMES, "filter, names: median", "ms", 1.5),
     "filter_names_5000_p99_ms": Figure(NAMES, "filter, names: 99th percentile", "ms"),
-    "filter_names_5000_ratio": Figure(NAMES, "filter, names: median, ratio to the no-op server"),
+    "filter_names_5000_ratio": Figure(NAMES, "filter, names: median, ratio to the no-op server", at_most=1.5),
     "prioritize_names_5000_p50_ms": Figure(NAMES, "prioritize, names: median", "ms", 1.5),
     "prioritize_names_5000_p99_ms": Figure(NAMES, "prioritize, names: 99th percentile", "ms"),
-    "prioritize_names_5000_ratio": Figure(NAMES, "prioritize, names: median, ratio to the no-op server"),
+    "prioritize_names_5000_ratio": Figure(
+        NAMES, "prioritize, names: median, ratio to the no-op server", at_most=1.5
+    ),
     "filter_names_5000_p50_refresh_ms": Figure(
         NAMES, "filter while ten metrics refresh every 2 s: median", "ms"
     ),
@@ -133,7 +138,27 @@ FIGURES: Final[Mapping[str, Figure]] = {
         GPU, "gpu filter, names, 20,000 pods with GPUs: median", "ms", 5.0
     ),
     "gpu_filter_names_5000_p99_ms": Figure(GPU, "the same: 99th percentile", "ms"),
+    "gpu_filter_names_5000_ratio": Figure(GPU, "the same: median, ratio to the no-op server", at_most=2.5),
     "gpu_bind_rate": Figure(GPU, "pods with GPUs bound per second, two replicas", "1/s", at_least=80.0),
+    "gpu_bind_ratio_floor": Figure(
+        GPU,
+        "the same, one replica, ratio to a program that only performs the two writes of GAS",
+        at_least=0.9,
+    ),
+    "gpu_bind_ratio_gas": Figure(
+        GPU, "the same, ratio to GPU-aware scheduling with raised client limits", at_least=1.1
+    ),
+    "gpu_bind_cpu_ms": Figure(GPU, "processor time of nodewise per bind", "ms"),
+    **{
+        f"{name}_5000_november": Figure(
+            NOVEMBER, f"{title}: median, ratio to the build of 21 November", at_most=0.8
+        )
+        for name, title in {
+            "filter_names": "filter, names",
+            "prioritize_names": "prioritize, names",
+            "gpu_filter_names": "gpu filter, names",
+        }.items()
+    },
     **{
         f"score_{agent}_names_5000_p50_ms": Figure(SCORING, f"{agent} prioritizes, names: median", "ms", most)
         for agent, most in {"congestion": 2.0, "learned": 2.0, "safe": 3.0, "pigeon": 4.0}.items()
@@ -152,6 +177,23 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "rss_hostile_namespace_mib": Figure(START, "the same with a hostile namespace at its limits", "MiB"),
     "rss_hostile_namespace_ratio": Figure(START, "the same, ratio to without", at_most=1.2),
+    "filter_names_50000_p50_ms": Figure(GROWTH, "filter, 5,000 names of 50,000 nodes: median", "ms"),
+    "filter_names_50000_ratio": Figure(GROWTH, "the same, ratio to 5,000 names of 5,000 nodes", at_most=1.2),
+    "filter_names_50000_all_p50_ms": Figure(GROWTH, "filter, all names of 50,000 nodes: median", "ms", 10.0),
+    "refresh_50000_cpu_share": Figure(
+        GROWTH, "processor time of ten metrics of 50,000 nodes, period 5 s, share of a core", at_most=0.2
+    ),
+    "ready_50000_s": Figure(GROWTH, "start to ready, 50,000 nodes and 100,000 pods", "s", 20.0),
+    "rss_50000_mib": Figure(GROWTH, "resident memory with 50,000 nodes and 100,000 pods", "MiB", 600.0),
+    "shards_4_memory_ratio": Figure(
+        SHARDS, "memory of one of four shards, ratio to one process", at_most=0.35
+    ),
+    "shards_4_watched_ratio": Figure(
+        SHARDS, "bytes that one of four shards receives, ratio to one process", at_most=0.3
+    ),
+    "shards_4_label_rate_ratio": Figure(
+        SHARDS, "label writes per second of four shards, ratio to one process", at_least=3.5
+    ),
     **{
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
         for agents, title in BURST_AGENTS.items()
@@ -167,7 +209,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "cluster_bind_rate_none": Figure(CLUSTER, "pods bound per second, no extender", "1/s"),
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, no-op extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
-    "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise, ratio to the no-op extender", at_least=0.85),
+    "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise, ratio to the no-op extender", at_least=0.95),
+    "cluster_bind_ratio_admitting_5000": Figure(CLUSTER, "the same, nodewise rejects no node", at_least=0.92),
     "native_bind_rate_none": Figure(NATIVE, "pods bound per second, no policy", "1/s"),
     "native_bind_rate_5000": Figure(NATIVE, "the same, native mode rejects half of the nodes", "1/s"),
     "native_bind_ratio_none_5000": Figure(NATIVE, "native mode, ratio to no policy", at_least=0.95),
@@ -179,10 +222,10 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "native_raised_bind_ratio_none_5000": Figure(NATIVE_RAISED, "native mode, ratio to no policy"),
     "native_raised_bind_ratio_selector_5000": Figure(
-        NATIVE_RAISED, "native mode, ratio to a node selector that rejects the same nodes"
+        NATIVE_RAISED, "native mode, ratio to a node selector that rejects the same nodes", at_least=0.95
     ),
     "native_raised_bind_ratio_admitting_5000": Figure(
-        NATIVE_RAISED, "native mode that rejects no node, ratio to no policy"
+        NATIVE_RAISED, "native mode that rejects no node, ratio to no policy", at_least=0.95
     ),
     "native_raised_cpu_none_ms": Figure(NATIVE_RAISED, "CPU time of kube-scheduler per pod, no policy", "ms"),
     "native_raised_cpu_selector_5000_ms": Figure(NATIVE_RAISED, "the same, node selector", "ms"),
@@ -284,6 +327,14 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "native_writes_at_rest": Figure(
         NATIVE_LABELS, "writes to the API server in 30 s in which no verdict changes", at_most=0.0
     ),
+    "labels_5000_s": Figure(
+        NATIVE_LABELS, "from a metric's change on all 5,000 nodes to the last label", "s", 25.0
+    ),
+    "labels_5000_other_writes_ratio": Figure(
+        NATIVE_LABELS,
+        "99th percentile of another client's writes meanwhile, ratio to that before",
+        at_most=1.5,
+    ),
     "native_tenant_label_alone_s": Figure(
         NATIVE_TENANTS, "from a metric's change to the labels of all nodes, slowest round", "s"
     ),
@@ -343,7 +394,9 @@ def figures_of_names(measured: Rounds) -> dict[str, float]:
     refresh, nothing = measured[REFRESH], measured[NOTHING + REFRESH]
     for field in ("p50", "p99"):
         figures[f"filter_names_5000_{field}_refresh_ms"] = alternating_rounds.median(refresh, f"{field}_ms")
-    figures["filter_names_5000_max_refresh_ms"] = max(each["max_ms"] for each in refresh)
+    figures["filter_names_5000_max_refresh_ms"] = alternating_rounds.of_rounds(
+        (each["max_ms"] for each in refresh), 3, max
+    )
     figures["filter_names_5000_refresh_ratio"] = alternating_rounds.ratio(refresh, nothing, "p99_ms")
     return figures
 
@@ -377,15 +430,24 @@ def where(measured: Measurement, others_share: float) -> dict[str, Any]:
 def merged(known: Results, part: str, measured: Measurement, place: Mapping[str, Any]) -> Results:
     """Update one part of results.json; the others keep their values and places.
 
-    The place of the part `names` is also at the top level.
+    The place of the part `names` is also at the top level. `spread` has the smallest and largest value of the rounds
+    of each figure with rounds.
     """
     values = known | dict(measured.figures) | dict(measured.more) | (dict(place) if part == NAMES else {})
+    spreads = {
+        key: spread for key, spread in known.get("spread", {}).items() if key not in measured.figures
+    } | {key: list(value.spread) for key, value in measured.figures.items() if isinstance(value, RoundFigure)}
     parts = known.get("parts", {}) | {part: dict(place)}
     rounds_ = known.get("rounds", {}) | measured.rounds
     heads = [key for key in ("date", "machine", "versions", "client") if key in values]
     own = {key: values[key] for key in (*heads, *FIGURES) if key in values}
     rest = {key: value for key, value in values.items() if key not in own}
-    return own | rest | {"parts": {name: parts[name] for name in PARTS if name in parts}, "rounds": rounds_}
+    return (
+        own
+        | {"spread": {key: spreads[key] for key in FIGURES if key in spreads}}
+        | {key: value for key, value in rest.items() if key != "spread"}
+        | {"parts": {name: parts[name] for name in PARTS if name in parts}, "rounds": rounds_}
+    )
 
 
 def machine() -> dict[str, Any]:

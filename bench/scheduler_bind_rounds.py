@@ -1,7 +1,6 @@
 """One round on the control plane: pods are pending, a kube-scheduler starts, a watch reports when each pod is bound."""
 
 import contextlib
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
 from bench import benchmark_servers, generated_cluster_objects
+from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
 
 CONCURRENCY: Final = 8
@@ -185,28 +185,28 @@ def alternate(order: Sequence[str], count: int, measure: Callable[[str], BindSum
 
 def median_rate(rounds: Rounds, name: str) -> float:
     """Pods per second of the median round of a contender."""
-    return round(statistics.median(each.rate for each in rounds[name]), 1)
+    return of_rounds((each.rate for each in rounds[name]), 1)
 
 
 def median_cpu_ms(rounds: Rounds, name: str) -> float:
     """CPU time of the scheduler per pod, in the median round of a contender."""
-    return round(statistics.median(each.cpu_ms for each in rounds[name]), 2)
+    return of_rounds((each.cpu_ms for each in rounds[name]), 2)
 
 
 def median_label_rate(rounds: Rounds, name: str) -> float:
     """Labels of nodes that changed per second, in the median round of a contender."""
-    return round(statistics.median(each.label_rate for each in rounds[name]), 1)
+    return of_rounds((each.label_rate for each in rounds[name]), 1)
 
 
 def median_batched_share(rounds: Rounds, name: str) -> float:
     """The share of the pods that were batched, in the median round of a contender."""
-    return round(statistics.median(each.batched / each.pods for each in rounds[name]), 2)
+    return of_rounds((each.batched / each.pods for each in rounds[name]), 2)
 
 
 def median_ratio(rounds: Rounds, name: str, to: str) -> float:
     """The median of the rounds' ratios of two contenders."""
     pairs = zip(rounds[name], rounds[to], strict=True)
-    return round(statistics.median(own.rate / other.rate for own, other in pairs), 2)
+    return of_rounds((own.rate / other.rate for own, other in pairs), 2)
 
 
 def count_rejected_nodes(watch: BindWatch, names: Sequence[str]) -> int:

@@ -3,10 +3,9 @@ namespace in addition, and without it.
 """
 
 import contextlib
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,6 +28,7 @@ from bench import (
     generated_cluster_objects,
     hostile_namespace,
 )
+from bench.alternating_rounds import of_rounds
 from bench.benchmark_servers import Scale
 from bench.generated_cluster_objects import Object
 from bench.progress_lines import report_progress_line
@@ -82,14 +82,14 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
         without = _starts(plane, times, AGENTS, settle_with_flaps_s)
         _add_hostile_namespace(plane)
         hostile = _starts(plane, times, AGENTS, settle_with_flaps_s)
-    rss_mib, peak_mib = _median(starts, "rss_mib"), _median(starts, "peak_mib")
+    rss_gpu_mib = of_rounds((start.rss_mib for start in without), 1)
     figures = {
-        "ready_s": round(_median(starts, "ready_s"), 2),
-        "rss_50000_pods_mib": round(rss_mib, 1),
-        "rss_50000_pods_peak_mib": round(peak_mib, 1),
-        "rss_gpu_50000_pods_mib": round(_median(without, "rss_mib"), 1),
-        "rss_hostile_namespace_mib": round(_median(hostile, "rss_mib"), 1),
-        "rss_hostile_namespace_ratio": round(_median(hostile, "rss_mib") / _median(without, "rss_mib"), 2),
+        "ready_s": of_rounds((start.ready_s for start in starts), 2),
+        "rss_50000_pods_mib": of_rounds((start.rss_mib for start in starts), 1),
+        "rss_50000_pods_peak_mib": of_rounds((start.peak_mib for start in starts), 1),
+        "rss_gpu_50000_pods_mib": rss_gpu_mib,
+        "rss_hostile_namespace_mib": of_rounds((start.rss_mib for start in hostile), 1),
+        "rss_hostile_namespace_ratio": of_rounds((start.rss_mib / rss_gpu_mib for start in hostile), 2),
     }
     more = {
         "starts": [start._asdict() for start in starts],
@@ -100,10 +100,6 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
     }
     versions = {"kubernetes": program_cache.VERSION}
     return Measurement(figures, {}, "", more, versions)
-
-
-def _median(starts: Sequence[Start], field: str) -> float:
-    return statistics.median(getattr(start, field) for start in starts)
 
 
 def _starts(plane: FilledControlPlane, times: int, agents: str, settle_s: float) -> list[Start]:
