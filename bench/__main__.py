@@ -76,7 +76,8 @@ def main() -> int:
         certificates = benchmark_servers.create_certificates(Path(folder))
         client = LoadClient(load_clients.build(Path(folder)), certificates.server_ca, certificates.scheduler)
         for name in options.parts:
-            context = BenchContext(Path(folder, f"part-{name}"), certificates, client, options.scale)
+            place = Path(folder, f"part-{name}")
+            context = BenchContext(place, certificates, client, options.scale, options.gas)
             context.folder.mkdir()
             try:
                 known = _measured(name, context, known)
@@ -115,6 +116,12 @@ def _arguments() -> argparse.Namespace:
         "--seconds", type=float, default=full.seconds, help="duration of a round while metrics refresh"
     )
     parser.add_argument("--hours", type=float, default=full.hours, help="simulated hours of bursty pods")
+    parser.add_argument(
+        "--gas",
+        type=Path,
+        metavar="PATH",
+        help="the program of GPU Aware Scheduling, whose binds the part gpu measures as well",
+    )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     parser.add_argument(
         "--quick",

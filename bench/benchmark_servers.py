@@ -67,6 +67,8 @@ class BenchContext(NamedTuple):
     certificates: Certificates
     client: LoadClient
     scale: Scale
+    gas: Path | None = None
+    """The program of GPU Aware Scheduling; None if its binds are not measured."""
 
 
 class MeasuredServer(NamedTuple):

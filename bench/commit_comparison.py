@@ -40,6 +40,7 @@ from bench import (
     etcd_population,
     generated_cluster_objects,
     gpu_agent,
+    gpu_binds,
     load_clients,
     native_label_latency,
     native_mode_rounds,
@@ -73,7 +74,11 @@ EXTENDER_REST = ComparedFigure("extender: memory at rest", "MiB")
 EXTENDER_MEMORY = ComparedFigure("extender: memory after requests with names", "MiB")
 CONTROLLER_MEMORY = ComparedFigure("controller: memory at rest", "MiB")
 CONTROLLER_CPU = ComparedFigure("controller: processor time per period at rest", "ms")
-BIND_RATE = ComparedFigure("pods with GPUs bound, two replicas", "1/s", is_rate=True)
+BIND_RATES: Final = {
+    count: ComparedFigure(f"pods with GPUs bound, {replicas}", "1/s", is_rate=True)
+    for count, replicas in ((1, "one replica"), (2, "two replicas"))
+}
+BIND_CPU = ComparedFigure("processor time per bound pod, one replica", "ms")
 LABEL_MEDIAN = ComparedFigure("native mode: metric value to label, median", "ms")
 LABEL_LAST = ComparedFigure("native mode: metric value to label, last of 1,000", "ms")
 LABEL_CPU = ComparedFigure("native mode: processor time for 1,000 labels", "ms")
@@ -243,11 +248,15 @@ def _compare_controllers(bench: CompareBench) -> None:
 
 def _compare_binds(bench: CompareBench) -> None:
     count = bench.context.scale.bound_pods
-    with gpu_agent.bind_cluster(bench.context.folder) as cluster:
-        for number, order in enumerate(bench.rounds()):
-            for state in order:
-                with gpu_agent.replicas(cluster, state.program) as running:
-                    bench.add(BIND_RATE, state, gpu_agent.bind_round(cluster, running, number, count))
+    with gpu_binds.bind_cluster(bench.context.folder) as cluster:
+        for order in bench.rounds():
+            for replicas, figure in BIND_RATES.items():
+                for state in order:
+                    with gpu_binds.replicas(cluster, state.program, replicas) as running:
+                        bound = gpu_binds.bind_round(cluster, running, count)
+                    bench.add(figure, state, bound.rate)
+                    if replicas == 1:
+                        bench.add(BIND_CPU, state, bound.cpu_ms)
 
 
 def _compare_labels(bench: CompareBench) -> None:

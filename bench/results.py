@@ -142,7 +142,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "gpu_bind_rate": Figure(GPU, "pods with GPUs bound per second, two replicas", "1/s", at_least=80.0),
     "gpu_bind_ratio_floor": Figure(
         GPU,
-        "the same, one replica, ratio to a program that only performs the two writes of GAS",
+        "the same, one replica, ratio to a Go program that performs the two writes of GAS and decides nothing",
         at_least=0.9,
     ),
     "gpu_bind_ratio_gas": Figure(
