@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nodewise.agents.telemetry import KIND as TELEMETRY
 from nodewise.kube.resource_kinds import NODES, PODS, Resource
-from nodewise.policies import KIND as TELEMETRY
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.kube.reflector import ObjectDecoder
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND, policy_objects
+from nodewise.policies import policy_objects
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import MAX_SPEC_BYTES, PolicyObject
 from nodewise.policies.state import TelemetryState, TelemetryStateBuilder

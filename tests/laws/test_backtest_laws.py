@@ -12,7 +12,7 @@ from msgspec import Raw
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling, quantity
 from nodewise.kube import object_files
-from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metrics_source import AGGREGATIONS
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching, range_matrix
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue

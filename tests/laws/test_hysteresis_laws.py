@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.policies import hysteresis
-from nodewise.policies.hysteresis import HoldTimes, NodeStates, RulePart
+from nodewise.policies.hysteresis import NodeStates, RulePart
+from nodewise.policies.placement_policy import HoldTimes
 
 TARGET = 80
 Sample = tuple[float, int | None]

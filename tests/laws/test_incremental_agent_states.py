@@ -18,7 +18,8 @@ from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube import struct_type_merge
 from nodewise.kube.store import Key, StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_scorers import pigeon
 from nodewise_scorers.pigeon.options import PigeonOptions

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics import aggregation, node_attributes, resource_metrics_api
-from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.metrics_source import MetricRequest, merge_requests
+from nodewise.metrics.metrics_source import AGGREGATIONS, MetricRequest, merge_requests
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
 from nodewise.metrics.prometheus import node_matching, query_responses, source
 from nodewise.metrics.prometheus.node_matching import SeriesLabels

@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodewise.agents.telemetry import KIND
 from nodewise.extender.routes import RequestHandler
-from nodewise.policies import KIND
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
 from tests import short_and_long_case_counts

@@ -1,7 +1,7 @@
 """The agents, one folder each, and the functions that load them. Agents do not import each other.
 
-A folder whose `__init__.py` has a `KIND` is one of nodewise's own agents, as are `nodewise.policies` (the agent
-telemetry) and the entry points of nodewise-scorers; `nodewise agents new` copies the folder `template`. A third-party
+A folder whose `__init__.py` has a `KIND` is one of nodewise's own agents, as are the entry points of nodewise-scorers;
+`nodewise agents new` copies the folder `template`. The agent telemetry is in `nodewise.policies`. A third-party
 agent is an entry point of another package in the group `nodewise.agents`, `name = "package.module:KIND"`; its results
 are validated (`engine.third_party_agents`). A broken agent has no effect unless `--agents` names it, so commands list
 agents with `list_usable_agent_kinds`; `load` is for an agent that the user names.
@@ -23,10 +23,9 @@ if TYPE_CHECKING:  # completion needs only the names of agents
     from nodewise.engine.third_party_agents import Origin
 
 _TEMPLATE: Final = "template"
-_TELEMETRY: Final = "telemetry"
 _SCORERS: Final = "nodewise-scorers"
 _OF_SCORERS: Final = ("safe", "congestion", "pigeon", "learned")
-_FIRST: Final = (_TELEMETRY, "gpu", *_OF_SCORERS)
+_FIRST: Final = ("telemetry", "gpu", *_OF_SCORERS)
 """The order in `decide` and in help; other folders follow by name."""
 
 
@@ -47,7 +46,7 @@ def built_in_names() -> tuple[str, ...]:
     folders = {
         file.parent.name.replace("_", "-") for path in __path__ for file in Path(path).glob("*/__init__.py")
     }
-    own = {_TELEMETRY, *folders, *_own_entry_points()} - {_TEMPLATE}
+    own = {*folders, *_own_entry_points()} - {_TEMPLATE}
     return (*(name for name in _FIRST if name in own), *sorted(own.difference(_FIRST)))
 
 
@@ -131,8 +130,7 @@ def find_third_party_agents() -> list[InstalledAgent]:
 def _import_built_in_agent(name: str) -> "AgentKind":
     if entry := _own_entry_points().get(name):
         return cast("AgentKind", entry.load())
-    module = "nodewise.policies" if name == _TELEMETRY else f"{__name__}.{name.replace('-', '_')}"
-    return cast("AgentKind", import_module(module).KIND)
+    return cast("AgentKind", import_module(f"{__name__}.{name.replace('-', '_')}").KIND)
 
 
 class _EntryPoints(NamedTuple):

@@ -21,8 +21,8 @@ from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_admission

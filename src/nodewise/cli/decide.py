@@ -34,8 +34,8 @@ from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import ValueState, pack_samples
 from nodewise.observe import logs
 

@@ -50,6 +50,7 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import (
     MetricCatalog,
     MetricsSource,
+    RefreshOptions,
     SeriesCatalog,
     SourceDependencies,
     create_metric_sources,
@@ -57,7 +58,7 @@ from nodewise.metrics.metrics_source import (
 )
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Series
 from nodewise.metrics.source_table import AUTO, CLUSTER, SOURCES
 from nodewise.observe import logs

@@ -24,13 +24,13 @@ import msgspec
 from rich.console import Console
 
 import nodewise
+from nodewise.agents.telemetry import KIND as TELEMETRY
 from nodewise.base.errors import NodewiseError, Problem, Unavailable
 from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
-from nodewise.policies import KIND as TELEMETRY
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -44,7 +44,7 @@ from nodewise.kube.api_client_creation import connect
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.reflector import Reflector
-from nodewise.metrics.refresher import RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Application, Route

@@ -11,8 +11,8 @@ from nodewise.base.option import Option
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.metrics import source_table
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.server.options import AdminOptions, ServeOptions
 
 

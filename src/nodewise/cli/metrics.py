@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from nodewise.agent import ObjectKey, Watched
+from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
@@ -22,13 +23,11 @@ from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
 from nodewise.metrics.missing_values import UNKNOWN
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 
 _MOST_SIMILAR: Final = 5

@@ -1,6 +1,5 @@
 """`nodewise policy`: writes policies, and checks, tests and converts them without a cluster."""
 
-import asyncio
 import io
 import os
 import re
@@ -184,6 +183,8 @@ def _prometheus_facts(
 
     if not options.prometheus_url:
         return PrometheusFacts(options.prometheus_node_label)
+    import asyncio
+
     from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
     from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -275,7 +276,7 @@ def _lint_policy(
     key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder, prometheus: "PrometheusFacts"
 ) -> LintedPolicy:
     # start-up time: no other command needs them
-    from nodewise.metrics.refresher import RefreshOptions
+    from nodewise.metrics.metrics_source import RefreshOptions
     from nodewise.policy_tools import policy_lint
 
     def with_lines(problems: Iterable[Problem]) -> list[tuple[int, Problem]]:

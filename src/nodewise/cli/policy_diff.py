@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from nodewise.agent import NodeIndex
+from nodewise.agents.telemetry import KIND
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.base.option import Argument, Option
@@ -22,11 +23,11 @@ from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
-from nodewise.policies import KIND, policy_status_fields
+from nodewise.policies import policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.state import POLICY_KINDS, PolicyState

@@ -26,9 +26,8 @@ from nodewise.kube.object_files import DEFAULT_NAMESPACE
 from nodewise.kube.resource_kinds import PODS
 from nodewise.metrics import aggregation, metric_files
 from nodewise.metrics.aggregation import Direction, ValueDistribution
-from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.policy_tools import policy_library, policy_lint, policy_writer

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import click
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
@@ -17,7 +18,6 @@ from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.kube.object_files import ObjectLineFinder
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policy_tools import policy_suite_adequacy, policy_suite_parser

@@ -46,10 +46,15 @@ from nodewise.kube.leader_election import (
 )
 from nodewise.kube.store import Store
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics.metrics_source import MetricsSource, SourceDependencies, create_metric_sources
+from nodewise.metrics.metrics_source import (
+    MetricsSource,
+    RefreshOptions,
+    SourceDependencies,
+    create_metric_sources,
+)
 from nodewise.metrics.node_attributes import NodeAttributesCache
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe import background_tasks, logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Route

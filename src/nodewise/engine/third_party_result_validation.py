@@ -39,7 +39,7 @@ from nodewise.base.errors import UNREADABLE
 from nodewise.engine.decision_json import StaticReason, to_json_values
 from nodewise.kube.object_files import split_documents
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metrics_source import AGGREGATIONS
 
 _MINIMAL: Final = {"metadata": {"name": "one"}}
 _NULLS: Final = {"metadata": {"name": "one", "labels": None, "annotations": None}}

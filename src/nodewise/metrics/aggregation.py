@@ -12,8 +12,6 @@ from typing import Final, Literal, NamedTuple
 from nodewise.base import quantity
 from nodewise.metrics.series import DifferingValues, Sample
 
-AGGREGATIONS: Final = ("max", "min", "sum", "avg")
-
 SampleOrReason = Sample | str
 """A value, or the reason why the source has none."""
 

@@ -23,10 +23,15 @@ from nodewise.metrics import (
     resource_metrics_api,
     source_table,
 )
-from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.custom_metrics_api import MetricValue, NodeSample
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, MetricsSource, SourceDependencies
+from nodewise.metrics.metrics_source import (
+    AGGREGATIONS,
+    MetricNotFound,
+    MetricRequest,
+    MetricsSource,
+    SourceDependencies,
+)
 from nodewise.metrics.node_attributes import NodeAttributeFields, NodeAttributes, NodeLookup
 from nodewise.metrics.resource_metrics_api import NodeMetrics
 from nodewise.metrics.series import Series

@@ -2,17 +2,27 @@
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from nodewise.base.errors import BadSettings, Problem, Unavailable
-from nodewise.kube.api_server_interface import Api
-from nodewise.metrics import series, source_table
-from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.node_attributes import NodeLookup
-from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.series import Series
+from nodewise.metrics import source_table
 from nodewise.metrics.source_table import SOURCES
-from nodewise.observe.metrics_registry import MetricsRegistry
+
+if (
+    TYPE_CHECKING
+):  # policies contain requests for metrics, and commands that only read policies need no arrays
+    from nodewise.kube.api_server_interface import Api
+    from nodewise.metrics.missing_values import Cause
+    from nodewise.metrics.node_attributes import NodeLookup
+    from nodewise.metrics.prometheus.options import PrometheusOptions
+    from nodewise.metrics.series import Series
+    from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+AGGREGATIONS: Final = ("max", "min", "sum", "avg")
+"""How several values of one node can become one value (`aggregation.reduce`)."""
 
 
 class MetricRequest(NamedTuple):
@@ -24,7 +34,7 @@ class MetricRequest(NamedTuple):
     max_age_s: float = 0.0
     """Maximum age of a value; 0: the default of the source."""
     aggregate: str = ""
-    """Aggregation of several values of one node, one of `aggregation.AGGREGATIONS`; empty: they must be equal."""
+    """Aggregation of several values of one node, one of `AGGREGATIONS`; empty: they must be equal."""
     empty_is_healthy: bool = False
     """Whether an empty result of a query is valid: it becomes a series without samples."""
     namespaces: frozenset[str] = frozenset()
@@ -49,11 +59,36 @@ class MetricRequest(NamedTuple):
         return f"{name} by {self.query}" if self.query else name
 
 
+class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Period and limits of metric requests."""
+
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Period of metric requests and of the evaluation of policies. Telemetry Aware Scheduling has the same default."""
+
+    metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Timeout per metric, source and period, including the time that a request waits for a slot of
+    --metrics-concurrency."""
+
+    metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """Limit of concurrent metric requests, and so of connections. It is shared fairly by the namespaces whose policies
+    request the metrics; one namespace uses at most half of it."""
+
+    @property
+    def default_max_age_s(self) -> float:
+        """The age at which a value counts as missing, unless a setting or the distance of samples says otherwise."""
+        return default_max_age_s(self.sync_period_s)
+
+
+def default_max_age_s(sync_period_s: float) -> float:
+    """Five refresh periods, at least 60 s, so that a node keeps its value if one or two scrapes fail."""
+    return max(5 * sync_period_s, 60.0)
+
+
 class NoValues(Unavailable):
     """The source responded, and no node has a value."""
 
     def __init__(
-        self, what: str, problems: Iterable[Problem] = (), *, cause: Cause, remedy: str = ""
+        self, what: str, problems: Iterable[Problem] = (), *, cause: "Cause", remedy: str = ""
     ) -> None:
         super().__init__(what, problems, remedy=remedy)
         self.cause = cause
@@ -62,7 +97,7 @@ class NoValues(Unavailable):
 class MetricNotFound(Unavailable):
     """The source does not have the metric, or is not installed. This is not a failure: another source may have it."""
 
-    def __init__(self, what: str, *, cause: Cause, remedy: str = "") -> None:
+    def __init__(self, what: str, *, cause: "Cause", remedy: str = "") -> None:
         super().__init__(what, remedy=remedy)
         self.cause = cause
 
@@ -76,7 +111,7 @@ class MetricsSource(Protocol):
         """Whether this source can have such a metric; if not, `fetch` is not called."""
         ...
 
-    async def fetch(self, request: MetricRequest, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> "Series":
         """The values of one metric for all nodes. Raises a kind of `NodewiseError` if there are none."""
         ...
 
@@ -105,18 +140,6 @@ class SeriesCatalog(MetricCatalog, Protocol):
         ...
 
 
-def with_lookback(request: MetricRequest, before: Series | None, default_max_age_s: float) -> MetricRequest:
-    """The request as it is sent, given the last response: it sees at least two samples of a node if there are any.
-
-    `default_max_age_s` applies to a request without a maximum age. A request whose empty result means healthy sees no
-    samples that are older than its maximum age.
-    """
-    distance_s = before.sample_distance_s if before is not None else None
-    looks_back = not request.empty_is_healthy and not (before is not None and before.is_distance_measured)
-    max_age_s = series.derived_max_age_s(request.max_age_s or default_max_age_s, distance_s)
-    return request._replace(max_age_s=max_age_s, lookback_s=series.LOOKBACK_S if looks_back else 0.0)
-
-
 def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
     """One request for each key, with the largest maximum age and look-back, and the namespaces of all."""
     by_key: dict[str, MetricRequest] = {}
@@ -139,14 +162,14 @@ def _merge(first: MetricRequest, second: MetricRequest) -> MetricRequest:
 class SourceDependencies(NamedTuple):
     """What sources of metrics are created from."""
 
-    api: Api | None
+    api: "Api | None"
     """None without a cluster."""
-    nodes: NodeLookup
-    prometheus: PrometheusOptions
+    nodes: "NodeLookup"
+    prometheus: "PrometheusOptions"
     max_age_s: float
     """How far back queries of Prometheus look if a rule does not say."""
     timeout_s: float
-    registry: MetricsRegistry
+    registry: "MetricsRegistry"
 
 
 def create_metric_sources(

@@ -6,16 +6,14 @@ Of the names of metrics, which tenants choose, only a limited number labels seri
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, merge_requests, with_lookback
+from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, RefreshOptions, merge_requests
 from nodewise.metrics.missing_values import CauseReason
-from nodewise.metrics.series import Series, merge_newer
+from nodewise.metrics.series import LOOKBACK_S, Series, derived_max_age_s, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -59,29 +57,16 @@ _TOO_LARGE: Final[frozenset[CauseReason]] = frozenset(
 """The causes of failures that a response with fewer samples may not have."""
 
 
-class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Period and limits of metric requests."""
+def with_lookback(request: MetricRequest, before: Series | None, default_max_age_s: float) -> MetricRequest:
+    """The request as it is sent, given the last response: it sees at least two samples of a node if there are any.
 
-    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Period of metric requests and of the evaluation of policies. Telemetry Aware Scheduling has the same default."""
-
-    metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Timeout per metric, source and period, including the time that a request waits for a slot of
-    --metrics-concurrency."""
-
-    metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
-    """Limit of concurrent metric requests, and so of connections. It is shared fairly by the namespaces whose policies
-    request the metrics; one namespace uses at most half of it."""
-
-    @property
-    def default_max_age_s(self) -> float:
-        """The age at which a value counts as missing, unless a setting or the distance of samples says otherwise."""
-        return default_max_age_s(self.sync_period_s)
-
-
-def default_max_age_s(sync_period_s: float) -> float:
-    """Five refresh periods, at least 60 s, so that a node keeps its value if one or two scrapes fail."""
-    return max(5 * sync_period_s, 60.0)
+    `default_max_age_s` applies to a request without a maximum age. A request whose empty result means healthy sees no
+    samples that are older than its maximum age.
+    """
+    distance_s = before.sample_distance_s if before is not None else None
+    looks_back = not request.empty_is_healthy and not (before is not None and before.is_distance_measured)
+    max_age_s = derived_max_age_s(request.max_age_s or default_max_age_s, distance_s)
+    return request._replace(max_age_s=max_age_s, lookback_s=LOOKBACK_S if looks_back else 0.0)
 
 
 class MetricsRefresher:

@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.base import clock
+from nodewise.policies.placement_policy import HoldTimes
 
 Mask = NDArray[np.bool_]
 Phases = NDArray[np.uint8]
@@ -74,15 +75,6 @@ _NEXT: Final = np.array(
     ]
 )
 """The next phase by phase and level, before times count."""
-
-
-class HoldTimes(NamedTuple):
-    """The times of a rule, in seconds."""
-
-    for_s: float = 0.0
-    """How long a node must break the rule before it is rejected."""
-    keep_for_s: float = 0.0
-    """How long a node stays rejected after it no longer breaks the rule."""
 
 
 class RulePart(NamedTuple):

@@ -6,7 +6,7 @@ import msgspec
 
 from nodewise.base.option import Option
 from nodewise.metrics import series
-from nodewise.metrics.refresher import default_max_age_s
+from nodewise.metrics.metrics_source import default_max_age_s
 from nodewise.policies.placement_policy import Comparison
 
 

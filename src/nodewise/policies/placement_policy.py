@@ -12,7 +12,6 @@ import msgspec
 
 from nodewise.base.errors import Problem
 from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.policies.hysteresis import HoldTimes
 
 PolicyKind = Literal["TASPolicy", "PlacementPolicy", "ClusterPlacementPolicy"]
 
@@ -85,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True):
     query: str = ""
     """The expression that Prometheus evaluates instead of the metric's name."""
     aggregate: str = ""
-    """One of `aggregation.AGGREGATIONS`: how several series of one node become one value. Empty: they must be equal."""
+    """One of `AGGREGATIONS`: how several series of one node become one value. Empty: they must be equal."""
     empty_means: Literal["", "healthy"] = ""
     """`healthy`: a node without a series does not meet the comparison, also if the query returns no series at all."""
     unusable: str = ""
@@ -99,6 +98,15 @@ class Comparison(msgspec.Struct, frozen=True):
         """The request to the sources; `max_age_s` is the agent's and applies if the comparison has none."""
         age_s = max_age_s if self.max_age_s is None else self.max_age_s
         return MetricRequest(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
+
+
+class HoldTimes(NamedTuple):
+    """The times of a rule, in seconds."""
+
+    for_s: float = 0.0
+    """How long a node must break the rule before it is rejected."""
+    keep_for_s: float = 0.0
+    """How long a node stays rejected after it no longer breaks the rule."""
 
 
 class AvoidRule(msgspec.Struct, frozen=True):

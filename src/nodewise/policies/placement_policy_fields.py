@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base import quantity
 from nodewise.base.errors import did_you_mean
-from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.metrics_source import AGGREGATIONS
 from nodewise.policies.policy_objects import MAX_METRIC_NAME
 from nodewise.policies.rule_operators import OPERATORS, ORDERED_TEXT, RANGE_OPERATORS
 

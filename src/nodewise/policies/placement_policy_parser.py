@@ -14,12 +14,12 @@ import msgspec
 from nodewise.base.errors import shown
 from nodewise.policies import placement_policy_fields as fields
 from nodewise.policies import rule_operators
-from nodewise.policies.hysteresis import HoldTimes
 from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
     Comparison,
     Guard,
+    HoldTimes,
     LabelRule,
     LabelSelector,
     PodSelection,

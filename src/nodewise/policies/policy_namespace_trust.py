@@ -12,15 +12,17 @@ ClusterPlacementPolicy is trusted, because only cluster administrators write it.
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodewise.agent import ObjectKey
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
-from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Comparison, Policy, PolicyKey, PolicyKind
+
+if TYPE_CHECKING:
+    from nodewise.agent import ObjectKey
+    from nodewise.policies.options import TelemetryOptions
 
 NAMESPACES: Final = "namespaces"
 """The key of the namespaces in `ClusterState.objects`."""
@@ -63,7 +65,7 @@ def drop_oversized_labels(namespace: NamespaceObject) -> NamespaceObject:
 class NamespaceTrust:
     """Decides which namespaces are trusted, and restricts the policies of the others."""
 
-    def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
+    def __init__(self, options: "TelemetryOptions", max_age_s: float) -> None:
         """`BadSettings` if `--allowed-metrics` is not a regular expression."""
         self._max_age_s = max(_MAX_UNTRUSTED_AGE_S, max_age_s)
         self._all = options.trust_all_namespaces
@@ -75,7 +77,7 @@ class NamespaceTrust:
             problem = Problem("--allowed-metrics", seen, "a regular expression")
             raise BadSettings("settings", [problem]) from error
 
-    def trusted_namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
+    def trusted_namespaces(self, objects: "Mapping[str, Mapping[ObjectKey, Any]]") -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
         namespaces: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
         return self._named.union(

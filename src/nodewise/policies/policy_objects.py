@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise.agent import Resource
 from nodewise.base.errors import UNREADABLE, Problem, did_you_mean, shown
+from nodewise.kube.resource_kinds import Resource
 from nodewise.policies.placement_policy import Policy, PolicyKind
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -12,8 +12,7 @@ from nodewise.base import clock, quantity
 from nodewise.base.errors import truncate
 from nodewise.metrics.missing_values import NEVER_FETCHED, Cause
 from nodewise.policies import rule_operators
-from nodewise.policies.hysteresis import HoldTimes
-from nodewise.policies.placement_policy import Comparison, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy import Comparison, HoldTimes, PolicyKey, PolicyKind
 
 _MAX_LENGTH: Final = 512
 """Characters of the text of several rules, which the response contains once for every node."""

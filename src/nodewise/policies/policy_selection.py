@@ -13,13 +13,15 @@ responses are those without the policy.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agent import ObjectKey
 from nodewise.policies.placement_policy import Canary, LabelSelector, Mode, PodSelection, Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NamespaceObject
+
+if TYPE_CHECKING:
+    from nodewise.agent import ObjectKey
 
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
@@ -138,7 +140,7 @@ class SelectionIndex:
     def __init__(
         self,
         policies: Iterable[Policy],
-        namespaces: Mapping[ObjectKey, NamespaceObject],
+        namespaces: "Mapping[ObjectKey, NamespaceObject]",
         own_namespace: str = "",
         before: "SelectionIndex | None" = None,
     ) -> None:
@@ -196,7 +198,9 @@ class SelectionIndex:
             keys = ()
         return (*keys, *(candidate.key for candidate in selecting))
 
-    def reusable_candidates(self, namespaces: Mapping[ObjectKey, NamespaceObject]) -> dict[str, _Candidates]:
+    def reusable_candidates(
+        self, namespaces: "Mapping[ObjectKey, NamespaceObject]"
+    ) -> dict[str, _Candidates]:
         """What the next index keeps if it is unchanged, by namespace."""
         known = self._earlier | self._candidates
         return {name: candidates for name, candidates in known.items() if ("", name) in namespaces}

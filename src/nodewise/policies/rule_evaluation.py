@@ -127,12 +127,29 @@ def rule_inputs(rule: Comparison, column: Column, now: float, max_age_s: float) 
     return RuleInputs(column, now, states, known, ~known, np.broadcast_to(np.False_, len(states)))
 
 
+def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
+    """Where `value operator target` is true. An operator that does not exist is true nowhere."""
+    entry = rule_operators.OPERATORS.get(operator)
+    if entry is None:
+        return np.zeros(len(values), bool)
+    return np.asarray(entry.compare(values, target), bool)
+
+
+def compare_all(
+    operator: str, lowest: NDArray[np.int64], highest: NDArray[np.int64], target: int
+) -> NDArray[np.bool_]:
+    """Where all values of a range are certain to meet `value operator target`."""
+    if operator == "notEquals":
+        return compare("above", lowest, target) | compare("below", highest, target)
+    return compare(operator, lowest, target) & compare(operator, highest, target)
+
+
 def evaluate_rule(
     rule: Comparison, inputs: RuleInputs, *, reject_missing: bool, max_age_s: float = np.inf
 ) -> RuleEvaluation:
     """Evaluate a rule over all nodes."""
     fresh = inputs.states == ValueState.FRESH
-    broken = fresh & rule_operators.compare(rule.operator, inputs.column.values, rule.target)
+    broken = fresh & compare(rule.operator, inputs.column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     lacking = inputs.unknown if rejects else inputs.none
     agreeing = _agreeing_nodes(rule, inputs, max_age_s)
@@ -149,7 +166,7 @@ def _agreeing_nodes(rule: Comparison, inputs: RuleInputs, max_age_s: float) -> M
     differing = inputs.column.differing
     if differing is None:
         return None
-    is_met = rule_operators.compare_all(rule.operator, differing.lowest, differing.highest, rule.target)
+    is_met = compare_all(rule.operator, differing.lowest, differing.highest, rule.target)
     is_old = inputs.evaluated_at - differing.times > max_age_s
     is_response_old = inputs.evaluated_at - inputs.column.answered_at > max_age_s
     numbers = differing.numbers[is_met & ~is_old & (not is_response_old)]

@@ -5,22 +5,18 @@ ARCHITECTURE.md names what else an operator needs. Comparisons are exact. Source
 Aware Scheduling 0.7, `core/operator.go`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nodewise.agent import COMPARISONS
-from nodewise.metrics.series import Values
 from nodewise.policies.placement_policy import PolicyKind
 
 
 class Operator(NamedTuple):
     """The uses of an operator."""
 
-    compare: np.ufunc
-    """As the condition of a rule."""
+    compare: Callable[[Any, Any], Any]
+    """As the condition of a rule, for two numbers, or for an array and a number."""
     order: int
     """As a preference: 1 for small values first, -1 for large ones, 0 for no order. Of several values that meet the
     same operator, the most extreme one is the largest for -1 and the smallest for 1."""
@@ -45,27 +41,19 @@ _ABOVE_TEXT: Final = (
 )
 
 OPERATORS: Final[Mapping[str, Operator]] = {
-    "above": Operator(
-        COMPARISONS["above"], -1, ("atLeast", "below"), ">", _TEXT + _ABOVE_TEXT, "GreaterThan"
-    ),
-    "atLeast": Operator(
-        COMPARISONS["atLeast"], -1, ("above", "atMost"), ">=", _TEXT + "a value at or above this one."
-    ),
-    "below": Operator(
-        COMPARISONS["below"], 1, ("atMost", "above"), "<", _TEXT + "a value below this one.", "LessThan"
-    ),
-    "atMost": Operator(
-        COMPARISONS["atMost"], 1, ("below", "atLeast"), "<=", _TEXT + "a value at or below this one."
-    ),
+    "above": Operator(gt, -1, ("atLeast", "below"), ">", _TEXT + _ABOVE_TEXT, "GreaterThan"),
+    "atLeast": Operator(ge, -1, ("above", "atMost"), ">=", _TEXT + "a value at or above this one."),
+    "below": Operator(lt, 1, ("atMost", "above"), "<", _TEXT + "a value below this one.", "LessThan"),
+    "atMost": Operator(le, 1, ("below", "atLeast"), "<=", _TEXT + "a value at or below this one."),
     "equals": Operator(
-        COMPARISONS["equals"],
+        eq,
         0,
         ("notEquals", "atLeast", "atMost"),
         "==",
         _TEXT + "exactly this value.",
         "Equals",
     ),
-    "notEquals": Operator(COMPARISONS["notEquals"], 0, ("equals",), "!=", _TEXT + "every other value."),
+    "notEquals": Operator(ne, 0, ("equals",), "!=", _TEXT + "every other value."),
 }
 
 
@@ -130,23 +118,6 @@ def _parts_of(rule: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     rest = {field: value for field, value in rule.items() if field != name}
     for operator, value in zip(RANGE_OPERATORS[name].parts, rule[name], strict=True):
         yield {**rest, operator: value}
-
-
-def compare(operator: str, values: Values, target: int) -> NDArray[np.bool_]:
-    """Where `value operator target` is true. An operator that does not exist is true nowhere."""
-    entry = OPERATORS.get(operator)
-    if entry is None:
-        return np.zeros(len(values), bool)
-    return np.asarray(entry.compare(values, target), bool)
-
-
-def compare_all(
-    operator: str, lowest: NDArray[np.int64], highest: NDArray[np.int64], target: int
-) -> NDArray[np.bool_]:
-    """Where all values of a range are certain to meet `value operator target`."""
-    if operator == "notEquals":
-        return compare("above", lowest, target) | compare("below", highest, target)
-    return compare(operator, lowest, target) & compare(operator, highest, target)
 
 
 def sort_direction(operator: str) -> int:

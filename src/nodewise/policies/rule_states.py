@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.metrics.series import ValueState
-from nodewise.policies import hysteresis, policy_status_fields, rule_operators
+from nodewise.policies import hysteresis, policy_status_fields, rule_evaluation
 from nodewise.policies.hysteresis import (
     BROKEN,
     PASSING,
@@ -166,7 +166,7 @@ def _rule_part(part: Comparison, rules: RuleEvaluationCache) -> RulePart:
     broken = held = evaluation.broken & known
     if part.release is not None:
         fresh = inputs.states == ValueState.FRESH
-        held = fresh & rule_operators.compare(part.operator, inputs.column.values, part.release)
+        held = fresh & rule_evaluation.compare(part.operator, inputs.column.values, part.release)
         held = held if evaluation.agreeing is None else held | evaluation.agreeing
     is_held = rules.is_suspended(part) or inputs.column.is_incomplete
     missing_releases = np.array(part.when_missing != "reject" and not is_held)

@@ -5,8 +5,8 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
 from nodewise.metrics import missing_values
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.series import Column, Series, build_column, empty_column, is_near
 from nodewise.policies import (
     native_mode_admission,

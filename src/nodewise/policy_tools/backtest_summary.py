@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix
 from nodewise.metrics.series import Floats, ValueState
-from nodewise.policies import hysteresis, rule_operators
+from nodewise.policies import hysteresis, rule_evaluation
 from nodewise.policies.hysteresis import PERIOD_S, NodeStates, RulePart
 from nodewise.policies.options import MaxAges
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy
@@ -123,10 +123,10 @@ class RuleArrays:
         is_empty_known = part.empty_means and not is_incomplete
         known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
         agreeing = _agreeing_nodes(part, matrix)
-        met = fresh & rule_operators.compare(part.operator, matrix.values, part.target)
+        met = fresh & rule_evaluation.compare(part.operator, matrix.values, part.target)
         broken = held = met | agreeing
         if part.release is not None:
-            held = fresh & rule_operators.compare(part.operator, matrix.values, part.release) | agreeing
+            held = fresh & rule_evaluation.compare(part.operator, matrix.values, part.release) | agreeing
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
         suspended = context.suspended.get(part.metric_request().key)
         is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
@@ -171,7 +171,7 @@ class RuleArrays:
 def _agreeing_nodes(part: Comparison, matrix: NodeMatrix) -> Mask:
     """Where the series of a node differ and all of their values meet the rule (`RuleEvaluation.agreeing`)."""
     entries = matrix.differing
-    met = rule_operators.compare_all(part.operator, entries.lowest, entries.highest, part.target)
+    met = rule_evaluation.compare_all(part.operator, entries.lowest, entries.highest, part.target)
     agreeing = np.zeros(matrix.states.shape, bool)
     agreeing[entries.steps[met], entries.nodes[met]] = True
     return agreeing

@@ -18,17 +18,17 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
+from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.decision import Decision
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest, merge_requests, with_lookback
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions, default_max_age_s, merge_requests
 from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.refresher import RefreshOptions, default_max_age_s
+from nodewise.metrics.refresher import with_lookback
 from nodewise.metrics.series import Series, merge_newer
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import PolicyObject

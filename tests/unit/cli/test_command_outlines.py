@@ -147,6 +147,13 @@ def test_help_imports_no_command(typed: str) -> None:
     assert heavy_modules(imported_modules(*typed.split()[1:], "--help")) == set()
 
 
+@pytest.mark.parametrize("command", ["lint", "convert"])
+def test_commands_that_only_read_policies_import_no_arrays(command: str) -> None:
+    modules = imported_modules("policy", command, "examples/taspolicy/policy.yaml")
+    assert "nodewise.policies.taspolicy_parser" in modules, "the policies were read"
+    assert {"numpy", "asyncio", "httpx2"}.isdisjoint(modules)
+
+
 def test_names_of_agents_are_completed_without_importing_them() -> None:
     modules = imported_modules(typed="nodewise decide --agents t")
     assert heavy_modules(modules) == set()

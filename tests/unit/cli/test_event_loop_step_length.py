@@ -32,7 +32,8 @@ from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.kube.reflector import Reflector
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from nodewise.server.application import Request

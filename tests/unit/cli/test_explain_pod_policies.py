@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base.errors import Problem, Refused
 from nodewise.cli.explain import pod_state
 from nodewise.cli.explain.pod_state import PodReadResult
 from nodewise.kube.resource_kinds import NAMESPACES, PODS
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model.in_memory_api import FakeApi
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.cli import decide_inputs
 from nodewise.cli.decide_inputs import InputSelection
 from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base.errors import BadInput
 from nodewise.cli import policy_diff
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.metrics.prometheus import client
-from nodewise.policies import KIND
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi

@@ -24,7 +24,7 @@ from nodewise.engine.object_feed import MOST_WAITING_POD_BYTES
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
-from nodewise.metrics.refresher import RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server

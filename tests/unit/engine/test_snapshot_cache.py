@@ -11,7 +11,8 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, Snapshot, StateB
 from nodewise.base.clock import ManualClock
 from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import StoreWriter
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 PERIOD_S = 5.0

@@ -31,7 +31,8 @@ from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.kube.struct_type_merge import merge
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube.virtual_time import VirtualClock

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from nodewise import agents
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.agents.telemetry import TelemetryKind
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput
@@ -18,7 +19,6 @@ from nodewise.engine.recording_file import Record
 from nodewise.engine.request_recorder import FileRecorder
 from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import TelemetryKind
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model.recording_replay import Difference, Player, ReplayAgents
 from nodewise.server.application import Request

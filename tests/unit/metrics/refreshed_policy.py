@@ -7,15 +7,15 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.agent import ClusterState, NodeIndex
+from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import ManualClock
-from nodewise.metrics.metrics_source import merge_requests
+from nodewise.metrics.metrics_source import RefreshOptions, merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusSettings, PrometheusSource
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 

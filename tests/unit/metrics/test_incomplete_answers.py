@@ -12,10 +12,10 @@ import pytest
 
 from nodewise.base.clock import SystemClock
 from nodewise.metrics.aggregation import distribution_of
-from nodewise.metrics.metrics_source import MetricRequest, NoValues
+from nodewise.metrics.metrics_source import MetricRequest, NoValues, RefreshOptions
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.range_matrix import TimeGrid
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry

@@ -6,8 +6,8 @@ from typing import Any
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, Unavailable
-from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Sample, Series
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time

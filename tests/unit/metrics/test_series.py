@@ -8,8 +8,9 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.metrics.metrics_source import MetricRequest, with_lookback
+from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_index import NodeIndex
+from nodewise.metrics.refresher import with_lookback
 from nodewise.metrics.series import (
     LOOKBACK_S,
     Column,

@@ -16,8 +16,8 @@ from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
-from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Sample
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.metrics.custom_metrics_objects import group, item

@@ -7,9 +7,9 @@ import structlog
 
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
-from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
 from nodewise.metrics.missing_values import Cause
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import (
     FIRST_PAUSE_S,

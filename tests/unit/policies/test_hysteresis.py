@@ -5,7 +5,8 @@ import pytest
 
 from nodewise.agent import NodeIndex
 from nodewise.policies import hysteresis
-from nodewise.policies.hysteresis import BETWEEN, BROKEN, RELEASED, UNKNOWN, FlapHistory, HoldTimes, RulePart
+from nodewise.policies.hysteresis import BETWEEN, BROKEN, RELEASED, UNKNOWN, FlapHistory, RulePart
+from nodewise.policies.placement_policy import HoldTimes
 
 LEVELS = {"B": BROKEN, "r": RELEASED, "-": BETWEEN, "?": UNKNOWN}
 PHASES = "pnRk"

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
+from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.kube.resource_kinds import EVENTS, PODS
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND, policy_status
+from nodewise.policies import policy_status
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base.clock import ManualClock
 from nodewise.engine.decision import DecisionRing
 from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.policies import KIND
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
 from tests.unit.policies.placement_policy_cluster import ALL, HOT, Cluster, placement, pod, policy_object

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise.agent import ObjectKey, Watched
+from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
 from nodewise.cli.completion import ListedNames, list_names
@@ -20,7 +21,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
-from nodewise.policies import KIND, policy_selection
+from nodewise.policies import policy_selection
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, VERDICT_LABELS

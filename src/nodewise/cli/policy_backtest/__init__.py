@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import click
 import msgspec
 
+from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
@@ -19,10 +20,9 @@ from nodewise.cli.terminal_output import progress_bar
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.resource_kinds import NODES
+from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
-from nodewise.policies import KIND
 from nodewise.policy_tools import backtest_history, policy_timeline
 from nodewise.policy_tools.backtest_history import HistoryRange
 from nodewise.policy_tools.backtest_report import BacktestReport

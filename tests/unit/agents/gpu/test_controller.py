@@ -27,7 +27,8 @@ from nodewise.engine.snapshot_cache import SnapshotCache
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
-from nodewise.metrics.refresher import MetricsRefresher, RefreshOptions
+from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
