@@ -4,14 +4,16 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from nodewise.base import clock, quantity
 from nodewise.base.errors import visible
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
-from nodewise.metrics.aggregation import Direction, ValueDistribution
-from nodewise.metrics.metrics_source import MetricRequest
-from nodewise.metrics.series import Series
+
+if TYPE_CHECKING:  # a conversion needs no values of metrics, and so no arrays
+    from nodewise.metrics.aggregation import Direction, ValueDistribution
+    from nodewise.metrics.metrics_source import MetricRequest
+    from nodewise.metrics.series import Series
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
@@ -107,8 +109,8 @@ _MODE_LINES: Final[Mapping[str, Sequence[str]]] = {
 class NewRule(NamedTuple):
     """A rule of a new policy, which avoids nodes."""
 
-    request: MetricRequest
-    direction: Direction
+    request: "MetricRequest"
+    direction: "Direction"
     threshold: str
     """A quantity as it was typed or proposed."""
     release: str = ""
@@ -144,8 +146,8 @@ class NewPolicy(NamedTuple):
 class CurrentValues(NamedTuple):
     """The values of all nodes for a rule."""
 
-    distribution: ValueDistribution
-    series: Series
+    distribution: "ValueDistribution"
+    series: "Series"
 
 
 def namespaces_text(is_cluster_wide: bool) -> str:
@@ -255,7 +257,7 @@ def _written_value(text: str) -> str:
     return text if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text) else f'"{text.strip()}"'
 
 
-def distribution_lines(distribution: ValueDistribution, series: Series, title: str = "") -> Iterator[str]:
+def distribution_lines(distribution: "ValueDistribution", series: "Series", title: str = "") -> Iterator[str]:
     """The number of nodes with values, and some percentiles. The values of a query have a title."""
     count, without = len(distribution.ordered), len(distribution.without_value)
     nodes = "1 node" if count == 1 else f"{count} nodes"
@@ -271,7 +273,7 @@ def distribution_lines(distribution: ValueDistribution, series: Series, title: s
     yield ", ".join(f"{name} {quantity.nano_to_text(value)}" for name, value in figures.items())
 
 
-def _rejected_nodes(distribution: ValueDistribution, direction: Direction, threshold: int) -> str:
+def _rejected_nodes(distribution: "ValueDistribution", direction: "Direction", threshold: int) -> str:
     """The number of nodes beyond a threshold in nano-units, and the first of their names."""
     nodes = distribution.beyond(direction, threshold)
     count = f"{len(nodes)} of {len(distribution.ordered) + len(distribution.without_value)} nodes now"
