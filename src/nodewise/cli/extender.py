@@ -364,7 +364,9 @@ def command(command_line: CommandLine) -> None:
         )
     agents = agent_selection.parse_agents(own.agents)
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
-    server_components.return_freed_blocks()
+    server_components.return_freed_blocks(
+        server_components.REQUEST_BLOCK_BYTES, server_components.REQUEST_FREE_BYTES
+    )
     config = ServerConfig(settings, agents, agent_options)
     server_components.run_until_signal(
         lambda: wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),

@@ -378,20 +378,26 @@ def create_leader_tasks(
     return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])
 
 
-_MMAP_THRESHOLD: Final = -3
-"""`M_MMAP_THRESHOLD` of glibc's malloc.h."""
-_BLOCK_BYTES: Final = 2**17
-"""A response about a metric or a page of a list has about a megabyte, and annotations of one pod up to 256 KiB. Filter
-requests with 5,000 names are larger, too; mapping their blocks costs 3 % of the median (1.033 and 1.067 ms)."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
+_SMALL_BYTES: Final = 2**17
+"""glibc's default of both. Annotations of one pod have up to 256 KiB."""
+REQUEST_BLOCK_BYTES, REQUEST_FREE_BYTES = 2**19, 2**23
+"""For the extender. A request with 5,000 names has 232 kB, and the arrays for it are as large. If they were mapped, or
+returned after each request, the kernel would clear 500 pages per request, which takes a third of its time. A response
+about a metric or a page of a list has about a megabyte.
+"""
 
 
-def return_freed_blocks() -> None:
-    """Let malloc map each block of 128 KiB or more, and unmap it when it is freed.
+def return_freed_blocks(block_bytes: int = _SMALL_BYTES, free_bytes: int = _SMALL_BYTES) -> None:
+    """Let malloc map each block of `block_bytes` or more, and unmap it when it is freed. Of smaller blocks, it keeps
+    `free_bytes` free at the end of the heap.
 
-    By default glibc raises this threshold up to 32 MiB as soon as such a block is freed. Later blocks are then parts of
-    the heap, which small objects that were allocated after them keep from shrinking: 40 responses of a megabyte at the
-    same time would stay in memory forever. Other C libraries do not have the function, or ignore the option.
+    By default glibc raises both up to 32 MiB as soon as such a block is freed. Later blocks are then parts of the heap,
+    which small objects that were allocated after them keep from shrinking: 40 responses of a megabyte at the same time
+    would stay in memory forever. Other C libraries do not have the function, or ignore the options.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)
+        mallopt(_MMAP_THRESHOLD, block_bytes)
+        mallopt(_TRIM_THRESHOLD, free_bytes)
