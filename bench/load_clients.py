@@ -34,6 +34,9 @@ class HttpLoad(NamedTuple):
     """Minimum duration."""
     save: Path | None = None
     """File for the body of the last response."""
+    method: str = "POST"
+    interval_s: float = 0.0
+    """Time from the begin of one request to that of the next."""
 
 
 class LoadClient(NamedTuple):
@@ -52,6 +55,8 @@ class LoadClient(NamedTuple):
             "requests": load.requests,
             "seconds": load.seconds,
             "save": load.save or "",
+            "method": load.method,
+            "interval": f"{load.interval_s}s",
             "ca": self.ca,
             "cert": self.pair.cert,
             "key": self.pair.key,

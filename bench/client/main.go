@@ -1,4 +1,5 @@
 // Asks a server, one request in flight, as kube-scheduler asks an extender: Go's net/http, mutual TLS, keep-alive.
+// With --method and --interval it writes an object of an API server at a low rate.
 // A request's time is from the call of Do to the last byte of the answer. Its JSON is not decoded, and the body not
 // encoded, within that time.
 package main
@@ -30,6 +31,7 @@ type result struct {
 type selector struct {
 	client  *http.Client
 	url     string
+	method  string
 	bodies  [][]byte
 	asked   int
 	answer  bytes.Buffer
@@ -47,16 +49,20 @@ func main() {
 	warmup := flag.Int("warmup", 0, "requests that are not measured")
 	requests := flag.Int("requests", 1, "fewest requests")
 	seconds := flag.Float64("seconds", 0, "shortest time")
+	method := flag.String("method", http.MethodPost, "HTTP method")
+	interval := flag.Duration("interval", 0, "time from the begin of one request to that of the next")
 	flag.Parse()
 
-	a := &selector{client: client(*ca, *cert, *key), url: *url, bodies: read(*bodies)}
+	a := &selector{client: client(*ca, *cert, *key), url: *url, method: *method, bodies: read(*bodies)}
 	for range *warmup {
 		a.ask()
 	}
 	micros := make([]float64, 0, 1<<16)
 	shortest := time.Duration(*seconds * float64(time.Second))
 	for began := time.Now(); len(micros) < *requests || time.Since(began) < shortest; {
-		micros = append(micros, float64(a.ask().Nanoseconds())/1000)
+		took := a.ask()
+		micros = append(micros, float64(took.Nanoseconds())/1000)
+		time.Sleep(*interval - took)
 	}
 	if *save != "" {
 		check(os.WriteFile(*save, a.answer.Bytes(), 0o644))
@@ -104,7 +110,7 @@ func client(ca, cert, key string) *http.Client {
 func (a *selector) ask() time.Duration {
 	body := a.bodies[a.asked%len(a.bodies)]
 	a.asked++
-	request, err := http.NewRequest(http.MethodPost, a.url, bytes.NewReader(body))
+	request, err := http.NewRequest(a.method, a.url, bytes.NewReader(body))
 	check(err)
 	request.Header.Set("Content-Type", "application/json")
 	request = request.WithContext(httptrace.WithClientTrace(request.Context(), &httptrace.ClientTrace{

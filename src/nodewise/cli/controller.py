@@ -36,9 +36,10 @@ TELEMETRY: Final = agents.load("telemetry")
 class ControllerKubeOptions(KubeOptions, frozen=True, kw_only=True):
     """Connection to the cluster."""
 
-    kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
-    """Average limit of writes to the API server per second. Reads are not limited, because there are few. The default
-    labels 5,000 nodes in less than two minutes."""
+    kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 250.0
+    """Most writes to the API server per second, on average. Reads are not limited, because there are few. The rate
+    begins at 50, rises while responses take up to 25 ms on average, and falls after the statuses 429 and 5xx and after
+    timeouts. With 50 it never exceeds that of earlier versions."""
 
     kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 200
     """Burst of writes to the API server. The default is enough to label some racks of nodes without delay."""

@@ -16,10 +16,10 @@ import httpx2
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.kube import credentials, http_transport, kubeconfig
-from nodewise.kube.api_server_interface import TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.http_transport import RenewingTransport
 from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
+from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry, UncountedMetrics
 
 KEPT_S: Final = 60.0
@@ -116,8 +116,8 @@ def connect(
         extensions={"sni_hostname": name} if (name := cluster.get("tls-server-name")) else {},
         hint=lambda: credentials.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
     )
-    bucket = TokenBucket(options.kube_qps, options.kube_burst)
-    return HttpApi(http, connection_info, bucket, clock, metrics_registry)
+    write_rate = WriteRate(options.kube_qps, options.kube_burst)
+    return HttpApi(http, connection_info, write_rate, clock, metrics_registry)
 
 
 def _create_transport(

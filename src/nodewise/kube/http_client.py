@@ -26,6 +26,7 @@ from nodewise.kube.api_server_interface import (
     Patch,
     TokenBucket,
 )
+from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 if TYPE_CHECKING:
@@ -254,11 +255,27 @@ class HttpApi:
             problem = Problem(
                 "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
             )
-            call = str(_api_call(verb, request))
-            raise Unavailable(call, [problem], remedy="raise --kube-qps and --kube-burst")
+            is_reduced = isinstance(self._bucket, WriteRate) and self._bucket.is_reduced
+            remedy = api_server_interface.REMEDIES[429] if is_reduced else "raise --kube-qps and --kube-burst"
+            raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
         if wait_s:
             await self._clock.sleep(wait_s)
-        return await self._send_request(verb, request, timeout_s - wait_s)
+        sent_s, overload = self._clock.monotonic(), None
+        try:
+            return await self._send_request(verb, request, timeout_s - wait_s)
+        except Unavailable as error:
+            overload = error
+            raise
+        finally:
+            if isinstance(self._bucket, WriteRate):
+                retry_after_s = overload.retry_after_s if overload and overload.http_status else 0.0
+                self._bucket.record_response(
+                    sent_s,
+                    self._clock.monotonic(),
+                    is_overloaded=overload is not None,
+                    retry_after_s=retry_after_s,
+                )
+                self._metrics_registry.set("kube_write_rate", self._bucket.qps)
 
     async def _send_request(
         self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None = None

@@ -173,9 +173,11 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Context of the kubeconfig. Empty: its current-context."""
 
     kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 20.0
-    """Average limit of writes to the API server per second. Reads are not limited, because there are few.
+    """Most writes to the API server per second, on average. Reads are not limited, because there are few.
 
-    The default is four times that of client-go, because one bind takes two writes.
+    The default is four times that of client-go, because one bind takes two writes. The rate begins at 50 at most, rises
+    above that while responses take up to 25 ms on average, and falls after the statuses 429 and 5xx and after timeouts.
+    That does not apply to binds, which have this limit of their own.
     """
 
     kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 50

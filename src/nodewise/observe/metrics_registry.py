@@ -123,12 +123,12 @@ METRICS: Final[dict[str, Metric]] = {
         ("why",),
     ),
     "nodes_to_label": Metric(
-        "Nodes whose labels differ from those of policies; only of the leader. `--kube-qps` limits the"
+        "Nodes whose labels differ from those of policies; only of the leader. `nodewise_kube_write_rate` limits the"
         " writes."
     ),
     "native_nodes_to_label": Metric(
         "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader."
-        " `--kube-qps` limits the writes."
+        " `nodewise_kube_write_rate` limits the writes."
     ),
     "foreign_verdict_labels_total": Metric(
         "Labels with a verdict that another field manager had written, and that are overwritten."
@@ -149,6 +149,10 @@ METRICS: Final[dict[str, Metric]] = {
     "loop_lag_seconds": Metric("Longest delay of the event loop in the last period."),
     "ready": Metric("1 when ready."),
     "kube_requests_total": Metric("Calls to the API server, by outcome.", ("verb", "outcome")),
+    "kube_write_rate": Metric(
+        "Writes to the API server that nodewise permits itself per second: 50 at first and at most `--kube-qps`,"
+        " as far as the API server responds quickly."
+    ),
     "kube_objects": Metric("Stored objects of a kind.", ("kind",)),
     "kube_lists_total": Metric("Complete lists started, by reason.", ("kind", "reason")),
     "kube_contact_timestamp_seconds": Metric(

@@ -230,25 +230,34 @@ def order_fairly(
     wanted: Mapping[str, Labels],
     owned: Mapping[str, Labels],
     turn: int = 0,
+    waited_for: Container[str] = (),
 ) -> Generator[None, None, list[str]]:
     """The nodes of `wanted` in the order in which they are written: the namespaces take turns. Yields between nodes.
 
     `turn` determines which namespace is first, because not all nodes may be written in one step.
     Each namespace has the nodes on which its labels change, so that one whose labels always change everywhere delays
-    no other. Nodes that begin to violate a policy come first, because pods are still placed there.
+    no other. Of each, nodes that begin to violate a policy come first, because pods are still placed there, and then
+    those with a changed label that waiting pods require, whose keys are in `waited_for`.
     """
     violating: dict[str, list[str]] = {}
+    releasing: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}
     for node, labels in wanted.items():
         yield
         for group, keys in changed_label_groups(columns, labels, owned.get(node, {})).items():
-            queues = violating if any(labels.get(key) == VIOLATING for key in keys) else others
+            queues = others
+            if any(labels.get(key) == VIOLATING for key in keys):
+                queues = violating
+            elif any(key in waited_for for key in keys):
+                queues = releasing
             for namespace in group or ("",):
                 queues.setdefault(namespace, []).append(node)
-    namespaces = sorted(violating | others)
+    by_effect = (violating, releasing, others)
+    namespaces = sorted(set().union(*by_effect))
     first = turn % max(len(namespaces), 1)
     in_turns = interleave(
-        [*violating.get(name, ()), *others.get(name, ())] for name in namespaces[first:] + namespaces[:first]
+        [node for queues in by_effect for node in queues.get(name, ())]
+        for name in namespaces[first:] + namespaces[:first]
     )
     return list(dict.fromkeys(in_turns))
 

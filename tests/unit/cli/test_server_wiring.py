@@ -141,7 +141,7 @@ def parse_controller_options(*arguments: str) -> CommandLine:
 
 def test_more_writes_than_of_an_extender_are_allowed() -> None:
     kube = parse_controller_options().settings(ControllerKubeOptions)
-    assert (kube.kube_qps, kube.kube_burst) == (50.0, 200)
+    assert (kube.kube_qps, kube.kube_burst) == (250.0, 200)
     assert kube.kube_qps > KubeOptions().kube_qps
 
 

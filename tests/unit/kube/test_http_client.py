@@ -17,6 +17,7 @@ from nodewise.base.errors import BadInput, BadSettings, Conflict, NodewiseError,
 from nodewise.kube import api_server_interface, http_client, http_transport
 from nodewise.kube.api_server_interface import ApiCall, Expired, NotAllowed, NotFound, Patch, TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi, LineSplitter
+from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -26,7 +27,9 @@ SERVER = "https://host:6443/k8s/clusters/c-1"
 class ServedApi:
     """An `HttpApi` whose server is a function, with its clock and its requests."""
 
-    def __init__(self, answer: Answer, qps: float = 1000.0, burst: int = 1000) -> None:
+    def __init__(
+        self, answer: Answer, qps: float = 1000.0, burst: int = 1000, bucket: TokenBucket | None = None
+    ) -> None:
         self.requests: list[httpx2.Request] = []
         self.clock = ManualClock()
         self.metrics_registry = MetricsRegistry()
@@ -35,7 +38,8 @@ class ServedApi:
         connection_info = ConnectionInfo(
             SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate"
         )
-        self.api = HttpApi(http, connection_info, TokenBucket(qps, burst), self.clock, self.metrics_registry)
+        bucket = bucket or TokenBucket(qps, burst)
+        self.api = HttpApi(http, connection_info, bucket, self.clock, self.metrics_registry)
 
     def _noted(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
@@ -173,6 +177,22 @@ async def test_a_write_that_would_wait_beyond_its_deadline_is_not_sent() -> None
     with pytest.raises(Unavailable, match="raise --kube-qps"):
         await served.api.create("/a", {}, timeout_s=5.0)
     assert len(served.requests) == 1
+
+
+async def test_writes_slow_down_after_429_and_pause_as_long_as_the_server_requests() -> None:
+    served = ServedApi(
+        lambda _: httpx2.Response(429, headers={"retry-after": "7"}), bucket=WriteRate(200.0, 10)
+    )
+    with pytest.raises(Unavailable, match="asks for fewer calls"):
+        await served.api.patch("/a", {}, "merge")
+    assert b"nodewise_kube_write_rate 25.0" in served.metrics_registry.exposition()
+    began_s = served.clock.monotonic()
+    with pytest.raises(Unavailable, match=r"would delay it for more than 5 s.*asks for fewer calls"):
+        await served.api.patch("/a", {}, "merge", timeout_s=5.0)
+    with pytest.raises(Unavailable, match="HTTP status 429"):
+        await served.api.patch("/a", {}, "merge")
+    assert served.clock.monotonic() - began_s >= 7.0
+    assert len(served.requests) == 2
 
 
 async def test_a_lane_has_a_limit_of_its_own() -> None:

@@ -184,6 +184,23 @@ def test_nodes_that_begin_to_violate_a_policy_are_written_first_and_namespaces_t
     assert ordered[1] == ["n6", "n3", "n4", "n5", "n1", "n2"]
 
 
+def test_labels_that_waiting_pods_require_precede_others_of_the_same_namespace_only() -> None:
+    size = np.zeros(1, np.int16)
+    columns = {
+        key: LabelColumn(key, ("violating", "ok"), size, size > 0, namespaces=frozenset([namespace]))
+        for key, namespace in (("a", "x"), ("b", "x"), ("c", "y"))
+    }
+    wanted = {
+        "n1": {"b": "ok"},
+        "n2": {"c": "ok"},
+        "n3": {"a": "ok"},
+        "n4": {"a": "violating"},
+        "n5": {"c": "ok"},
+    }
+    ordering = node_labels.order_fairly(columns, wanted, {}, waited_for=frozenset(["a"]))
+    assert cooperative_scheduling.run_without_pauses(ordering) == ["n4", "n2", "n3", "n5", "n1"]
+
+
 def test_a_node_begins_to_violate_when_a_label_becomes_violating() -> None:
     begins = node_labels.begins_to_violate
     assert begins({"a": "violating"}, {})

@@ -118,21 +118,32 @@ class ApiServerFixture:
 
 
 async def test_nodes_that_recover_are_labelled_later_while_many_pods_wait() -> None:
-    fixture = ApiServerFixture(300)
+    fixture = ApiServerFixture(250)
     await fixture.step(*fixture.names, waiting_pods=2500)
-    assert len(fixture.labelled()) == 300, "nodes that begin to violate a policy do not wait"
+    assert len(fixture.labelled()) == 250, "nodes that begin to violate a policy do not wait"
     fixture.watch()
     await fixture.step(waiting_pods=2500)
-    assert len(fixture.labelled()) == 300
+    assert len(fixture.labelled()) == 250
     fixture.clock.advance(7.5)
     await fixture.step(waiting_pods=2500)
     left = len(fixture.labelled())
-    assert left == pytest.approx(275, abs=1), (
+    assert left == pytest.approx(225, abs=1), (
         "10 nodes a second, after five seconds that the first labels cost"
     )
     assert fixture.left() == left
     await fixture.step(waiting_pods=0)
     assert not fixture.labelled()
+
+
+async def test_a_node_is_written_once_for_all_policies_that_change_on_it() -> None:
+    fixture = ApiServerFixture(20)
+    await fixture.step_of_namespaces(a=fixture.names, b=fixture.names, c=fixture.names[:5])
+    assert fixture.api.patched == 20
+    assert fixture.labelled("a") == fixture.labelled("b") == set(fixture.names)
+    await fixture.step_of_namespaces(a=[], b=[], c=fixture.names)
+    assert fixture.api.patched == 40
+    assert not fixture.labelled("a")
+    assert fixture.labelled("c") == set(fixture.names)
 
 
 async def test_a_label_of_a_write_without_response_is_removed_when_the_node_recovers() -> None:
@@ -364,9 +375,23 @@ def test_the_more_pods_wait_the_fewer_nodes_are_changed(pods: int, at_once: int,
     assert changes(budget, 1000.0, pods) == pytest.approx(at_once, abs=1)
 
 
-def test_urgent_changes_are_always_allowed_and_delay_others() -> None:
+@pytest.mark.parametrize(
+    ("pods", "at_once", "per_second"),
+    [(0, 10_000, 10_000), (500, 500, 100), (1_000, 250, 50), (10**6, 250, 50)],
+)
+def test_urgent_changes_have_a_larger_budget(pods: int, at_once: int, per_second: int) -> None:
     budget = ExaminationBudget()
-    assert changes(budget, 0.0, 2_500, urgent=1000) == 0
+
+    def count(now_s: float) -> int:
+        return sum(budget.take(now_s, pods, is_urgent=True) for _ in range(10_000))
+
+    assert count(0.0) == pytest.approx(at_once, abs=1)
+    assert count(1.0) == pytest.approx(per_second, abs=1)
+
+
+def test_urgent_changes_delay_others() -> None:
+    budget = ExaminationBudget()
+    assert changes(budget, 0.0, 2_500, urgent=250) == 0
     assert changes(budget, 4.9, 2_500) == 0, "at most five seconds of the budget are owed"
     assert changes(budget, 6.0, 2_500) == pytest.approx(10, abs=1)
     assert changes(budget, 6.0, 0) == 10_000, "no pod waits any more"

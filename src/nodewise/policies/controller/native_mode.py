@@ -408,7 +408,8 @@ class NativeMode:
         )
         try:
             rejected = native_mode_pods.count_rejected(pods)
-            await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected)
+            required = frozenset(chain.from_iterable(pod.keys for pod in own_pods))
+            await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected, required)
         finally:
             wanted = self._desired_statuses(policies, columns, needed)
             uncovered = await cooperative_scheduling.run(self._find_uncovered(selection, policies, wanted))

@@ -1,0 +1,128 @@
+"""The rate of writes to the API server, which follows how fast it responds. Pure computation; time is an argument.
+
+Additive increase and multiplicative decrease: from any state this converges to the capacity, shared equally by the
+clients that do the same, such as the replicas of a sharded controller. Source: D.-M. Chiu and R. Jain, "Analysis of the
+Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", Computer Networks and ISDN Systems 17
+(1989). As in TCP, one decrease answers for all requests that were sent before it (RFC 6582), an increase requires that
+the limit delays requests, and an idle time ends what was learned (RFC 7661).
+"""
+
+from typing import Final
+
+from nodewise.kube.api_server_interface import TokenBucket
+
+START_QPS: Final = 50.0
+"""The rate at the beginning and after an idle time, and with an API server that responds slowly but without errors."""
+LEAST_QPS: Final = 5.0
+QUICK_S: Final = 0.025
+"""The mean time to a response up to which the rate rises above `START_QPS`."""
+SLOW_S: Final = 1.0
+"""The mean time from which on the API server counts as overloaded; Kubernetes' objective for calls that write."""
+LONGEST_PAUSE_S: Final = 30.0
+"""The longest Retry-After that is obeyed."""
+IDLE_S: Final = 10.0
+_INTERVAL_S: Final = 0.5
+"""The shortest time between two changes of the rate without an error."""
+_LEAST_RESPONSES: Final = 10
+"""Responses that a change of the rate is based on, without an error."""
+_FIRST_INCREASE_QPS: Final = 25.0
+"""The increase in an interval until the first decrease."""
+_INCREASE_QPS: Final = 5.0
+_GENTLE_DECREASE: Final = 0.8
+"""The decrease when responses become slow; after errors, the rate is halved."""
+
+
+class WriteRate(TokenBucket):
+    """A token bucket whose rate is at most `most_qps`, and lower while the API server is slow or refuses calls.
+
+    Each response is reported to `record_response`. The API server limits a client by queues and by the number of
+    concurrent calls of its priority level (API Priority and Fairness); it says so by 429 with Retry-After.
+    """
+
+    def __init__(self, most_qps: float, burst: int) -> None:
+        super().__init__(min(START_QPS, most_qps), burst)
+        self._most_qps = most_qps
+        self._least_qps = min(LEAST_QPS, most_qps / 10)
+        self._used_s = float("-inf")
+        """The time of the last call."""
+        self._paused_until_s = float("-inf")
+        self._departure_s = float("-inf")
+        """When the last call proceeds."""
+        self._begin_interval(float("-inf"))
+        self._increase_qps = _FIRST_INCREASE_QPS
+
+    @property
+    def qps(self) -> float:
+        """The present rate, calls per second."""
+        return self._qps
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the API server refused calls or did not respond, and the rate has not recovered."""
+        return self._qps < min(START_QPS, self._most_qps)
+
+    def take(self, now_s: float, patience_s: float = float("inf")) -> float | None:
+        if now_s - self._used_s > IDLE_S:
+            self._qps = min(self._qps, START_QPS)
+            self._increase_qps = _FIRST_INCREASE_QPS
+            self._begin_interval(now_s)
+        self._used_s = now_s
+        at_s = max(now_s, self._paused_until_s)
+        before = self._tokens, self._at_s
+        wait_s = super().take(at_s)
+        assert wait_s is not None
+        departure_s = at_s + wait_s
+        if wait_s:
+            # calls keep their order and distance after an increase of the rate, too
+            departure_s = max(departure_s, self._departure_s + 1.0 / self._most_qps)
+            self._is_limiting = True
+        if departure_s - now_s > patience_s:
+            self._tokens, self._at_s = before
+            return None
+        self._departure_s = max(self._departure_s, departure_s)
+        return departure_s - now_s
+
+    def record_response(
+        self, sent_s: float, now_s: float, *, is_overloaded: bool = False, retry_after_s: float = 0.0
+    ) -> None:
+        """Adapt the rate to the end of a call that was sent at `sent_s`.
+
+        `is_overloaded` means 429, 5xx or no response. No call proceeds during the next `retry_after_s`.
+        """
+        is_older = sent_s < self._changed_s
+        if is_overloaded:
+            self._paused_until_s = max(self._paused_until_s, now_s + min(retry_after_s, LONGEST_PAUSE_S))
+            if not is_older:
+                self._decrease(0.5, self._least_qps, now_s)
+            # the burst is for an API server that is idle
+            self._tokens = min(self._tokens, 0.0)
+            self._at_s = max(self._paused_until_s, self._at_s or now_s)
+            return
+        if is_older:
+            return
+        self._responses += 1
+        self._seconds += now_s - sent_s
+        if self._responses < _LEAST_RESPONSES or now_s - self._changed_s < _INTERVAL_S:
+            return
+        mean_s = self._seconds / self._responses
+        limit_qps = self._most_qps if mean_s <= QUICK_S else min(START_QPS, self._most_qps)
+        if mean_s > SLOW_S:
+            self._decrease(0.5, self._least_qps, now_s)
+        elif self._qps > limit_qps:
+            self._decrease(_GENTLE_DECREASE, limit_qps, now_s)
+        else:
+            if self._is_limiting:
+                self._qps = min(self._qps + self._increase_qps, limit_qps)
+            self._begin_interval(now_s)
+
+    def _decrease(self, factor: float, least_qps: float, now_s: float) -> None:
+        self._qps = min(max(self._qps * factor, least_qps), self._qps)
+        self._increase_qps = _INCREASE_QPS
+        self._begin_interval(now_s)
+
+    def _begin_interval(self, now_s: float) -> None:
+        """Forget the responses so far; those to calls that were sent before do not count any more."""
+        self._changed_s = now_s
+        self._responses = 0
+        self._seconds = 0.0
+        self._is_limiting = False
