@@ -1,9 +1,12 @@
-"""A proxy in front of the API server that does not know some API groups, as an API server that has just started."""
+"""A proxy in front of the API server: it does not know some API groups, as an API server that has just started, or is
+slow or overloaded.
+"""
 
 import asyncio
 import contextlib
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import httpx2
 from tests.cluster import asgi_server_thread
 from tests.cluster.asgi_server_thread import Receive, Scope, Send
 
+RETRY_AFTER_S = 1
 _FORWARDED = (b"authorization", b"content-type", b"accept")
 _CHECK_S = 0.1
 
@@ -24,6 +28,14 @@ class ApiServerFront:
         self.url = ""
         self.hidden_group = ""
         """The API group that is missing: discovery does not have it, its paths respond 404, and its watches end."""
+        self.patch_delay_s = 0.0
+        """The time by which the response to each patch is later."""
+        self.most_patches = float("inf")
+        """The patches in a second beyond which a patch gets 429 with `RETRY_AFTER_S`."""
+        self.patched_s: list[float] = []
+        """The monotonic times of patches."""
+        self.limited_s: list[float] = []
+        """The times of those that got 429."""
         self.refused = 0
         """Number of requests that got 404 because of the missing group."""
         self._server = server
@@ -40,6 +52,19 @@ class ApiServerFront:
             self.refused += 1
             await asgi_server_thread.answer(send, 404, b"404 page not found")
             return
+        if scope["method"] == "PATCH":
+            now_s = time.monotonic()
+            recent = sum(at_s > now_s - 1.0 for at_s in self.patched_s[-1000:])
+            self.patched_s.append(now_s)
+            if recent >= self.most_patches:
+                self.limited_s.append(now_s)
+                headers = [(b"retry-after", str(RETRY_AFTER_S).encode())]
+                await send({"type": "http.response.start", "status": 429, "headers": headers})
+                await send(
+                    {"type": "http.response.body", "body": b"Too many requests, please try again later."}
+                )
+                return
+            await asyncio.sleep(self.patch_delay_s)
         query = scope["query_string"].decode()
         request = self._client.build_request(
             scope["method"],

@@ -18,11 +18,19 @@ class Response(NamedTuple):
     """How an API server ends a call."""
 
     latency_s: float
-    is_overloaded: bool = False
-    retry_after_s: float = 0.0
+    is_failure: bool = False
+    retry_after_s: float | None = None
+    """None unless the response is a 429."""
+
+    def record(self, rate: WriteRate, sent_s: float) -> None:
+        end_s = sent_s + self.latency_s
+        if self.retry_after_s is None:
+            rate.record_response(sent_s, end_s, is_failure=self.is_failure)
+        else:
+            rate.record_refusal(sent_s, end_s, self.retry_after_s)
 
 
-RESPONSES = st.builds(Response, st.floats(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 7.0, 1e6]))
+RESPONSES = st.builds(Response, st.floats(0, 3), st.booleans(), st.sampled_from([None, 0.0, 1.0, 7.0, 1e6]))
 QUICK = Response(QUICK_S / 5)
 
 
@@ -37,7 +45,7 @@ class SimulatedServer:
         while self._calls and self._calls[0] <= now_s - 1.0:
             self._calls.popleft()
         if len(self._calls) >= self._capacity_qps:
-            return Response(0.002, is_overloaded=True, retry_after_s=1.0)
+            return Response(0.002, retry_after_s=1.0)
         self._calls.append(now_s)
         return QUICK
 
@@ -57,12 +65,9 @@ def write_all_the_time(
         assert wait_s is not None
         sent_s = now_s + wait_s
         response = server.respond(sent_s)
-        end_s = sent_s + response.latency_s
-        rates[client].record_response(
-            sent_s, end_s, is_overloaded=response.is_overloaded, retry_after_s=response.retry_after_s
-        )
-        done[client] += not response.is_overloaded
-        calls.append((end_s, client))
+        response.record(rates[client], sent_s)
+        done[client] += response.retry_after_s is None
+        calls.append((sent_s + response.latency_s, client))
         calls.sort()
     return done
 
@@ -79,12 +84,7 @@ def test_no_more_calls_proceed_than_the_maximum_permits(
         wait_s = rate.take(now_s)
         assert wait_s is not None
         sent.append(now_s + wait_s)
-        rate.record_response(
-            sent[-1],
-            sent[-1] + response.latency_s,
-            is_overloaded=response.is_overloaded,
-            retry_after_s=response.retry_after_s,
-        )
+        response.record(rate, sent[-1])
         assert 0 < rate.qps <= most_qps
     for first, begin_s in enumerate(sent):
         for last, end_s in enumerate(sent[first:], first):
@@ -101,7 +101,7 @@ def test_after_a_429_the_rate_is_halved_once_and_nothing_is_sent_until_retry_aft
     sent_s = [rate.take(0.0) or 0.0 for _ in range(3)]
     now_s = max(sent_s) + 0.01
     for at_s in sent_s:
-        rate.record_response(at_s, now_s, is_overloaded=True, retry_after_s=retry_after_s)
+        rate.record_refusal(at_s, now_s, retry_after_s)
         assert rate.qps == pytest.approx(before_qps / 2), (
             "calls that were sent before the decrease count once"
         )
@@ -122,7 +122,7 @@ def test_the_rate_reaches_the_maximum_while_responses_are_quick_and_recovers_aft
     write_all_the_time([rate], SimulatedServer(1e9), 0.0, 20.0)
     assert rate.qps == most_qps
     for number in range(errors):
-        rate.record_response(21.0 + number, 21.5 + number, is_overloaded=True)
+        rate.record_refusal(21.0 + number, 21.5 + number, 0.0)
     assert rate.qps == pytest.approx(max(most_qps / 2**errors, min(5.0, most_qps / 10)))
     write_all_the_time([rate], SimulatedServer(1e9), 33.0, 60.0)
     assert rate.qps == most_qps
@@ -149,13 +149,25 @@ def test_the_rate_falls_to_the_start_when_responses_become_slow_and_below_after_
     assert rates == [START_QPS, 5.0]
 
 
+@pytest.mark.parametrize(("failing", "least_qps", "most_qps"), [(1, 250.0, 250.0), (30, 5.0, 50.0)])
+def test_failures_of_single_objects_do_not_reduce_the_rate(
+    failing: int, least_qps: float, most_qps: float
+) -> None:
+    """Of 100 writes one fails, such as that of a node whose webhook does not respond, or 30."""
+    rate, now_s = WriteRate(250.0, 1), 0.0
+    for number in range(5000):
+        now_s += rate.take(now_s) or 0.0
+        rate.record_response(now_s, now_s + 0.005, is_failure=number % 100 < failing)
+    assert least_qps <= rate.qps <= most_qps
+
+
 def test_an_idle_time_ends_what_was_learned() -> None:
     rate = WriteRate(250.0, 1)
     write_all_the_time([rate], SimulatedServer(1e9), 0.0, 10.0)
     assert rate.qps == 250.0
     rate.take(30.0)
     assert rate.qps == START_QPS
-    rate.record_response(30.0, 30.1, is_overloaded=True)
+    rate.record_refusal(30.0, 30.1, 1.0)
     rate.take(60.0)
     assert rate.qps == START_QPS / 2, "an idle time is no sign of capacity"
 

@@ -249,33 +249,39 @@ class HttpApi:
 
     async def _send_rate_limited_write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
-        wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
-        if wait_s is None:
-            self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
-            problem = Problem(
-                "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
-            )
-            is_reduced = isinstance(self._bucket, WriteRate) and self._bucket.is_reduced
-            remedy = api_server_interface.REMEDIES[429] if is_reduced else "raise --kube-qps and --kube-burst"
-            raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
-        if wait_s:
-            await self._clock.sleep(wait_s)
-        sent_s, overload = self._clock.monotonic(), None
+        write_rate = self._bucket if isinstance(self._bucket, WriteRate) else None
+        left_s = timeout_s
+        while True:
+            wait_s = self._bucket.take(self._clock.monotonic(), left_s)
+            if wait_s is None:
+                self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
+                problem = Problem(
+                    "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
+                )
+                is_reduced = write_rate is not None and write_rate.is_reduced
+                remedy = (
+                    api_server_interface.REMEDIES[429] if is_reduced else "raise --kube-qps and --kube-burst"
+                )
+                raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
+            left_s -= wait_s
+            if wait_s:
+                await self._clock.sleep(wait_s)
+            if write_rate is None or not write_rate.is_paused(self._clock.monotonic()):
+                break
+        sent_s, failure = self._clock.monotonic(), None
         try:
-            return await self._send_request(verb, request, timeout_s - wait_s)
+            return await self._send_request(verb, request, left_s)
         except Unavailable as error:
-            overload = error
+            failure = error
             raise
         finally:
-            if isinstance(self._bucket, WriteRate):
-                retry_after_s = overload.retry_after_s if overload and overload.http_status else 0.0
-                self._bucket.record_response(
-                    sent_s,
-                    self._clock.monotonic(),
-                    is_overloaded=overload is not None,
-                    retry_after_s=retry_after_s,
-                )
-                self._metrics_registry.set("kube_write_rate", self._bucket.qps)
+            if write_rate is not None:
+                now_s = self._clock.monotonic()
+                if failure is not None and failure.http_status == httpx2.codes.TOO_MANY_REQUESTS:
+                    write_rate.record_refusal(sent_s, now_s, failure.retry_after_s)
+                else:
+                    write_rate.record_response(sent_s, now_s, is_failure=failure is not None)
+                self._metrics_registry.set("kube_write_rate", write_rate.qps)
 
     async def _send_request(
         self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None = None

@@ -22,9 +22,12 @@ LONGEST_PAUSE_S: Final = 30.0
 """The longest Retry-After that is obeyed."""
 IDLE_S: Final = 10.0
 _INTERVAL_S: Final = 0.5
-"""The shortest time between two changes of the rate without an error."""
+"""The shortest time between two changes of the rate, apart from 429."""
 _LEAST_RESPONSES: Final = 10
-"""Responses that a change of the rate is based on, without an error."""
+"""Responses that a change of the rate is based on, apart from 429."""
+_FAILING_SHARE: Final = 0.1
+"""The share of failures above which the API server counts as overloaded. Fewer are of single objects, such as a node
+whose webhook does not respond, and must not delay the others."""
 _FIRST_INCREASE_QPS: Final = 25.0
 """The increase in an interval until the first decrease."""
 _INCREASE_QPS: Final = 5.0
@@ -35,8 +38,9 @@ _GENTLE_DECREASE: Final = 0.8
 class WriteRate(TokenBucket):
     """A token bucket whose rate is at most `most_qps`, and lower while the API server is slow or refuses calls.
 
-    Each response is reported to `record_response`. The API server limits a client by queues and by the number of
-    concurrent calls of its priority level (API Priority and Fairness); it says so by 429 with Retry-After.
+    The end of each call is reported to `record_refusal` or `record_response`. The API server limits a client by queues
+    and by the number of concurrent calls of its priority level (API Priority and Fairness); it says so by 429 with
+    Retry-After.
     """
 
     def __init__(self, most_qps: float, burst: int) -> None:
@@ -82,31 +86,30 @@ class WriteRate(TokenBucket):
         self._departure_s = max(self._departure_s, departure_s)
         return departure_s - now_s
 
-    def record_response(
-        self, sent_s: float, now_s: float, *, is_overloaded: bool = False, retry_after_s: float = 0.0
-    ) -> None:
-        """Adapt the rate to the end of a call that was sent at `sent_s`.
+    def is_paused(self, now_s: float) -> bool:
+        """Whether a call that has waited must `take` again, because the API server refused another one meanwhile."""
+        return now_s < self._paused_until_s
 
-        `is_overloaded` means 429, 5xx or no response. No call proceeds during the next `retry_after_s`.
-        """
-        is_older = sent_s < self._changed_s
-        if is_overloaded:
-            self._paused_until_s = max(self._paused_until_s, now_s + min(retry_after_s, LONGEST_PAUSE_S))
-            if not is_older:
-                self._decrease(0.5, self._least_qps, now_s)
-            # the burst is for an API server that is idle
-            self._tokens = min(self._tokens, 0.0)
-            self._at_s = max(self._paused_until_s, self._at_s or now_s)
-            return
-        if is_older:
+    def record_refusal(self, sent_s: float, now_s: float, retry_after_s: float) -> None:
+        """Adapt the rate to a 429: no call proceeds during the next `retry_after_s`, and then without a burst."""
+        self._paused_until_s = max(self._paused_until_s, now_s + min(retry_after_s, LONGEST_PAUSE_S))
+        if sent_s >= self._changed_s:
+            self._decrease(0.5, self._least_qps, now_s)
+        self._tokens = min(self._tokens, 0.0)
+        self._at_s = max(self._paused_until_s, self._at_s or now_s)
+
+    def record_response(self, sent_s: float, now_s: float, *, is_failure: bool = False) -> None:
+        """Adapt the rate to another end of a call that was sent at `sent_s`. A failure is a 5xx or no response."""
+        if sent_s < self._changed_s:
             return
         self._responses += 1
+        self._failures += is_failure
         self._seconds += now_s - sent_s
         if self._responses < _LEAST_RESPONSES or now_s - self._changed_s < _INTERVAL_S:
             return
         mean_s = self._seconds / self._responses
         limit_qps = self._most_qps if mean_s <= QUICK_S else min(START_QPS, self._most_qps)
-        if mean_s > SLOW_S:
+        if mean_s > SLOW_S or self._failures > _FAILING_SHARE * self._responses:
             self._decrease(0.5, self._least_qps, now_s)
         elif self._qps > limit_qps:
             self._decrease(_GENTLE_DECREASE, limit_qps, now_s)
@@ -123,6 +126,6 @@ class WriteRate(TokenBucket):
     def _begin_interval(self, now_s: float) -> None:
         """Forget the responses so far; those to calls that were sent before do not count any more."""
         self._changed_s = now_s
-        self._responses = 0
+        self._responses = self._failures = 0
         self._seconds = 0.0
         self._is_limiting = False

@@ -136,6 +136,11 @@ def _affinity_shape(  # complexity: every level may be absent
     )
 
 
+def required_keys(pods: Iterable[UnscheduledPod]) -> frozenset[str]:
+    """The keys of all labels that pods require."""
+    return frozenset(chain.from_iterable(pod.keys for pod in pods))
+
+
 def keys_with_ok(pods: Iterable[UnscheduledPod]) -> frozenset[tuple[str, str]]:
     """The keys of which pods require the value `ok`, each with the namespace of a pod, and with an empty one.
 

@@ -408,7 +408,7 @@ class NativeMode:
         )
         try:
             rejected = native_mode_pods.count_rejected(pods)
-            required = frozenset(chain.from_iterable(pod.keys for pod in own_pods))
+            required = native_mode_pods.required_keys(own_pods)
             await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected, required)
         finally:
             wanted = self._desired_statuses(policies, columns, needed)
