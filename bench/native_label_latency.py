@@ -1,7 +1,7 @@
 """Native mode in `bench.cluster`: the time from a change of metrics to labels and bindings, and writes at rest.
 
 The controller runs with its default options, a period of 5 s. Ten policies change their verdict on the same 100 nodes
-at once, again and again. At last, one policy changes its verdict on all nodes at once.
+at once, again and again. `bench.label_writes` measures labels of all nodes.
 """
 
 import random
@@ -30,7 +30,6 @@ _SETTLE_S: Final = 45.0
 """The status of a policy shows the number of its pods up to 30 s later."""
 _POLL_S: Final = 0.01
 _DEADLINE_S: Final = 120.0
-_DEADLINE_ALL_S: Final = 300.0
 _WRITES: Final = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 
 
@@ -61,16 +60,12 @@ def measure(bench: BindBench) -> dict[str, float]:
                 bind_s.append(_bind_times(bench, sandbox, labels, turn, label_s[turn]))
             _set_metrics(bench, 10)
             writes = _writes_at_rest(bench)
-            before = len(labels.changes)
-            bench.metrics.set(METRICS[0], dict.fromkeys(bench.names, 90))
-            all_s = change_times(labels, before, len(bench.names), _DEADLINE_ALL_S)[-1]
         native_mode_rounds.uninstall(bench, account)
     return {
         "native_label_p50_s": _percentile(label_s, 0.5),
         "native_label_p99_s": _percentile(label_s, 0.99),
         "native_label_max_s": alternating_rounds.of_rounds(map(max, label_s), 1, max),
         "native_recovery_max_s": alternating_rounds.of_rounds(map(max, bind_s), 1, max),
-        "native_label_all_nodes_s": round(all_s, 1),
         "native_writes_at_rest": writes,
     }
 

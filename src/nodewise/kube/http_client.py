@@ -250,24 +250,9 @@ class HttpApi:
     async def _send_rate_limited_write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
         write_rate = self._bucket if isinstance(self._bucket, WriteRate) else None
-        left_s = timeout_s
-        while True:
-            wait_s = self._bucket.take(self._clock.monotonic(), left_s)
-            if wait_s is None:
-                self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
-                problem = Problem(
-                    "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
-                )
-                is_reduced = write_rate is not None and write_rate.is_reduced
-                remedy = (
-                    api_server_interface.REMEDIES[429] if is_reduced else "raise --kube-qps and --kube-burst"
-                )
-                raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
-            left_s -= wait_s
-            if wait_s:
-                await self._clock.sleep(wait_s)
-            if write_rate is None or not write_rate.is_paused(self._clock.monotonic()):
-                break
+        left_s = await self._wait_for_rate_limit(verb, request, timeout_s)
+        while write_rate is not None and left_s < timeout_s and write_rate.is_paused(self._clock.monotonic()):
+            left_s = await self._wait_for_rate_limit(verb, request, left_s)
         sent_s, failure = self._clock.monotonic(), None
         try:
             return await self._send_request(verb, request, left_s)
@@ -282,6 +267,21 @@ class HttpApi:
                 else:
                     write_rate.record_response(sent_s, now_s, is_failure=failure is not None)
                 self._metrics_registry.set("kube_write_rate", write_rate.qps)
+
+    async def _wait_for_rate_limit(self, verb: str, request: httpx2.Request, timeout_s: float) -> float:
+        """Wait for the turn of a write, and return what is left of its timeout."""
+        wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
+        if wait_s is None:
+            self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
+            problem = Problem(
+                "", f"the client-side rate limit would delay it for more than {timeout_s:g} s", ""
+            )
+            is_reduced = isinstance(self._bucket, WriteRate) and self._bucket.is_reduced
+            remedy = api_server_interface.REMEDIES[429] if is_reduced else "raise --kube-qps and --kube-burst"
+            raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
+        if wait_s:
+            await self._clock.sleep(wait_s)
+        return timeout_s - wait_s
 
     async def _send_request(
         self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None = None
