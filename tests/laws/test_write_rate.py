@@ -161,7 +161,7 @@ def test_failures_of_single_objects_do_not_reduce_the_rate(
     assert least_qps <= rate.qps <= most_qps
 
 
-def test_an_idle_time_ends_what_was_learned() -> None:
+def test_after_an_idle_time_the_rate_begins_at_the_start_again() -> None:
     rate = WriteRate(250.0, 1)
     write_all_the_time([rate], SimulatedServer(1e9), 0.0, 10.0)
     assert rate.qps == 250.0
