@@ -148,7 +148,9 @@ def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None
             MetricRequest("m"),
             "s",
             0.0,
-            custom_metrics_api.node_samples(custom_metrics_api.decode_items(encoded(answer))),
+            custom_metrics_api.node_samples(
+                item for batch in custom_metrics_api.decode_items(encoded(answer)) for item in batch
+            ),
         )
     except BadInput as error:
         assert error.problems

@@ -8,8 +8,10 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise.base.errors import BadInput
+from nodewise.base.cooperative_scheduling import run_without_pauses
+from nodewise.base.errors import BadInput, Problem
 from nodewise.metrics import custom_metrics_api
+from nodewise.metrics.metrics_source import MetricRequest
 
 NAMES = st.sampled_from(["a", "b", 'q"', '},{"describedObject":{', "[{", "}]", "é", ""])
 SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | NAMES
@@ -54,7 +56,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 def read(body: bytes) -> str:
     """The text form of the items, or "bad" if the body is not a list."""
     try:
-        items = list(custom_metrics_api.decode_items(body))
+        items = [item for batch in custom_metrics_api.decode_items(body) for item in batch]
     except BadInput:
         return "bad"
     return repr([item if isinstance(item, tuple) else msgspec.to_builtins(item) for item in items])
@@ -70,6 +72,48 @@ def test_an_item_is_the_same_however_the_list_is_read(body: bytes) -> None:
     with mock.patch.object(custom_metrics_api, "_split_items", return_value=()):
         whole = read(body)
     assert read(body) == whole
+    with mock.patch.object(custom_metrics_api, "_BATCH_BYTES", 0):
+        assert read(body) == whole
+
+
+TEXTS = (
+    st.integers(0, 10**19).map(str)
+    | st.builds("{}{}".format, st.integers(0, 10**12), st.sampled_from("numkMGTPE"))
+    | st.sampled_from(
+        ["", "m", "1m2", "1mm", "-1", "+1", "0x1", "1,2", ",", " 1", "1e3", "1.5", "1Ki", "NaN", "é", "٣"]
+    )
+)
+
+
+@st.composite
+def node_values(draw: st.DrawFn) -> custom_metrics_api.Batch:
+    """Items of three nodes, mostly with values in the usual form."""
+    item = st.builds(
+        custom_metrics_api.NodeValue,
+        st.sampled_from("abc").map(custom_metrics_api._DescribedObject),
+        TEXTS | st.none() | st.booleans() | st.integers(-9, 9),
+        st.sampled_from([None, "", "2026-11-22T00:00:00Z", "2026-11-22T00:00:05Z", "today"]),
+        st.none() | st.just(30.0),
+        st.none() | st.just(90.0),
+    )
+    return draw(st.lists(item | st.just(Problem("items[0]", "bad", "an item")), max_size=5))
+
+
+@given(st.lists(node_values(), max_size=2), st.sampled_from(["", "max", "sum"]))
+@example([[custom_metrics_api.make_metric_value("a", "m", "9223372036855m", None)]], "")
+def test_a_batch_gives_the_same_series_as_its_items_one_by_one(
+    batches: list[custom_metrics_api.Batch], aggregate: str
+) -> None:
+    request = MetricRequest("m", aggregate=aggregate)
+    builder = custom_metrics_api.SeriesBuilder()
+    for batch in batches:
+        builder.add_batch(batch)
+    together = run_without_pauses(builder.series(request, "custom", 7.0))
+    entries = [entry for batch in batches for entry in custom_metrics_api.node_samples(batch)]
+    one_by_one = custom_metrics_api.build_series(request, "custom", 7.0, entries)
+    assert dict(together.samples) == dict(one_by_one.samples)
+    assert together.invalid == one_by_one.invalid
+    assert together.differing == one_by_one.differing
 
 
 def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
@@ -77,6 +121,7 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
         {"describedObject": {"kind": "Node", "name": f"n-{number}"}, "value": "1"} for number in range(3)
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
-    assert [bytes(item) for item in custom_metrics_api._split_items(body)] == [
-        json.dumps(item, separators=(",", ":")).encode() for item in listed
-    ]
+    with mock.patch.object(custom_metrics_api, "_BATCH_BYTES", 0):
+        assert list(custom_metrics_api._split_items(body)) == [
+            json.dumps([item], separators=(",", ":")).encode() for item in listed
+        ]

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 from collections.abc import Generator, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final
+from math import nan
+from typing import Any, Final, cast
 
 import msgspec
+import numpy as np
 
 from nodewise.base import clock, cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
@@ -26,28 +28,32 @@ from nodewise.metrics.metrics_source import (
     NoValues,
     SourceDependencies,
 )
-from nodewise.metrics.series import DifferingValues, Sample, Series, pack_samples
+from nodewise.metrics.series import DifferingValues, Sample, SampleColumns, Series, pack_columns
 
 
 class _DescribedObject(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
-    kind: str = ""
 
 
 class _MetricIdentifier(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class MetricValue(msgspec.Struct, frozen=True, gc=False):
-    """One measured object. v1beta1 has `metricName` and `window`, v1beta2 `metric.name` and `windowSeconds`."""
+class NodeValue(msgspec.Struct, frozen=True, gc=False):
+    """One measured object of a response. v1beta1 has `window`, v1beta2 `windowSeconds`."""
 
     describedObject: _DescribedObject = _DescribedObject()  # noqa: N815
     value: Any = None
     timestamp: str | None = None
-    metricName: str = ""  # noqa: N815
-    metric: _MetricIdentifier = _MetricIdentifier()
     windowSeconds: float | None = None  # noqa: N815
     window: float | None = None
+
+
+class MetricValue(NodeValue, frozen=True, gc=False):
+    """One measured object with the name of its metric: v1beta1 has `metricName`, v1beta2 `metric.name`."""
+
+    metricName: str = ""  # noqa: N815
+    metric: _MetricIdentifier = _MetricIdentifier()
 
     @property
     def metric_name(self) -> str:
@@ -56,7 +62,7 @@ class MetricValue(msgspec.Struct, frozen=True, gc=False):
 
 def make_metric_value(node: str, metric: str, value: str, timestamp: str | None) -> MetricValue:
     """A metric value from plain fields."""
-    return MetricValue(_DescribedObject(node, "Node"), value, timestamp or None, metricName=metric)
+    return MetricValue(_DescribedObject(node), value, timestamp or None, metricName=metric)
 
 
 class _MetricValueList(msgspec.Struct, frozen=True):
@@ -66,22 +72,27 @@ class _MetricValueList(msgspec.Struct, frozen=True):
 _BEGIN: Final = b'{"describedObject":'
 _HERE: Final = b"0"
 _decode_list = msgspec.json.Decoder(_MetricValueList).decode
-_decode_item = msgspec.json.Decoder(MetricValue).decode
+_decode_item = msgspec.json.Decoder(NodeValue).decode
+_decode_batch = msgspec.json.Decoder(list[NodeValue]).decode
+_BATCH_BYTES = 65_536
+"""Size of the items that are decoded at once, which takes 0.1 ms."""
+
+Batch = Sequence[NodeValue | Problem]
 
 
-def decode_items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
-    """The items of a MetricValueList, one at a time; a Problem in place of one that cannot be read.
+def decode_items(body: bytes) -> Generator[Batch, None, None]:
+    """The items of a MetricValueList, several at a time; a Problem in place of one that cannot be read.
 
     `BadInput` if the body is no such list; that may be found late.
     """
     count = 0
     for cut in _split_items(body):
         try:
-            decoded = _decode_item(cut)
+            decoded = _decode_batch(cut)
         except UNREADABLE:
-            break  # it is invalid, or was split in the middle
+            break  # an item is invalid, or was split in the middle
         yield decoded
-        count += 1
+        count += len(decoded)
     else:
         if count:
             return
@@ -91,14 +102,14 @@ def decode_items(body: bytes) -> Generator[MetricValue | Problem, None, None]:
         raise BadInput("metric answer", [Problem("", str(error), "a MetricValueList")]) from error
     for number, raw in enumerate(listed[count:], count):
         try:
-            yield _decode_item(raw)
+            yield [_decode_item(raw)]
         except UNREADABLE as error:
-            yield Problem(f"items[{number}]", str(error), "a MetricValue")
+            yield [Problem(f"items[{number}]", str(error), "a MetricValue")]
 
 
 def _split_items(body: bytes) -> Generator[bytes, None, None]:
-    """The items of a list in the form that Go writes, one by one; nothing for other forms. The result is correct only
-    if each item is valid JSON by itself.
+    """Lists of the items of a list in the form that Go writes; nothing for other forms. The result is correct only if
+    each of them is valid JSON by itself.
 
     Splitting a list of a megabyte with the decoder would block the event loop for one or two milliseconds.
     """
@@ -110,8 +121,8 @@ def _split_items(body: bytes) -> Generator[bytes, None, None]:
     if around != [msgspec.Raw(_HERE)]:
         return
     while begin < end:
-        until = body.find(b"}," + _BEGIN, begin, end) + 1 or end
-        yield body[begin:until]
+        until = body.find(b"}," + _BEGIN, begin + _BATCH_BYTES, end) + 1 or end
+        yield b"[" + body[begin:until] + b"]"
         begin = until + 1
 
 
@@ -121,7 +132,7 @@ _STRIDE: Final = 128
 """Number of nodes in one part of the work, which takes about 0.1 ms."""
 
 
-def node_samples(items: Iterable[MetricValue | Problem]) -> Generator[NodeSample, None, None]:
+def node_samples(items: Iterable[NodeValue | Problem]) -> Generator[NodeSample, None, None]:
     """The sample of each item. An item that cannot be decoded names no node and is ignored."""
     for item in items:
         if isinstance(item, Problem):
@@ -136,26 +147,52 @@ class SeriesBuilder:
     """Collects the samples of nodes and builds a series from them."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Sample | str] = {}
-        self._several: dict[str, list[Sample | str]] = {}
-        """All entries of the nodes that have more than one."""
+        self._columns = SampleColumns([], [], [], [])
+        self._reasons: dict[str, list[str]] = {}
+        """By node, why it has no sample."""
 
     def add(self, node: str, entry: Sample | str) -> None:
-        if node in self._entries:
-            self._several.setdefault(node, [self._entries[node]]).append(entry)
+        if isinstance(entry, str):
+            self._reasons.setdefault(node, []).append(entry)
         else:
-            self._entries[node] = entry
+            self._columns.append(node, entry)
+
+    def add_batch(self, items: Batch) -> None:
+        """Add the items of a response. Those of valid items are added by column, in a third of the time."""
+        values = cast("Sequence[NodeValue]", items) if set(map(type, items)) == {NodeValue} else ()
+        texts = [value.value for value in values]
+        nano_values = _parse_plain_values(texts) if set(map(type, texts)) == {str} else None
+        stamps = [value.timestamp for value in values]
+        try:
+            times = {stamp: parse_timestamp(stamp) for stamp in set(stamps)}
+        except ValueError:
+            nano_values = None
+        if nano_values is None:
+            for node, entry in node_samples(items):
+                self.add(node, entry)
+            return
+        columns = self._columns
+        columns.nodes.extend([value.describedObject.name for value in values])
+        columns.values.extend(nano_values)
+        columns.times.extend([nan if at is None else at for at in map(times.get, stamps)])
+        columns.windows_s.extend(
+            [
+                60.0
+                if (window_s := value.windowSeconds) is None and (window_s := value.window) is None
+                else window_s
+                for value in values
+            ]
+        )
 
     def series(self, request: MetricRequest, source: str, fetched_at: float) -> Generator[None, None, Series]:
         """The series; yields between parts. Several values of one node are aggregated as the request demands."""
-        samples: dict[str, Sample] = {}
         invalid: dict[str, str] = {}
         differing: dict[str, DifferingValues] = {}
-        for number, (node, entry) in enumerate(self._entries.items(), 1):
-            entries = self._several.get(node, [entry])
+        columns, several = yield from self._separate_nodes_with_several_entries()
+        for number, (node, entries) in enumerate(several.items(), 1):
             try:
                 conflict = aggregation.conflict_text(f"{len(entries)} values", "give the source one value")
-                samples[node] = aggregation.reduce(entries, request.aggregate, conflict)
+                columns.append(node, aggregation.reduce(entries, request.aggregate, conflict))
             except ValueError as error:
                 invalid[node] = str(error)
                 values = aggregation.differing_values(entries, request.aggregate)
@@ -163,8 +200,34 @@ class SeriesBuilder:
                     differing[node] = values
             if not number % _STRIDE:
                 yield
-        packed = yield from pack_samples(samples)
-        return Series(request.metric, source, fetched_at, packed, invalid, differing)
+        samples = yield from pack_columns(columns)
+        return Series(request.metric, source, fetched_at, samples, invalid, differing)
+
+    def _separate_nodes_with_several_entries(
+        self,
+    ) -> Generator[None, None, tuple[SampleColumns, dict[str, list[Sample | str]]]]:
+        """The samples of nodes with one entry, and all entries of the other nodes; those without a sample have one."""
+        columns, reasons = self._columns, self._reasons
+        if not reasons and (yield from columns.is_ascending()):
+            return columns, {}
+        first: dict[str, int] = {}
+        several: dict[str, list[Sample | str]] = {node: [] for node in reasons}
+        single: list[int] = []
+        for position, node in enumerate(columns.nodes, 1):
+            if first.setdefault(node, position) != position:
+                several.setdefault(node, [])
+            if not position % _STRIDE:
+                yield
+        for position, node in enumerate(columns.nodes):
+            if node in several:
+                several[node].append(columns.sample(position))
+            else:
+                single.append(position)
+            if not position % _STRIDE:
+                yield
+        for node, texts in reasons.items():
+            several[node] += texts
+        return (yield from columns.select(single)), several
 
 
 def build_series(
@@ -177,7 +240,7 @@ def build_series(
     return cooperative_scheduling.run_without_pauses(builder.series(request, source, fetched_at))
 
 
-def read_sample(item: MetricValue) -> Sample:
+def read_sample(item: NodeValue) -> Sample:
     """The sample of an item. ValueError if its value is no valid quantity; null is a missing value, not zero."""
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -202,6 +265,43 @@ def parse_value(text: str) -> int:
             f"{text[:80]} is what prometheus-adapter makes of infinite and too large numbers, no value"
         )
     return nano
+
+
+_SUFFIXES: Final = b"numkMG"
+_DIGITS: Final = b"0123456789"
+_SCALES: Final = np.zeros(256, np.int64)
+"""Nano-units by the last character of a quantity; 0 for others than digits and `_SUFFIXES`."""
+_SCALES[np.frombuffer(_DIGITS, np.uint8)] = quantity.NANO
+_SCALES[np.frombuffer(_SUFFIXES, np.uint8)] = [1, 10**3, 10**6, 10**12, 10**15, 10**18]
+_MOST_DIGITS: Final = 18
+_INT64_MAX: Final = 2**63 - 1
+
+
+def _parse_plain_values(texts: Sequence[str]) -> list[int] | None:
+    """Nano-units of quantities of digits with at most a decimal suffix, in a quarter of the time of `parse_value`. None
+    if any of them has another form, or may not fit into int64.
+    """
+    joined = (",".join(texts) + ",").encode()
+    characters = np.frombuffer(joined, np.uint8)
+    ends = np.flatnonzero(characters == ord(","))
+    last = characters[ends - 1]
+    scales = _SCALES[last]
+    has_suffix = scales != quantity.NANO
+    lengths = np.diff(ends, prepend=-1) - 1 - has_suffix
+    if (
+        len(ends) != len(texts)
+        or not scales.all()
+        or lengths.min() < 1
+        or lengths.max() > _MOST_DIGITS
+        # any other character is within a text
+        or len(joined.translate(None, _DIGITS)) != len(ends) + np.count_nonzero(has_suffix)
+    ):
+        return None
+    numbers = np.fromstring(joined.translate(None, _SUFFIXES)[:-1], np.int64, sep=",")
+    if (numbers > _INT64_MAX // scales).any():
+        return None
+    nano_values: list[int] = (numbers * scales).tolist()
+    return nano_values
 
 
 @lru_cache(maxsize=4096)
@@ -275,10 +375,9 @@ class CustomMetricsSource:
             except NodewiseError:
                 self._version = ""
                 raise
-            entries = node_samples(decode_items(body))
             builder = SeriesBuilder()
-            async for node, entry in cooperative_scheduling.iterate_with_pauses(entries):
-                builder.add(node, entry)
+            async for items in cooperative_scheduling.iterate_with_pauses(decode_items(body)):
+                builder.add_batch(items)
             series = await cooperative_scheduling.run(builder.series(request, self.name, now))
         if not series.samples and not series.invalid:
             problem = Problem("items", "an empty list", "a value of a node")

@@ -18,8 +18,9 @@ of the last two, so that one gap does not count. A source without sample times h
 from bisect import bisect_left
 from collections.abc import Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from enum import IntEnum
-from itertools import islice, pairwise, repeat
-from math import isfinite, isnan
+from itertools import pairwise, repeat
+from math import isnan
+from operator import lt
 from sys import intern
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -29,6 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.node_index import NodeIndex, Numbers
+
+Values = NDArray[np.int64] | NDArray[np.object_]
+Floats = NDArray[np.float64]
 
 LOOKBACK_S: Final = 600.0
 """How far back a source looks for samples while the distance is not known. Samples that are further apart have none,
@@ -74,12 +78,13 @@ def newest_distance_s(newest_times: Sequence[float]) -> float | None:
     return min(distances, default=None)
 
 
-def typical_distance_s(distances: Iterable[float]) -> float | None:
+def typical_distance_s(distances: Iterable[float] | Floats) -> float | None:
     """The distance of a metric in seconds, from those of its nodes; None for none.
 
     It is rounded to 5 s, or to 1 s below 10 s, so that the jitter of scrapes changes neither verdicts nor messages.
     """
-    known = np.fromiter(filter(isfinite, distances), float)  # a server may send any times
+    known = distances if isinstance(distances, np.ndarray) else np.fromiter(distances, float)
+    known = known[np.isfinite(known)]  # a server may send any times
     if not len(known):
         return None
     distance_s = float(np.quantile(known, _SHARE, method="higher"))
@@ -105,10 +110,6 @@ def successive_distance_s(
     if last_observed_s is None:
         return observed_s if distance_s is None else distance_s
     return min(observed_s, last_observed_s)
-
-
-Values = NDArray[np.int64] | NDArray[np.object_]
-Floats = NDArray[np.float64]
 
 
 class ValueState(IntEnum):
@@ -159,7 +160,8 @@ class NodeNames:
         return self._numbers
 
 
-_shared_names: WeakValueDictionary[tuple[str, ...], NodeNames] = WeakValueDictionary()
+_shared_names: WeakValueDictionary[tuple[int, ...], NodeNames] = WeakValueDictionary()
+"""By the hashes of their parts, because a hash of all names would block the event loop."""
 
 
 class Samples(Mapping[str, Sample]):
@@ -265,35 +267,104 @@ _PART = 512
 """Number of nodes between two yields."""
 
 
+class SampleColumns(NamedTuple):
+    """Samples in any order, by field. Objects of 50,000 samples would take longer to create than to decode."""
+
+    nodes: list[str]
+    values: list[int]
+    times: list[float]
+    """NaN for an unknown time."""
+    windows_s: list[float]
+
+    def append(self, node: str, sample: Sample) -> None:
+        self.nodes.append(node)
+        self.values.append(sample.value)
+        self.times.append(np.nan if sample.at is None else sample.at)
+        self.windows_s.append(sample.window_s)
+
+    def sample(self, position: int) -> Sample:
+        at = self.times[position]
+        return Sample(self.values[position], None if isnan(at) else at, self.windows_s[position])
+
+    def is_ascending(self) -> Generator[None, None, bool]:
+        """Whether the nodes are sorted, each once; yields between parts. API servers list objects in this order."""
+        for start in range(0, len(self.nodes), _PART):
+            part = self.nodes[start : start + _PART + 1]
+            if not all(map(lt, part, part[1:])):
+                return False
+            yield
+        return True
+
+    def select(self, positions: Sequence[int]) -> Generator[None, None, "SampleColumns"]:
+        """The samples at these positions, in their order; yields between parts."""
+        chosen = SampleColumns([], [], [], [])
+        for start in range(0, len(positions), _PART):
+            part = positions[start : start + _PART]
+            chosen.nodes.extend(map(self.nodes.__getitem__, part))
+            chosen.values.extend(map(self.values.__getitem__, part))
+            chosen.times.extend(map(self.times.__getitem__, part))
+            chosen.windows_s.extend(map(self.windows_s.__getitem__, part))
+            yield
+        return chosen
+
+
 def pack_samples(samples: Mapping[str, Sample]) -> Generator[None, None, Samples]:
     """The samples as arrays; yields between parts."""
     if isinstance(samples, Samples):
         return samples
+    columns = SampleColumns([], [], [], [])
+    for number, (node, sample) in enumerate(samples.items(), 1):
+        columns.append(node, sample)
+        if not number % _PART:
+            yield
+    return (yield from pack_columns(columns))
+
+
+def pack_columns(columns: SampleColumns) -> Generator[None, None, Samples]:
+    """The samples as arrays, of which each node has one; yields between parts."""
+    if not (yield from columns.is_ascending()):
+        positions = sorted(range(len(columns.nodes)), key=columns.nodes.__getitem__)
+        yield
+        columns = yield from columns.select(positions)
+    names = yield from _share_names(columns.nodes)
+    starts = range(0, len(columns.nodes), _PART)
+    values: list[NDArray[Any]] = [np.empty(0, np.int64)]
+    for start in starts:
+        part = columns.values[start : start + _PART]
+        try:
+            values.append(np.array(part, np.int64))
+        except OverflowError:
+            values.append(np.array(part, object))
+        yield
+    times, windows_s = np.array(columns.times, float), np.array(columns.windows_s, float)
+    return Samples(names, np.concatenate(values), times, windows_s)
+
+
+def _share_names(nodes: Sequence[str]) -> Generator[None, None, NodeNames]:
+    """The names, as the object of another series of the same nodes if there is one; yields between parts."""
+    parts = []
+    for start in range(0, len(nodes), _PART):
+        parts.append(tuple(nodes[start : start + _PART]))
+        yield
+    hashes = []
+    for part in parts:
+        hashes.append(hash(part))
+        yield
+    key = tuple(hashes)
+    known = _shared_names.get(key)
+    if known is not None and len(known.names) == len(nodes):
+        for number, part in enumerate(parts):
+            if known.names[number * _PART : (number + 1) * _PART] != part:
+                break
+            yield
+        else:
+            return known
     names: list[str] = []
-    rest = iter(samples)
-    while part := list(islice(rest, _PART)):
+    for part in parts:
         names += map(intern, part)
         yield
-    names.sort()
-    values: list[int] = []
-    times: list[float] = []
-    windows_s: list[float] = []
-    for start in range(0, len(names), _PART):
-        for name in names[start : start + _PART]:
-            sample = samples[name]
-            values.append(sample.value)
-            times.append(np.nan if sample.at is None else sample.at)
-            windows_s.append(sample.window_s)
-        yield
-    try:
-        nano_values: Values = np.array(values, np.int64)
-    except OverflowError:
-        nano_values = np.array(values, object)
-    key = tuple(names)
-    shared = _shared_names.get(key)
-    if shared is None:
-        shared = _shared_names[key] = NodeNames(key)
-    return Samples(shared, nano_values, np.array(times, float), np.array(windows_s, float))
+    shared = _shared_names[key] = NodeNames(tuple(names))
+    return shared
 
 
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
@@ -326,7 +397,7 @@ def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series
 
 def _with_sample_distance(new: Series, old: Series, steps_s: Floats) -> Series:
     """The series with the distance of its samples. `steps_s` are the times between the samples of both series."""
-    observed_s = typical_distance_s(steps_s[(steps_s > 0) & np.isfinite(steps_s)].tolist())
+    observed_s = typical_distance_s(steps_s[steps_s > 0])
     distance_s = new.sample_distance_s
     if not new.is_distance_measured:
         distance_s = successive_distance_s(observed_s, old.last_observed_s, old.sample_distance_s)
