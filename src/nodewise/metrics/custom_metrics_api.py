@@ -159,30 +159,12 @@ class SeriesBuilder:
 
     def add_batch(self, items: Batch) -> None:
         """Add the items of a response. Those of valid items are added by column, in a third of the time."""
-        values = cast("Sequence[NodeValue]", items) if set(map(type, items)) == {NodeValue} else ()
-        texts = [value.value for value in values]
-        nano_values = _parse_plain_values(texts) if set(map(type, texts)) == {str} else None
-        stamps = [value.timestamp for value in values]
-        try:
-            times = {stamp: parse_timestamp(stamp) for stamp in set(stamps)}
-        except ValueError:
-            nano_values = None
-        if nano_values is None:
+        columns = _sample_columns(items)
+        if columns is None:
             for node, entry in node_samples(items):
                 self.add(node, entry)
-            return
-        columns = self._columns
-        columns.nodes.extend([value.describedObject.name for value in values])
-        columns.values.extend(nano_values)
-        columns.times.extend([nan if at is None else at for at in map(times.get, stamps)])
-        columns.windows_s.extend(
-            [
-                60.0
-                if (window_s := value.windowSeconds) is None and (window_s := value.window) is None
-                else window_s
-                for value in values
-            ]
-        )
+        else:
+            self._columns.extend(columns)
 
     def series(self, request: MetricRequest, source: str, fetched_at: float) -> Generator[None, None, Series]:
         """The series; yields between parts. Several values of one node are aggregated as the request demands."""
@@ -230,6 +212,33 @@ class SeriesBuilder:
         return (yield from columns.select(single)), several
 
 
+def _sample_columns(items: Batch) -> SampleColumns | None:
+    """The samples of these items; None unless each item is valid and has a value in the usual form."""
+    if set(map(type, items)) != {NodeValue}:
+        return None
+    values = cast("Sequence[NodeValue]", items)
+    texts = [value.value for value in values]
+    nano_values = _parse_plain_values(texts) if set(map(type, texts)) == {str} else None
+    stamps = [value.timestamp for value in values]
+    try:
+        times = {stamp: parse_timestamp(stamp) for stamp in set(stamps)}
+    except ValueError:
+        return None
+    if nano_values is None:
+        return None
+    return SampleColumns(
+        [value.describedObject.name for value in values],
+        nano_values,
+        [nan if at is None else at for at in map(times.get, stamps)],
+        list(map(_window_s, values)),
+    )
+
+
+def _window_s(item: NodeValue) -> float:
+    window_s = item.windowSeconds if item.windowSeconds is not None else item.window
+    return 60.0 if window_s is None else window_s
+
+
 def build_series(
     request: MetricRequest, source: str, fetched_at: float, entries: Iterable[NodeSample]
 ) -> Series:
@@ -245,10 +254,7 @@ def read_sample(item: NodeValue) -> Sample:
     value = item.value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{shown(value)} is not {quantity.EXPECTED}")  # noqa: TRY004 - one kind for the caller
-    window_s = item.windowSeconds if item.windowSeconds is not None else item.window
-    return Sample(
-        parse_value(str(value)), parse_timestamp(item.timestamp), 60.0 if window_s is None else window_s
-    )
+    return Sample(parse_value(str(value)), parse_timestamp(item.timestamp), _window_s(item))
 
 
 _OVERFLOW: Final = -(2**63) * (quantity.NANO // 1000)

@@ -282,6 +282,12 @@ class SampleColumns(NamedTuple):
         self.times.append(np.nan if sample.at is None else sample.at)
         self.windows_s.append(sample.window_s)
 
+    def extend(self, other: "SampleColumns") -> None:
+        self.nodes.extend(other.nodes)
+        self.values.extend(other.values)
+        self.times.extend(other.times)
+        self.windows_s.extend(other.windows_s)
+
     def sample(self, position: int) -> Sample:
         at = self.times[position]
         return Sample(self.values[position], None if isnan(at) else at, self.windows_s[position])
@@ -466,6 +472,10 @@ class Column(NamedTuple):
         measured when the source responded, so that it does not stay fresh while the source fails; without either time,
         it is fresh.
         """
+        if self.times.strides == (0,):
+            at = float(self.times[0])
+            if now - (self.answered_at if isnan(at) else at) <= max_age_s:
+                return self.initial_states
         old = now - np.where(np.isnan(self.times), self.answered_at, self.times) > max_age_s
         return np.where(
             old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states

@@ -257,6 +257,8 @@ class RuleHistory(NamedTuple):
 
 def update_value_history(history: ValueHistory | None, inputs: RuleInputs, nodes: NodeIndex) -> ValueHistory:
     """The history of values after one more evaluation."""
+    if history is not None and history.nodes is nodes and history.known is inputs.known:
+        return history._replace(evaluated_at=inputs.evaluated_at)
     earlier = np.full(len(nodes) + 1, -np.inf)
     if history is not None:
         earlier = _align_to_index(nodes, history.nodes, history.fresh_at(-np.inf), -np.inf)
@@ -283,10 +285,13 @@ def update_history(
     any_fresh_value = bool(inputs.known.any())
     if history is None or before is None:
         return RuleHistory(nodes, inputs.evaluated_at, evaluation.broken, any_fresh_value)
-    since = -np.inf if history.suspended else before.evaluated_at - max_age_s
-    fresh_at = _align_to_index(nodes, before.nodes, before.fresh_at(history.begun_at), -np.inf)
-    had_value = (fresh_at >= since) & (fresh_at > -np.inf)
-    suspended = int((had_value & ~inputs.known).sum()) * 2 > int(had_value.sum())
+    suspended = False
+    # otherwise, the nodes that ever had a value have one now
+    if before.nodes is not nodes or before.known is not inputs.known or before.earlier.strides != (0,):
+        since = -np.inf if history.suspended else before.evaluated_at - max_age_s
+        fresh_at = _align_to_index(nodes, before.nodes, before.fresh_at(history.begun_at), -np.inf)
+        had_value = (fresh_at >= since) & (fresh_at > -np.inf)
+        suspended = int((had_value & ~inputs.known).sum()) * 2 > int(had_value.sum())
     known_before = _align_to_index(nodes, history.nodes, history.broken, default=False)
     broken = np.where(evaluation.known, evaluation.broken, known_before)
     # unchanged arrays stay, so that a rebuild takes no memory for them
