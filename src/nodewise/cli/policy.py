@@ -44,6 +44,7 @@ _MODULES: Final = {
     "diff": "nodewise.cli.policy_diff",
     "library": "nodewise.cli.policy_library",
     "new": "nodewise.cli.policy_new",
+    "recording-rules": "nodewise.cli.policy_recording_rules",
     "test": "nodewise.cli.policy_test",
 }
 """The modules of commands that are imported only when they are called: most need the sources of metrics."""

@@ -40,6 +40,9 @@ def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
                 yield f"{scalar(key)}:"
                 indent = "" if isinstance(field, list) else "  "
                 yield from (f"{indent}{line}" for line in _lines(field))
+            elif isinstance(field, str) and _is_block(field):
+                yield f"{scalar(key)}: |-"
+                yield from (f"  {line}" for line in field.split("\n"))
             else:
                 yield f"{scalar(key)}: {scalar(field)}"
     else:
@@ -53,8 +56,16 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, dict | list) and bool(value)
 
 
+def _is_block(text: str) -> bool:
+    """Whether a text of several lines is unchanged as a literal block without escapes."""
+    lines = text.split("\n")
+    return len(lines) > 1 and all(map(str.isprintable, lines)) and not lines[0].startswith(" ") and all(lines)
+
+
 def scalar(value: Any) -> str:
     """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if not isinstance(value, str):
         return str(value)
     if _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:

@@ -138,6 +138,14 @@ def check_queries(spec: Any, prometheus: PrometheusFacts = PrometheusFacts()) ->
     return findings
 
 
+def has_known_syntax(query: str) -> bool:
+    """Whether a query is an expression in a syntax that this module knows, with balanced brackets."""
+    try:
+        return not isinstance(_parse(query), _Unknown)
+    except (UnbalancedError, RecursionError):
+        return False
+
+
 def rules_with_query(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The path of each object with a query, and the object."""
     if depth > _MAX_DEPTH:
