@@ -1,7 +1,11 @@
 """The connections that calls use, and when old connections are closed."""
 
+import ssl
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
+import httpcore2
 import httpx2
 import pytest
 
@@ -156,3 +160,52 @@ VIA = "http://proxy:3128"
 )
 def test_which_proxy(server: str, environ: dict[str, str], wanted: str) -> None:
     assert http_transport.proxy_url(server, environ) == wanted
+
+
+class TlsStream(httpcore2.AsyncNetworkStream):
+    """A stream whose first record arrives with these others, which its TLS object returns."""
+
+    def __init__(self, *records: bytes | ssl.SSLError) -> None:
+        self._records = list(records)
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self.take(max_bytes)
+
+    def take(self, max_bytes: int) -> bytes:
+        record = self._records.pop(0) if self._records else ssl.SSLWantReadError()
+        if isinstance(record, ssl.SSLError):
+            raise record
+        if len(record) > max_bytes:
+            self._records.insert(0, record[max_bytes:])
+        return record[:max_bytes]
+
+    def get_extra_info(self, info: str) -> Any:
+        return SimpleNamespace(read=self.take) if info == "ssl_object" else None
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([b"ab", b"cd", b"e"], [b"abcd", b"e"]),
+        ([b"ab"], [b"ab"]),
+        ([b"", b"cd"], [b""]),
+        ([b"abcd", b"e"], [b"abcd", b"e"]),
+        ([b"a", b"", b"e"], [b"a", b"e"]),
+        ([b"a", ssl.SSLError("bad record"), b"e"], [b"a", b"e"]),
+    ],
+    ids=["several", "one", "end of the stream", "full", "end after a record", "error after a record"],
+)
+async def test_a_read_returns_all_records_that_have_arrived(
+    records: list[bytes | ssl.SSLError], expected: list[bytes]
+) -> None:
+    stream = http_transport._SeveralRecordsStream(TlsStream(*records))
+    assert [await stream.read(4) for _ in expected] == expected
+
+
+async def test_a_stream_without_tls_is_read_once() -> None:
+    class Plain(TlsStream):
+        def get_extra_info(self, info: str) -> Any:
+            return None
+
+    stream = http_transport._SeveralRecordsStream(Plain(b"ab", b"cd"))
+    assert await stream.read(4) == b"ab"
