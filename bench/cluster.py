@@ -10,9 +10,10 @@ import argparse
 import contextlib
 import functools
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from bench import (
     native_label_latency,
     native_mode_rounds,
     report,
+    requirement_form_rounds,
     results,
     scheduler_bind_rounds,
     waiting_pod_rounds,
@@ -51,9 +53,9 @@ MERGED_NODES: Final = 5000
 """A run with this number of nodes updates results.json."""
 EXTENDERS, EXTENDERS_RAISED = "extenders", "extenders-raised"
 NATIVE_MODE, NATIVE_RAISED = "native", "native-raised"
-WAITING, LABELS, BATCHING = "waiting", "labels", "batching"
+WAITING, LABELS, BATCHING, FORMS = "waiting", "labels", "batching", "forms"
 """Comparisons. The rounds of a comparison alternate; `labels` has no rounds."""
-_RAISED: Final = (EXTENDERS_RAISED, NATIVE_RAISED, BATCHING)
+_RAISED: Final = (EXTENDERS_RAISED, NATIVE_RAISED, BATCHING, FORMS)
 """Comparisons with raised client limits of kube-scheduler; the others have the default ones."""
 PARTS: Final = {
     EXTENDERS: "",
@@ -63,6 +65,7 @@ PARTS: Final = {
     WAITING: results.NATIVE_WAITING,
     LABELS: NATIVE_LABELS,
     BATCHING: "",
+    FORMS: "",
 }
 """The parts of results.json that the comparisons measure; empty for none."""
 
@@ -90,7 +93,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    default = [comparison for comparison in PARTS if comparison != BATCHING]
+    default = [comparison for comparison in PARTS if comparison not in {BATCHING, FORMS}]
     parser.add_argument("comparisons", nargs="*", choices=[[], *PARTS], help=f"default: {' '.join(default)}")
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=1000, help="pods per round")
@@ -137,6 +140,8 @@ def _measure(comparison: str, bench: BindBench, rounds: int) -> Run:
     elif comparison == BATCHING:
         measured = batching_rounds.measure(bench, rounds)
         figures = batching_rounds.figures(measured, len(bench.names))
+    elif comparison == FORMS:
+        measured, figures = requirement_form_rounds.measure(bench, rounds), {}
     elif comparison == NATIVE_RAISED:
         measured = _measure_native(bench, rounds, native_mode_rounds.RAISED_ORDER)
         figures = native_mode_rounds.raised_figures(measured, len(bench.names))
@@ -213,7 +218,11 @@ def extender_figures(measured: Rounds, nodes: int) -> dict[str, float]:
 def table(run: Run) -> str:
     """Format the results of a comparison for a terminal."""
     rows = [(name, _rates(series)) for name, series in run["rounds"].items()]
-    rows += [(f"{name}: CPU ms", _cpu_times(series)) for name, series in run["rounds"].items()]
+    rows += [
+        (f"{name}: {title}", value)
+        for name, series in run["rounds"].items()
+        for title, value in _cpu_columns(series).items()
+    ]
     rows += [(key, f"{value:g}") for key, value in run["figures"].items()]
     rows.append(("other programs' share of the machine", f"{run['machine']['others_share']:.0%}"))
     width = max(len(name) for name, _ in rows) + 2
@@ -248,29 +257,50 @@ def _merge(run: Run) -> None:
 
 
 def _block(run: Run) -> str:
-    """Format a run for NOTES."""
+    """Format a run for NOTES: its figures, the rates of all rounds, and medians of processor time where measured."""
     machine = run["machine"]
     size = f"`{run['comparison']}`, {run['nodes']} nodes, {run['pods']} pods a round"
     heading = f"{size}, {run['date']}: {machine['cpu']}, {machine['cores']}"
-    rounds = [f"| {name} | {_rates(series)} |" for name, series in run["rounds"].items()]
+    figures = [f"| `{key}` | {value:g} |" for key, value in run["figures"].items()]
+    costs = {name: _cpu_columns(series) for name, series in run["rounds"].items()}
+    titles = ["pods a second", *dict.fromkeys(title for columns in costs.values() for title in columns)]
+    rounds = [
+        f"| {name} | {_rates(run['rounds'][name])} | {' | '.join(columns.values())}".removesuffix(" | ")
+        + " |"
+        for name, columns in costs.items()
+    ]
     return "\n".join(
         [
             f"{heading} cores; other programs took {machine['others_share']:.0%} of the machine.",
+            *(("", "| figure | |", "|---|---|", *figures) if figures else ()),
             "",
-            *("| figure | |", "|---|---|"),
-            *(f"| `{key}` | {value:g} |" for key, value in run["figures"].items()),
-            "",
-            *(("| rounds | pods a second |", "|---|---|", *rounds) if rounds else ()),
+            *((f"| rounds | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|") if rounds else ()),
+            *rounds,
         ]
     )
 
 
+def _cpu_columns(series: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By title of a column, the median of the rounds: processor time per pod, and the part of the plugin NodeAffinity
+    in that of kube-scheduler.
+    """
+
+    def median(values: Iterable[float]) -> str:
+        return f"{statistics.median(values):.2f}"
+
+    columns = {}
+    if all(each.get("cpu_ms") for each in series):
+        columns["kube-scheduler, CPU ms"] = median(each["cpu_ms"] for each in series)
+    if all(each.get("profile") for each in series):
+        for step in series[0]["profile"]:
+            columns[f"of it {step}"] = median(each["profile"][step] * each["cpu_ms"] for each in series)
+    if all(each.get("api_server_ms") for each in series):
+        columns["API server, CPU ms"] = median(each["api_server_ms"] for each in series)
+    return columns
+
+
 def _rates(series: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{each['rate']:g}" for each in series)
-
-
-def _cpu_times(series: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{each['cpu_ms']:g}" for each in series if "cpu_ms" in each)
 
 
 if __name__ == "__main__":
