@@ -54,6 +54,10 @@ class WrongLabels:
             time.sleep(0.05)
         return not self._since_s
 
+    def count_from_now(self) -> None:
+        """Counts the time of labels that are wrong now from now on."""
+        self._since_s = dict.fromkeys(self._since_s, time.monotonic())
+
     def wrong(self) -> dict[tuple[str, str], float]:
         """For how many seconds each label has been wrong."""
         now_s = time.monotonic()

@@ -12,8 +12,9 @@ import msgspec
 from nodewise.agent import AgentKind, ObjectKey, Snapshot, Watched
 from nodewise.base.clock import Clock
 from nodewise.base.option import SettingsByGroup
-from nodewise.kube.api_server_interface import Api
+from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.event_recorder import EventRecorder
+from nodewise.kube.shard_election import Tenure
 from nodewise.kube.store import Store
 from nodewise.metrics.metrics_source import MetricsSource
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -57,6 +58,33 @@ class Relister(Protocol):
         ...
 
 
+class NodeOwnership(Protocol):
+    """What this replica is responsible for."""
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of all replicas."""
+        ...
+
+    def own_shards(self) -> frozenset[int]:
+        """The shards whose nodes this replica evaluates and writes."""
+        ...
+
+    def live_annotations(self) -> Mapping[int, Mapping[str, str]]:
+        """By shard that a replica holds, the annotations of its Lease as they were last read."""
+        ...
+
+    def tenure(self) -> Tenure:
+        """What it holds now."""
+        ...
+
+    def write_timeout_s(self, uid: str, at: float) -> float:
+        """The seconds within which a write to the node with this uid must have ended, by a snapshot of this time, in
+        seconds since 1970; 0 if it may not be written.
+        """
+        ...
+
+
 class Handle(NamedTuple):
     """What a controller may use."""
 
@@ -78,6 +106,19 @@ class Handle(NamedTuple):
     """None if no agent binds."""
     metadata_api: Api
     """The same API server, for lists and watches that contain only the metadata of objects."""
+    ownership: NodeOwnership | None = None
+    """None if the leader writes to all nodes."""
+
+    def leads(self) -> bool:
+        """Whether this replica does the work of the leader for the whole cluster. Only asked in a step."""
+        return self.ownership is None or bool(self.ownership.tenure().lead)
+
+    def node_write_timeout_s(self, node: str, at: float) -> float:
+        """The same as `NodeOwnership.write_timeout_s`, by the name of a node; the usual timeout for an unknown node."""
+        node_object = self.nodes.get("", node)
+        if self.ownership is None or node_object is None:
+            return DEADLINE_S
+        return min(self.ownership.write_timeout_s(node_object.metadata.uid, at), DEADLINE_S)
 
 
 class Controller(ABC):
@@ -100,6 +141,10 @@ class Controller(ABC):
 
     def lease_annotations(self) -> Mapping[str, str]:
         """What the leader's Lease tells about this controller, as annotations."""
+        return {}
+
+    def shard_annotations(self, shard: int) -> Mapping[str, str]:  # noqa: ARG002
+        """The same for the Lease of a shard that this replica holds, or, for -1, of one that it gives away."""
         return {}
 
 

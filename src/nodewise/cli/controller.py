@@ -1,6 +1,6 @@
 """`nodewise controller`: labels nodes and writes the status of policies until SIGTERM or SIGINT."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -21,11 +21,14 @@ from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.kube.api_client_creation import connect
 from nodewise.kube.kubeconfig import KubeOptions
+from nodewise.kube.shard_election import MOST_SHARDS
 from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import native_mode_admission
+from nodewise.policies.shard_reports import ShardReports
+from nodewise.policies.state import TelemetryStateBuilder
 from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server, restrict_to_loopback
@@ -45,10 +48,19 @@ class ControllerKubeOptions(KubeOptions, frozen=True, kw_only=True):
     """Burst of writes to the API server. The default is enough to label some racks of nodes without delay."""
 
 
+class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Division of the nodes among replicas."""
+
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MOST_SHARDS)] = 1
+    """Number of shards. Each replica watches, evaluates and labels the nodes of its shards; run as many replicas as
+    shards, for 20,000 nodes and more each. With 1, one replica leads and does all work."""
+
+
 GROUPS: Final = (
     InputAndLogOptions,
     AdminOptions,
     ControllerKubeOptions,
+    ShardOptions,
     RefreshOptions,
     PrometheusOptions,
 )
@@ -98,8 +110,15 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
         # off by default only while its admission policies are absent, and never right while they are installed
         needs = needs._replace(watched=[*needs.watched, *native_mode_admission.WATCHED])
     paths = InputPaths(config.settings[InputAndLogOptions].metrics)
-    snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
-    leader = server_components.create_leader_tasks(config, api, snapshots, tools, "controller")
+    shards = config.settings[ShardOptions].shards
+    sharding = server_components.create_sharding(config, api, shards, tools)
+    snapshots = server_components.create_snapshot_components(
+        config, api, paths, needs, tools, sharding.nodes if shards > 1 else None
+    )
+    if shards > 1:
+        state = cast("TelemetryStateBuilder", snapshots.states[TELEMETRY.name])
+        state.values_elsewhere = ShardReports(sharding.nodes).has_values
+    leader = server_components.create_leader_tasks(config, api, snapshots, tools, sharding)
     readiness = Readiness(snapshots.cache.waiting_for, tools.registry)
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
     private = [

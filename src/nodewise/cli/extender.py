@@ -170,7 +170,7 @@ def _assemble_extender(
     leader = (
         _create_leader_tasks(config, api, components, binding, tools)
         if api is not None
-        else LeaderTasks(None, [], [])
+        else LeaderTasks(lambda: True, [], [])
     )
     memory = create_agent_memory(
         config.settings[ExtenderOptions].state, api, snapshots.states, leader.leads, tools
@@ -256,7 +256,7 @@ def _create_leader_tasks(
 
     bindings = binding.bindings if binding else None
     leader = server_components.create_leader_tasks(
-        config, api, snapshots, tools, "extender", bindings, create_more_controllers
+        config, api, snapshots, tools, None, bindings, create_more_controllers
     )
     return leader._replace(tasks=[*leader.tasks, pods.run])
 

@@ -9,9 +9,9 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,7 @@ from nodewise.engine import metric_values_endpoint, object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
+from nodewise.engine.node_shards import NodeShards
 from nodewise.engine.object_feed import ClosableSource, DataRequirements, ObjectFeed
 from nodewise.engine.pod_evaluation_endpoint import PodEvaluationEndpoint
 from nodewise.engine.request_recorder import ReplaySettings
@@ -44,6 +45,8 @@ from nodewise.kube.leader_election import (
     Elector,
     LeaseLock,
 )
+from nodewise.kube.reflector import Reflector
+from nodewise.kube.shard_election import LeaseAnnotations, ShardElection
 from nodewise.kube.store import Store
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics.metrics_source import (
@@ -262,12 +265,61 @@ class EvaluationTime:
 class LeaderTasks(NamedTuple):
     """The tasks of a leader. Without a cluster there is no election: every extender leads."""
 
-    elector: Elector | None
+    leads: Callable[[], bool]
     tasks: Sequence[Task]
     closing: Sequence[Callable[[], Awaitable[None]]]
 
-    def leads(self) -> bool:
-        return self.elector is None or self.elector.leading
+
+class LeaseClient(LeaseAnnotations):
+    """What a replica needs to take part in an election, and what its Lease tells about it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        api: HttpApi,
+        tools: ClockAndMetrics,
+        lease: str,
+        writes_per_s: float = 5.0,
+    ) -> None:
+        host, suffix = socket.gethostname(), secrets.token_hex(4)
+        configured = config.settings[KubeOptions].identity
+        identity = configured or f"{host}_{os.getpid()}_{suffix}"
+        self.lock = LeaseLock(api.namespace, lease, identity, process=f"{host}_{suffix}")
+        self.liveness = ApiServerLiveness(*tools)
+        # a separate rate limit for the Lease: queued label patches must not cost the leadership
+        self.api = api.with_rate_limit(writes_per_s, round(2 * writes_per_s), self.liveness.record_response)
+        self.evaluation = EvaluationTime(tools.registry)
+        self.controllers: list[Controller] = []
+
+    def of_leader(self) -> dict[str, str]:
+        of_controllers = (controller.lease_annotations().items() for controller in self.controllers)
+        return {**self.evaluation.annotations(), **dict(chain.from_iterable(of_controllers))}
+
+    def of_shard(self, shard: int) -> dict[str, str]:
+        of_controllers = (controller.shard_annotations(shard).items() for controller in self.controllers)
+        return dict(chain.from_iterable(of_controllers))
+
+
+class Sharding(NamedTuple):
+    """How the replicas of a controller share its work."""
+
+    client: LeaseClient
+    election: ShardElection
+    nodes: NodeShards
+
+
+def create_sharding(config: ServerConfig, api: HttpApi, shards: int, tools: ClockAndMetrics) -> Sharding:
+    """The election of `nodewise controller`, and the nodes of this replica."""
+    client = LeaseClient(config, api, tools, CONTROLLER_LEASE, 5.0 + shards)
+    election = ShardElection(
+        client.api,
+        client.lock,
+        shards,
+        *tools,
+        random.random,
+        client,
+    )
+    return Sharding(client, election, NodeShards(election, tools.clock))
 
 
 def create_snapshot_components(
@@ -276,13 +328,19 @@ def create_snapshot_components(
     paths: InputPaths,
     needs: DataRequirements,
     tools: ClockAndMetrics,
+    shards: NodeShards | None = None,
 ) -> SnapshotComponents:
-    """Snapshots of a cluster, or of files if there is no `api`."""
-    feed = (
-        object_feed.watch_files(paths.objects_from, needs, 0.2)
-        if api is None
-        else object_feed.watch_cluster(api, needs, *tools, api.namespace)
-    )
+    """Snapshots of a cluster, or of files if there is no `api`. With `shards`, only of the nodes of this replica."""
+    if api is None:
+        feed = object_feed.watch_files(paths.objects_from, needs, 0.2)
+    elif shards is None:
+        feed = object_feed.watch_cluster(api, needs, *tools, api.namespace)
+    else:
+
+        async def run_nodes(nodes: Reflector[Any]) -> None:
+            await shards.run(nodes, refresher.fetch_all)
+
+        feed = object_feed.watch_cluster(api, needs, *tools, api.namespace, shards.target, run_nodes)
     refresh: RefreshOptions = config.settings[RefreshOptions]
     dependencies = SourceDependencies(
         api,
@@ -330,52 +388,66 @@ def create_leader_tasks(
     api: HttpApi,
     snapshots: SnapshotComponents,
     tools: ClockAndMetrics,
-    component: Literal["extender", "controller"],
+    sharding: Sharding | None = None,
     reservations: ReservationCleaner | None = None,
     create_more_controllers: Callable[[Handle], Sequence[Controller]] = lambda _: (),
 ) -> LeaderTasks:
-    """The election, the events, the controllers of the agents, and those that `create_more_controllers` returns."""
+    """The election, the events, the controllers of the agents, and those that `create_more_controllers` returns.
+
+    With `sharding` for `nodewise controller`, else for the extender.
+    """
     clock, registry = tools
-    lease = EXTENDER_LEASE if component == "extender" else CONTROLLER_LEASE
-    configured = config.settings[KubeOptions].identity
-    host, suffix = socket.gethostname(), secrets.token_hex(4)
-    identity = configured or f"{host}_{os.getpid()}_{suffix}"
-    recorder = EventRecorder(api, EventReporter(f"nodewise.io/{component}", identity), clock, registry)
-    # a separate rate limit for the Lease: queued label patches must not cost the leadership
-    liveness = ApiServerLiveness(clock, registry)
-    limited = api.with_rate_limit(5.0, 10, liveness.record_response)
-    lock = LeaseLock(api.namespace, lease, identity, process=f"{host}_{suffix}")
-    evaluation = EvaluationTime(registry)
-    controllers: list[Controller] = []
-
-    def lease_annotations() -> dict[str, str]:
-        of_controllers = (controller.lease_annotations().items() for controller in controllers)
-        return {**evaluation.annotations(), **dict(chain.from_iterable(of_controllers))}
-
-    elector = Elector(limited, lock, clock, registry, random.random, lease_annotations)
+    client = sharding.client if sharding else LeaseClient(config, api, tools, EXTENDER_LEASE)
+    component = "controller" if sharding else "extender"
+    recorder = EventRecorder(
+        api, EventReporter(f"nodewise.io/{component}", client.lock.identity), clock, registry
+    )
+    election: ShardElection | Elector
+    leads: Callable[[], bool]
+    tenure: Callable[[], Hashable]
+    if sharding:
+        election = sharding.election
+        leads, tenure = lambda: sharding.election.leads, sharding.nodes.tenure
+        election_tasks = election.tasks()
+    else:
+        election = elector = Elector(
+            client.api, client.lock, clock, registry, random.random, client.of_leader
+        )
+        leads = tenure = lambda: elector.leading
+        election_tasks = [election.run]
     relister = SnapshotRelister(snapshots)
     own = (api.namespace, lambda: snapshots.cache.snapshot, relister, reservations, api.with_metadata_only())
     feed = snapshots.feed
-    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, registry, WriteCounter(), *own)
-    controllers += [
+    handle = Handle(
+        api,
+        feed.objects,
+        feed.nodes,
+        recorder,
+        clock,
+        registry,
+        WriteCounter(),
+        *own,
+        ownership=sharding.nodes if sharding else None,
+    )
+    client.controllers += [
         kind.controller(config.agent_options[kind.name], handle)
         for kind in config.agents
         if isinstance(kind, ControllerKind)
     ]
-    controllers += create_more_controllers(handle)
-    following = [task for controller in controllers for task in controller.tasks()]
+    client.controllers += create_more_controllers(handle)
+    following = [task for controller in client.controllers for task in controller.tasks()]
     leading = LeaderLoop(
-        controllers, lambda: snapshots.cache.snapshot, lambda: elector.leading, clock, evaluation.set
+        client.controllers, lambda: snapshots.cache.snapshot, tenure, clock, client.evaluation.set
     )
-    elector.on_change(lambda _: leading.notify())
+    election.on_change(lambda _: leading.notify())
     snapshots.cache.on_publish(leading.notify)
     period_s = config.settings[RefreshOptions].sync_period_s
 
     async def lead() -> None:
         await leading.run(period_s)
 
-    tasks = [elector.run, liveness.run, recorder.run, lead, *following]
-    return LeaderTasks(elector, tasks, [elector.stop, recorder.flush, api.close])
+    tasks = [*election_tasks, client.liveness.run, recorder.run, lead, *following]
+    return LeaderTasks(leads, tasks, [election.stop, recorder.flush, api.close])
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -1,7 +1,10 @@
-"""The leader's loop: after each new snapshot, the agents' controllers make the objects on the API server match it."""
+"""The leader's loop: after each new snapshot, the agents' controllers make the objects on the API server match it.
+
+With shards, it runs in each replica that holds one.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -19,7 +22,8 @@ _CANCEL_S: Final = 5.0
 
 
 class LeaderLoop:
-    """Runs the controllers while `is_leading`. A controller that fails or hangs does not stop the others.
+    """Runs the controllers while `tenure` is true, and lets them begin again when it is another one. A controller that
+    fails or hangs does not stop the others.
 
     `on_applied` gets the time of a snapshot, seconds since 1970, once all controllers have applied it or a newer one.
     """
@@ -28,12 +32,12 @@ class LeaderLoop:
         self,
         controllers: Sequence[Controller],
         snapshot: Callable[[], Snapshot],
-        is_leading: Callable[[], bool],
+        tenure: Callable[[], Hashable],
         clock: Clock,
         on_applied: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._snapshot = snapshot
-        self._is_leading = is_leading
+        self._tenure = tenure
         self._clock = clock
         self._notified = asyncio.Event()
         self._on_applied = on_applied
@@ -54,17 +58,17 @@ class LeaderLoop:
 
         If this is cancelled or ends by a defect, the steps are cancelled too.
         """
-        led = False
+        before: Hashable = False
         try:
             while True:
                 self._notified.clear()
-                snapshot, leads = self._snapshot(), self._is_leading()
-                if leads:
+                snapshot, tenure = self._snapshot(), self._tenure()
+                if tenure:
                     for steps in self._steps:
-                        if not led:
+                        if tenure != before:
                             steps.lead()
                         steps.start_if_due(snapshot, period_s)
-                led = leads
+                before = tenure
                 await self._clock.sleep(period_s / _STEPS_PER_PERIOD)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(period_s):

@@ -96,11 +96,24 @@ class StoreRelister:
             reflector.request_relist()
 
 
+RunNodes = Callable[[Reflector[Any]], Coroutine[Any, Any, None]]
+"""Runs the reflector of nodes, until cancelled."""
+
+
 def watch_cluster(
-    api: Api, needs: DataRequirements, clock: Clock, registry: MetricsRegistry, namespace: str
+    api: Api,
+    needs: DataRequirements,
+    clock: Clock,
+    registry: MetricsRegistry,
+    namespace: str,
+    target_of_nodes: Callable[[ReflectorTarget[Any]], ReflectorTarget[Any]] = lambda target: target,
+    run_nodes: RunNodes = lambda reflector: reflector.run(),
 ) -> ObjectFeed:
-    """Watch nodes and the objects of agents; `namespace` is nodewise's own."""
-    targets = {"nodes": ReflectorTarget(NODES, needs.node_type)} | {
+    """Watch nodes and the objects of agents; `namespace` is nodewise's own.
+
+    `target_of_nodes` and `run_nodes` select the nodes that are watched.
+    """
+    targets = {"nodes": target_of_nodes(ReflectorTarget(NODES, needs.node_type))} | {
         watched.name: ReflectorTarget[Any](
             watched.resource,
             watched.type,
@@ -119,7 +132,7 @@ def watch_cluster(
     return ObjectFeed(
         nodes.store,
         {name: reflector.store for name, reflector in others.items()},
-        [nodes.run, *(reflector.run for reflector in others.values())],
+        [lambda: run_nodes(nodes), *(reflector.run for reflector in others.values())],
         {name: reflector.apply_response for name, reflector in others.items()},
         relister,
     )

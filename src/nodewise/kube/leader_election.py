@@ -248,6 +248,9 @@ class Elector:
 
     Each write of the Lease adds `annotations`, which inform about the leader without a write of their own. The `Api`
     should have its own rate limit (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals.
+
+    A Lease is acquired only if `admit` returns true. It is called after the Lease was read; if another process writes
+    the Lease after that, the acquisition fails.
     """
 
     def __init__(
@@ -258,6 +261,7 @@ class Elector:
         metrics_registry: MetricsRegistry,
         random: Callable[[], float],
         annotations: Callable[[], Mapping[str, str]] = dict,
+        admit: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._api = api
         self._lock = lock
@@ -266,6 +270,7 @@ class Elector:
         self._random = random
         self._callbacks: list[Callable[[bool], None]] = []
         self._annotations = annotations
+        self._admit = admit
         self._latency = ApiLatency(lock.timings.longest_latency_s)
         self._path = LEASES.path(lock.namespace, lock.name)
         self._object: dict[str, Any] | None = None
@@ -283,9 +288,31 @@ class Elector:
         return self._clock.monotonic() < self._until_s
 
     @property
+    def left_s(self) -> float:
+        """For how long this process leads from now on, unless it renews the Lease; 0 if it does not lead."""
+        return max(0.0, self._until_s - self._clock.monotonic())
+
+    @property
     def holder(self) -> str:
         """The identity of the leader at the last read of the Lease; empty if there was none."""
         return (self._observed.spec.holder_identity or "") if self._observed else ""
+
+    @property
+    def transitions(self) -> int:
+        """The number of times that the Lease got another holder, as it was last read."""
+        return (self._observed.spec.lease_transitions or 0) if self._observed else 0
+
+    @property
+    def live_holder(self) -> str:
+        """The identity of the leader; empty if there is none, or if its Lease has expired."""
+        return (
+            self.holder if self.leading or wait_s(self._observed, self._lock, self._clock.monotonic()) else ""
+        )
+
+    @property
+    def lease_annotations(self) -> Mapping[str, str]:
+        """The annotations of the Lease as it was last read or written."""
+        return ((self._object or {}).get("metadata") or {}).get("annotations") or {}
 
     async def run(self) -> None:
         """Acquire and renew the Lease until cancelled. Then call `stop`, so that another replica can lead at once."""
@@ -295,14 +322,23 @@ class Elector:
             await self._clock.sleep(self._retry_pause_s())
             self._report_change()
 
-    async def stop(self) -> None:
-        """Stop leading, and release the Lease. An error is logged; the Lease then expires."""
+    async def stop(self, successor: str = "", pause_s: float = 0.0) -> None:
+        """Stop leading, and release the Lease after a pause, or give it to a successor. An error is logged; the Lease
+        then expires.
+        """
         led = self.leading
         self._until_s = NEVER
         self._report_change()
         if led and self._observed:
+            await self._clock.sleep(pause_s)
+            spec = release(self._observed, self._clock.now())
+            if successor:
+                duration_s = math.ceil(self._timings.duration_s)
+                spec = msgspec.structs.replace(
+                    spec, holder_identity=successor, lease_duration_seconds=duration_s
+                )
             try:
-                await self._write_lease(release(self._observed, self._clock.now()))
+                await self._write_lease(spec)
             except NodewiseError as error:
                 self._log_error(str(error))
 
@@ -311,7 +347,8 @@ class Elector:
             await self._read_and_acquire()
         except NodewiseError as error:
             self._object = None
-            self._log_error(str(error))
+            if self._admit is None or not isinstance(error, Conflict):  # otherwise another replica was faster
+                self._log_error(str(error))
         else:
             self._trouble = ""
 
@@ -329,7 +366,8 @@ class Elector:
         if self._latency.is_unclear:
             # a duration that does not fit would cost the lead again
             await self._read_lease()
-        if wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0:
+        is_free = wait_s(self._observed, self._lock, self._clock.monotonic()) == 0.0
+        if is_free and (self._admit is None or self.leading or await self._admit()):
             await self._acquire_or_renew()
 
     async def _read_lease(self) -> None:
@@ -361,7 +399,7 @@ class Elector:
         before = self._object or {"apiVersion": LEASES.api_version, "kind": LEASES.kind}
         meta = before.get("metadata") or {"name": self._lock.name, "namespace": self._lock.namespace}
         process = {PROCESS_ANNOTATION: self._lock.process} if self._lock.process else {}
-        if annotations := {**(meta.get("annotations") or {}), **self._annotations(), **process}:
+        if annotations := {**(meta.get("annotations") or {}), **process, **self._annotations()}:
             meta = {**meta, "annotations": annotations}
         merged = {**(before.get("spec") or {}), **msgspec.to_builtins(spec)}
         body = {**before, "metadata": meta, "spec": merged}
@@ -382,7 +420,8 @@ class Elector:
             before, lease.spec or LeaseSpec(), process, self._lock, self._clock.monotonic()
         )
         is_duplicate = self._observed.is_duplicate
-        self._metrics_registry.set("identity_duplicate", float(is_duplicate))
+        if before is None or is_duplicate != before.is_duplicate:
+            self._metrics_registry.set("identity_duplicate", float(is_duplicate))
         if is_duplicate and not (before and before.is_duplicate):
             logs.emit(
                 "identity_duplicate", lease=self._path, identity=self._lock.identity, other_process=process
@@ -441,12 +480,13 @@ class Elector:
         if self._reported_leading == self.leading:
             return
         self._reported_leading = self.leading
-        self._metrics_registry.set("leading", float(self._reported_leading))
-        logs.emit(
-            "leading" if self._reported_leading else "not_leading", lease=self._path, holder=self.holder
-        )
+        self._record_leading(self._reported_leading)
         for callback in self._callbacks:
             callback(self._reported_leading)
+
+    def _record_leading(self, leading: bool) -> None:
+        self._metrics_registry.set("leading", float(leading))
+        logs.emit("leading" if leading else "not_leading", lease=self._path, holder=self.holder)
 
 
 SILENT_S: Final = 10.0

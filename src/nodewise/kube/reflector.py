@@ -428,6 +428,7 @@ class Reflector(Generic[T]):
         self._missing_since_s: float | None = None
         self._synced = asyncio.Event()
         self._relist_requested = False
+        self._listed = asyncio.Event()
         self._pace = cooperative_scheduling.Pacer()
 
     @property
@@ -445,6 +446,7 @@ class Reflector(Generic[T]):
     def request_relist(self) -> None:
         """List again (resync) at the next response of the server. A watch has a bookmark twice a minute."""
         self._relist_requested = True
+        self._listed.clear()
 
     def age_s(self) -> float:
         """Seconds since the last response; infinite before the first. A watch has a bookmark twice a minute."""
@@ -453,6 +455,10 @@ class Reflector(Generic[T]):
     async def wait_until_synced(self) -> None:
         """Wait for the first complete list."""
         await self._synced.wait()
+
+    async def wait_until_listed(self) -> None:
+        """Wait for a complete list that began after the last call of `request_relist`."""
+        await self._listed.wait()
 
     async def run(self) -> None:
         """List, then watch, until cancelled; after a failure continue from there."""
@@ -504,6 +510,8 @@ class Reflector(Generic[T]):
                 logs.emit("kube_back", kind=self._kind)
             self._decoder.finish(after.version)
             self._synced.set()
+            if not self._relist_requested:
+                self._listed.set()
 
     async def _watch_until_end(self, params: Mapping[str, str]) -> None:
         began_s = self._clock.monotonic()

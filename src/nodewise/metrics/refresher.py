@@ -163,6 +163,20 @@ class MetricsRefresher:
         while self._under_way:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
+    async def fetch_all(self) -> bool:
+        """Fetch all metrics now, also those whose call is under way, and wait until their calls have ended.
+
+        Returns whether the values of each metric that has some are from this time or later.
+        """
+        since = self._clock.now()
+        for task in self._under_way.values():
+            task.cancel()
+        self._under_way.clear()
+        for request in self._requests.values():
+            self._start_fetch(request)
+        await self.settle()
+        return all(series.fetched_at >= since for series in self.snapshot.series.values())
+
     def _start_fetch(self, request: MetricRequest) -> None:
         # A call of the previous period that still hangs ends with its own timeout.
         if request.key not in self._under_way:

@@ -54,6 +54,12 @@ _INFO: Final = {
     ),
     "kube_answers": "The API server responds again, after `away_s` seconds.",
     "leading": "This process leads: its controllers run.",
+    "shard_acquired": "This replica holds the shard `shard` from now on: it watches, evaluates and labels its nodes.",
+    "shard_released": "This replica does not write to nodes of the shard `shard` any more; `holder` held it last.",
+    "shard_lease_closed": (
+        "The leader has written the Lease of a shard, because the number of shards is another one: replicas with the"
+        " former number cannot acquire it any more."
+    ),
     "lease_duration": (
         "The API server has become slow or quick, so this process uses another duration of the Lease: 5 s, or"
         " 30 s if it takes seconds to respond. `latency_s` is the last measurement."

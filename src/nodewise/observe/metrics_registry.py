@@ -166,6 +166,8 @@ METRICS: Final[dict[str, Metric]] = {
     "kube_silent_seconds": Metric("Time since the API server's last response to a call for the Lease."),
     "kube_unreadable_total": Metric("Objects that are ignored because they are invalid.", ("kind",)),
     "leading": Metric("1 if this replica is the leader, whose controllers run."),
+    "shards": Metric("Number of shards of this replica's settings."),
+    "shard_held": Metric("1 if this replica holds the shard, and so labels its nodes.", ("shard",)),
     "identity_duplicate": Metric(
         "1 if another running process has the identity of this replica, which therefore does not lead."
     ),

@@ -5,6 +5,7 @@ The admission policies of `deploy/extender-pods.yaml` read `mode`.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from nodewise.base import clock
 from nodewise.base.errors import truncate
-from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields
+from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields, shard_reports
 from nodewise.policies.hysteresis import FLAPPING
 from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, PolicyKind
 from nodewise.policies.policy_objects import PolicyObject, StepBack, decode_status
@@ -26,6 +27,7 @@ from nodewise.policies.policy_status_fields import (
     RuleCounts,
 )
 from nodewise.policies.rule_evaluation import RuleEvaluation
+from nodewise.policies.shard_reports import PolicyShardReport
 from nodewise.policies.state import PolicyState
 
 AS_EXPECTED: Final = "AsExpected"
@@ -64,6 +66,8 @@ class StatusFacts(NamedTuple):
     """Why new pods get a scheduling gate that nothing removes; empty if they do not."""
     unknown: frozenset[str] = frozenset()
     """The types of conditions about which a new leader knows nothing yet. They stay as they are."""
+    others: tuple[PolicyShardReport, ...] = ()
+    """The policy on the nodes of other replicas, with shards."""
 
 
 class ConditionKind(NamedTuple):
@@ -165,6 +169,35 @@ GOOD_STATUSES: Final[Mapping[str, str]] = {kind.type: kind.good for kind in COND
 """The status of each condition in a healthy PlacementPolicy or ClusterPlacementPolicy."""
 
 
+_BY_NODES: Final = (
+    "MetricsAvailable",
+    "MetricsFetched",
+    "Suspended",
+    "LabelConflict",
+    "Flapping",
+    "NodesWithoutValues",
+    "IncompleteAnswers",
+    "SamplesTooSparse",
+)
+"""The types of conditions that a replica with shards finds out for its nodes."""
+
+
+def create_report(state: PolicyState, facts: StatusFacts, now: str) -> PolicyShardReport:
+    """The policy on the nodes of this replica, for the leader; `now` is RFC 3339."""
+    now_s = clock.parse_rfc3339(now)
+    messages = _condition_messages(state, facts, "", now_s)
+    return PolicyShardReport(
+        generation=facts.generation,
+        awaits_metrics=state.awaits_metrics,
+        messages={kind: messages[kind] for kind in _BY_NODES if messages[kind]},
+        unavailability=_unavailability_reason(state),
+        missing_metrics=tuple(sorted(state.unfetched)),
+        violating_nodes=count_violating_nodes(state),
+        rejected_nodes=_count_rejected_nodes(state),
+        rules=tuple(replace(counts, expression="") for counts in _rule_counts(state, now_s)),
+    )
+
+
 def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
     """The status that a policy has; an empty one if it has none."""
     if kind == "TASPolicy":
@@ -179,33 +212,44 @@ def desired_status(  # complexity: one result of several parts
     policy = state.policy
     not_enforced = policy.not_enforced or facts.no_node_label
     messages = _condition_messages(state, facts, not_enforced, clock.parse_rfc3339(now))
-    messages |= {
-        condition.type: messages[condition.type] or condition.message
-        for condition in before.conditions
-        if condition.type in facts.unknown and condition.status != "False"
-    }
+    _add_messages(messages, facts, before)
     if isinstance(before, PolicyStatus):
-        reasons = {"MetricsFetched": policy_status_fields.missing_metrics_reason(state.unfetched)}
+        reason = policy_status_fields.missing_metrics_reason(state.unfetched)
+        reasons = {"MetricsFetched": reason or _unavailability_elsewhere(facts)}
+        missing = chain(state.unfetched, *(other.missing_metrics for other in facts.others))
         return PolicyStatus(
             _conditions(TASPOLICY_CONDITIONS, messages, reasons, before, facts.generation, now),
             facts.generation,
-            count_violating_nodes(state),
-            tuple(sorted(state.unfetched)),
+            shard_reports.add(count_violating_nodes(state), facts.others, "violating_nodes"),
+            tuple(sorted(set(missing))),
             "NotEnforced" if messages["NotEnforced"] else "Enforce",
         )
     not_ready = next((reason for reason, kind in NOT_READY.items() if messages[kind]), "")
     messages["Ready"] = _not_ready_message(not_ready, state, messages)
-    reasons = {"Ready": not_ready, "MetricsAvailable": _unavailability_reason(state)}
+    unavailability = _unavailability_reason(state) or _unavailability_elsewhere(facts)
+    reasons = {"Ready": not_ready, "MetricsAvailable": unavailability}
     notes = _notes_when_ready(policy, messages)
+    rules = list(_rule_counts(state, clock.parse_rfc3339(now)))
     return PlacementPolicyStatus(
         _conditions(CONDITIONS, messages, reasons, before, facts.generation, now, notes),
         facts.generation,
         "NotEnforced" if policy.not_enforced else "Shadow" if facts.step_back else policy.mode,
         _selected_pods(state, facts),
-        None if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1])),
-        tuple(_rule_counts(state, clock.parse_rfc3339(now))),
+        _rejected_nodes_of_all(state, facts),
+        tuple(shard_reports.add_rule_counts(rules, facts.others)),
         stepped_back=facts.step_back,
     )
+
+
+def _add_messages(messages: dict[str, str], facts: StatusFacts, before: Status) -> None:
+    """Add the messages of other replicas, and those of conditions about which nothing is known yet."""
+    for other in facts.others:
+        messages |= {kind: messages[kind] or message for kind, message in other.messages.items()}
+    messages |= {
+        condition.type: messages[condition.type] or condition.message
+        for condition in before.conditions
+        if condition.type in facts.unknown and condition.status != "False"
+    }
 
 
 def _unavailability_reason(state: PolicyState) -> str:
@@ -213,6 +257,11 @@ def _unavailability_reason(state: PolicyState) -> str:
     unfetched = policy_status_fields.missing_metrics_reason(state.unfetched)
     lost = _SUSPENDED.reason if state.suspended else ""
     return unfetched or lost or policy_status_fields.missing_metrics_reason(state.failing)
+
+
+def _unavailability_elsewhere(facts: StatusFacts) -> str:
+    """The reason of the condition MetricsAvailable on the nodes of another replica."""
+    return next((other.unavailability for other in facts.others if other.unavailability), "")
 
 
 def _notes_when_ready(policy: Policy, messages: Mapping[str, str]) -> Mapping[str, str]:
@@ -240,7 +289,8 @@ def _not_ready_message(reason: str, state: PolicyState, messages: Mapping[str, s
         or (not part.unusable and part.metric_request().key in (*state.unfetched, *state.failing))
     ]
     more = f" and {len(places) - _MAX_NAMED} more rules" if len(places) > _MAX_NAMED else ""
-    return f"{', '.join(places[:_MAX_NAMED])}{more}: {message}"
+    # without a place, the nodes of another replica lack values
+    return f"{', '.join(places[:_MAX_NAMED])}{more}: {message}" if places else message
 
 
 def _described_comparisons(policy: Policy) -> Iterator[tuple[str, Comparison, str]]:
@@ -352,6 +402,17 @@ def _selected_pods(state: PolicyState, facts: StatusFacts) -> int | None:
     """The number of pods; None for a policy that selects none, is not enforced, or while pods are not counted."""
     policy = state.policy
     return None if policy.selection is None or policy.not_enforced else facts.selected_pods
+
+
+def _count_rejected_nodes(state: PolicyState) -> int:
+    return 0 if state.verdict is None else int(np.count_nonzero(state.verdict.codes[:-1]))
+
+
+def _rejected_nodes_of_all(state: PolicyState, facts: StatusFacts) -> int | None:
+    """How many nodes the policy rejects, also of other replicas; None if it rejects none by its rules."""
+    if state.verdict is None:
+        return None
+    return shard_reports.add(_count_rejected_nodes(state), facts.others, "rejected_nodes")
 
 
 def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:

@@ -217,7 +217,14 @@ def _start_states(
     """
     if before is not None and before.states is not None and not before.unlisted:
         phases = _align(before.states.phases, PASSING, before.nodes, nodes)
-        return NodeStates(phases, _align(before.states.since, np.uint32(0), before.nodes, nodes))
+        since = _align(before.states.since, np.uint32(0), before.nodes, nodes)
+        if record is not None and before.nodes is not nodes:
+            # nodes of a shard that another replica evaluated before
+            is_new = np.zeros(len(nodes) + 1, bool)
+            is_new[:-1] = before.nodes.numbers(nodes.known) == len(before.nodes)
+            phases = np.where(is_new, record.states.phases, phases)
+            since = np.where(is_new, record.states.since, since)
+        return NodeStates(phases, since)
     if sample is None:
         return None
     if record is None:

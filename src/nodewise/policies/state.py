@@ -1,6 +1,6 @@
 """Computes the telemetry agent's state from policies and metrics; the same code runs with and without a cluster."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
@@ -118,6 +118,8 @@ class TelemetryState(NamedTuple):
     """Whether native mode is on, by the settings or because its admission policies are installed."""
     has_native_admission: bool = False
     """Whether its admission policies are installed; False where they are not watched, as in the extender."""
+    own_values: Mapping[str, bool] = {}
+    """By key of a metric with a response, whether one of these nodes has a fresh value; only with shards."""
 
 
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
@@ -150,6 +152,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
         self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
         self._rule_states = RuleStates()
+        self.values_elsewhere: Callable[[str], bool | None] | None = None
+        """With shards: whether nodes of other replicas have fresh values of a metric, by its key; None if that is not
+        known yet."""
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[PolicyKey, Policy]:
         """All policies with their problems, restricted in namespaces without trust and by the budgets of namespaces."""
@@ -230,7 +235,14 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._rules.finish()
         self._rule_states.finish()
         selection = self._update_selection(cluster_state.objects)
-        return TelemetryState(states, selection, self._native_mode, self._has_native_admission)
+        own_values: dict[str, bool] = {}
+        if self.values_elsewhere is not None:
+            for policy in policies.values():
+                for rule in policy.usable_comparisons():
+                    cause = self._cause_on_own_nodes(rule, cluster_state)
+                    if cause is not NEVER_FETCHED:
+                        own_values[rule.metric_request().key] = cause is None
+        return TelemetryState(states, selection, self._native_mode, self._has_native_admission, own_values)
 
     def _update_column(
         self, metric_request: MetricRequest, cluster_state: ClusterState
@@ -332,11 +344,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             columns.append(column.held() if hold else column)
         return tuple(evaluations), tuple(columns)
 
-    @staticmethod
-    def _awaits_metrics(rules: Iterable[Comparison], cluster_state: ClusterState) -> bool:
+    def _awaits_metrics(self, rules: Iterable[Comparison], cluster_state: ClusterState) -> bool:
         """Whether a metric of these has neither values nor a failure yet."""
         return not all(
-            rule.unusable or cluster_state.metrics.was_fetched(rule.metric_request().key) for rule in rules
+            rule.unusable
+            or (
+                cluster_state.metrics.was_fetched(rule.metric_request().key)
+                and self._missing_cause(rule, cluster_state) is not NEVER_FETCHED
+            )
+            for rule in rules
         )
 
     def _evaluate_preferences(
@@ -416,7 +432,15 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return None if self._rules.is_suspended(rule) else self._missing_cause(rule, cluster_state)
 
     def _missing_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
-        """Why no node has a fresh value of the rule's metric; None if a node has one."""
+        """Why no node has a fresh value of the rule's metric; None if a node has one, also of another replica."""
+        cause = self._cause_on_own_nodes(rule, cluster_state)
+        if cause is None or self.values_elsewhere is None:
+            return cause
+        has_values = self.values_elsewhere(rule.metric_request().key)
+        return NEVER_FETCHED if has_values is None else None if has_values else cause
+
+    def _cause_on_own_nodes(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
+        """Why none of these nodes has a fresh value of the rule's metric; None if one has."""
         key = rule.metric_request().key
         failure = cluster_state.metrics.causes.get(key)
         column = self._columns.get(key)

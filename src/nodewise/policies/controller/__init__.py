@@ -8,21 +8,32 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Controller, Handle
-from nodewise.base import cooperative_scheduling
+from nodewise.base import clock, cooperative_scheduling
 from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.kube.leader_election import NATIVE_MODE_ANNOTATION
 from nodewise.observe import logs
-from nodewise.policies import native_mode_admission, node_labels, selected_pods
+from nodewise.policies import (
+    native_mode_admission,
+    node_labels,
+    policy_status,
+    selected_pods,
+    shard_reports,
+)
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
+from nodewise.policies.controller.object_patcher import find_policy_object
 from nodewise.policies.controller.policy_guard import GuardWatch
 from nodewise.policies.controller.policy_status_writer import SelectedPodWatch, StatusWriter
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_status import StatusFacts
-from nodewise.policies.state import TelemetryState
+from nodewise.policies.selected_pods import SelectedPods
+from nodewise.policies.shard_reports import ShardReport, ShardReports
+from nodewise.policies.state import PolicyState, TelemetryState
 
 _BY_PODS: Final = frozenset({"NoPodsSelected", "NoCanaryPods", "AllNodesRejected"})
 """Conditions that depend on the pods that policies select."""
@@ -34,6 +45,7 @@ class TelemetryController(Controller):
     """Updates node labels and the status of policies from the snapshot."""
 
     def __init__(self, options: TelemetryOptions, handle: Handle) -> None:
+        self._handle = handle
         self._labels = LabelWriter(handle)
         self._statuses = StatusWriter(handle)
         self._pods = SelectedPodWatch(handle)
@@ -42,7 +54,13 @@ class TelemetryController(Controller):
         # where the admission policies are not watched, as in the extender, native mode is off by default
         follows = options.native_mode is None and native_mode_admission.POLICIES in handle.objects
         may_be_on = options.native_mode or follows
-        self._native_mode = NativeMode(handle) if may_be_on else NativeStatusReset(handle)
+        self._reports: ShardReports | None = None
+        """Those of other replicas, with shards."""
+        self._report = ""
+        """That of this replica."""
+        if handle.ownership is not None and handle.ownership.shards > 1:
+            self._reports = ShardReports(handle.ownership)
+        self._native_mode = NativeMode(handle, self._reports) if may_be_on else NativeStatusReset(handle)
         self._is_native_mode_on: bool | None = None
         """None before the first step."""
         if options.trust_all_namespaces:
@@ -70,7 +88,7 @@ class TelemetryController(Controller):
             self._is_native_mode_on = agent_state.native_mode
             parts = (
                 partial(self._write, snapshot, agent_state),
-                self._advertiser.step,
+                partial(self._advertiser.step, snapshot.at),
                 partial(self._native_mode.step, snapshot, agent_state),
             )
             await run_api_calls(part() for part in parts)
@@ -79,6 +97,12 @@ class TelemetryController(Controller):
         if self._is_native_mode_on is None:
             return {}
         return {NATIVE_MODE_ANNOTATION: "on" if self._is_native_mode_on else "off"}
+
+    def shard_annotations(self, shard: int) -> Mapping[str, str]:
+        if self._handle.ownership is None:
+            return {}
+        is_first = shard == min(self._handle.ownership.own_shards(), default=None)
+        return {shard_reports.ANNOTATION: self._report if is_first else ""}
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
@@ -90,34 +114,96 @@ class TelemetryController(Controller):
         finally:
             for key, state in agent_state.policies.items():
                 conflicts.setdefault(key, self._labels.conflict(state))
-            await self._write_statuses(snapshot, agent_state, conflicts)
+            if self._reports is not None:
+                await self._create_report(snapshot, agent_state, conflicts)
+            if self._handle.leads():
+                await self._write_statuses(snapshot, agent_state, conflicts)
+
+    async def _create_report(
+        self, snapshot: Snapshot, agent_state: TelemetryState, conflicts: Mapping[PolicyKey, str]
+    ) -> None:
+        """What this replica tells the others, with the next write of its Leases."""
+        ownership = self._handle.ownership
+        assert ownership is not None
+        now = clock.format_rfc3339(self._handle.clock.now())
+        reports = {}
+        for key, state in agent_state.policies.items():
+            policy_object = find_policy_object(self._handle, key, state.policy.uid)
+            if policy_object is None:
+                continue
+            facts = StatusFacts(policy_object.metadata.generation, conflicts.get(key, ""))
+            labelled_s, excluded, refusal = self._native_mode.progress(state.policy.uid)
+            reports[state.policy.uid] = msgspec.structs.replace(
+                policy_status.create_report(state, facts, now),
+                labelled_s=labelled_s,
+                excluded_nodes=excluded,
+                refusal=refusal,
+            )
+        counting = shard_reports.count_rejections(list(agent_state.policies.values()))
+        reasons, patterns = await cooperative_scheduling.run(counting)
+        report = ShardReport(
+            tuple(sorted(ownership.own_shards())),
+            len(snapshot.nodes),
+            dict(agent_state.own_values),
+            reports,
+            reasons,
+            patterns,
+        )
+        self._report = shard_reports.encode(report)
 
     async def _write_statuses(
         self, snapshot: Snapshot, agent_state: TelemetryState, conflicts: Mapping[PolicyKey, str]
     ) -> None:
-        states = agent_state.policies
+        others = self._reports.others() if self._reports is not None else []
+        if others is None:  # another replica has not counted its nodes yet
+            return
+        node_count = len(snapshot.nodes) + sum(other.nodes for other in others)
+        whole = agent_state.policies
+        if others:
+            whole = await cooperative_scheduling.run(shard_reports.extend_states(whole, others))
+        states = {
+            key: state for key, state in agent_state.policies.items() if self._is_reported(state, others)
+        }
         pods = await self._pods.count(agent_state)
         rejecting: Mapping[PolicyKey, tuple[PolicyKey, ...]] = {}
         if pods is not None:
-            finding = selected_pods.find_rejecting_policies(states, len(snapshot.nodes), pods.selections)
+            finding = selected_pods.find_rejecting_policies(whole, node_count, pods.selections)
             rejecting = await cooperative_scheduling.run(finding)
-        native = self._native_mode.findings
-        unknown: frozenset[str] = frozenset() if native.is_complete else _BY_NATIVE_MODE
-        unknown |= _BY_PODS if pods is None else frozenset()
-        step_backs = await self._guards.step_backs(agent_state)
+        step_backs = await self._guards.step_backs(agent_state, whole)
         facts = {
-            key: StatusFacts(
+            key: self._facts(state, pods, others)._replace(
                 label_conflict=conflicts.get(key, ""),
-                selected_pods=None if pods is None else pods.by_policy.get(key, 0),
-                canary_pods=None if pods is None else pods.in_canary.get(key, 0),
                 rejecting_policies=rejecting.get(key, ()),
-                no_node_label=native.not_enforced.get(state.policy.uid, ""),
                 step_back=step_backs.get(key),
-                label_refusal=native.refusals.get(state.policy.uid, ""),
-                uncovered_pod=native.uncovered.get(state.policy.uid, ""),
-                unknown=unknown,
-                gated_pods=native.gated.get(state.policy.uid, ""),
             )
             for key, state in states.items()
         }
         await self._statuses.step(states, facts)
+
+    def _facts(
+        self, state: PolicyState, pods: SelectedPods | None, others: Sequence[ShardReport]
+    ) -> StatusFacts:
+        native, uid = self._native_mode.findings, state.policy.uid
+        unknown: frozenset[str] = frozenset() if native.is_complete else _BY_NATIVE_MODE
+        return StatusFacts(
+            selected_pods=None if pods is None else pods.by_policy.get(state.policy.key, 0),
+            canary_pods=None if pods is None else pods.in_canary.get(state.policy.key, 0),
+            no_node_label=native.not_enforced.get(uid, ""),
+            label_refusal=native.refusals.get(uid, ""),
+            uncovered_pod=native.uncovered.get(uid, ""),
+            unknown=unknown | (_BY_PODS if pods is None else frozenset()),
+            gated_pods=native.gated.get(uid, ""),
+            others=tuple(other.policies[uid] for other in others),
+        )
+
+    def _is_reported(self, state: PolicyState, others: Sequence[ShardReport]) -> bool:
+        """Whether all replicas have evaluated the policy as it is now. Until then, its status stays as it is."""
+        if not others:
+            return True
+        policy = state.policy
+        policy_object = find_policy_object(self._handle, policy.key, policy.uid)
+        return policy_object is not None and all(
+            policy.uid in other.policies
+            and other.policies[policy.uid].generation == policy_object.metadata.generation
+            for other in others
+        )

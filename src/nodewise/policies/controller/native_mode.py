@@ -33,16 +33,23 @@ from nodewise.kube.event_recorder import NO_NODE_PASSES, ObjectReference
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import LEASES, PODS
 from nodewise.observe import logs
-from nodewise.policies import native_mode_pods, policy_budgets, policy_selection, verdict_labels
+from nodewise.policies import (
+    native_mode_pods,
+    policy_budgets,
+    policy_selection,
+    shard_reports,
+    verdict_labels,
+)
 from nodewise.policies.controller.node_writer import LabelWriter
 from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
-from nodewise.policies.labelling_progress import LabellingProgress
+from nodewise.policies.labelling_progress import MAX_EXCLUDED_NODES, LabellingProgress
 from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, UnscheduledPod, UnscheduledTimes
 from nodewise.policies.node_labels import VERDICT_LABELS
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import decode_status
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.selected_pods import PodLabelGroup
+from nodewise.policies.shard_reports import PolicyShardReport, ShardReports
 from nodewise.policies.state import PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import LabelledPolicy, label_key
 
@@ -232,8 +239,8 @@ class DeletedPolicyLease:
         return self._saved
 
     async def save(self, records: Records) -> None:
-        """Write the records if they have changed. Without any, no Lease is created."""
-        if records == self._saved or self._is_refused:
+        """Write the records in the leader if they have changed. Without any, no Lease is created."""
+        if records == self._saved or self._is_refused or not self._handle.leads():
             return
         api, namespace = self._handle.api, self._handle.namespace
         metadata = self._object.get("metadata") or {"name": LEASE, "namespace": namespace}
@@ -323,8 +330,10 @@ class NativeFindings(NamedTuple):
 class NativeMode:
     """Writes the labels with verdicts, the status that the admission policies read, and removes gates."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, reports: ShardReports | None = None) -> None:
         self._handle = handle
+        self._reports = reports
+        """Those of other replicas, with shards."""
         self._labels = LabelWriter(handle, VERDICT_LABELS)
         target = ReflectorTarget(
             PODS, UnscheduledPod, selectors=_UNSCHEDULED, keep=self._keep_pod, label="Pod (unscheduled)"
@@ -412,13 +421,47 @@ class NativeMode:
             await self._labels.step(snapshot, columns, waited_for - live.keys(), rejected, required)
         finally:
             wanted = self._desired_statuses(policies, columns, needed)
-            uncovered = await cooperative_scheduling.run(self._find_uncovered(selection, policies, wanted))
+            finding = self._find_uncovered(selection, policies, wanted)
+            uncovered = await cooperative_scheduling.run(finding)
             self.findings = self.findings._replace(
-                refusals=self._progress.refusals, uncovered=uncovered, is_complete=True
+                refusals=self._refusals(), uncovered=uncovered, is_complete=True
             )
             unused = frozenset(live.keys() - needed)
             await self._write_statuses_and_gates(wanted, pods, policies, deleted | unused)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
+
+    def progress(self, uid: str) -> tuple[float, tuple[str, ...], str]:
+        """How far the label of a policy is on the nodes of this replica: for how many seconds all nodes have had it,
+        negative if some lack it; the nodes that new pods exclude; and a message about nodes that refuse it.
+        """
+        now_s = self._handle.clock.monotonic()
+        progress = self._progress
+        return progress.labelled_s(uid, now_s), progress.excluded_nodes(uid), progress.refusals.get(uid, "")
+
+    def _progress_on_all_nodes(self, uid: str) -> tuple[float, tuple[str, ...]]:
+        """The first two of `progress`, on the nodes of all replicas."""
+        labelled_s, excluded, _ = self.progress(uid)
+        if self._reports is None:
+            return labelled_s, excluded
+        others = self._reports.others()
+        if others is None:
+            return -1.0, excluded
+        reports = [other.policies.get(uid, PolicyShardReport()) for other in others]
+        nodes = sorted({*excluded, *chain.from_iterable(report.excluded_nodes for report in reports)})
+        if len(nodes) > MAX_EXCLUDED_NODES:
+            return -1.0, ()
+        return min([labelled_s, *(report.labelled_s for report in reports)]), tuple(nodes)
+
+    def _refusals(self) -> Mapping[str, str]:
+        """By uid of a policy, a message about nodes of any replica that refuse its label."""
+        others = (self._reports and self._reports.others()) or []
+        elsewhere = {
+            uid: report.refusal
+            for other in others
+            for uid, report in other.policies.items()
+            if report.refusal
+        }
+        return {**elsewhere, **self._progress.refusals}
 
     def _labels_in_effect(
         self, agent_state: TelemetryState, pods: Iterable[UnscheduledPod], live: Collection[str]
@@ -498,9 +541,8 @@ class NativeMode:
             uid, node_label = labelled.policy.uid, labelled.label if labelled.label in columns else ""
             before = self._current_status(key, uid) or _NativeStatus()
             was_active = before.active and before.node_label == node_label
-            is_visible = self._progress.labelled_s(uid, now_s) >= _VISIBLE_S
-            active = was_active or not node_label or is_visible
-            excluded = self._progress.excluded_nodes(uid)
+            labelled_s, excluded = self._progress_on_all_nodes(uid)
+            active = was_active or not node_label or labelled_s >= _VISIBLE_S
             wanted[key] = _NativeStatus(node_label, active, excluded or msgspec.UNSET)
         return wanted
 
@@ -519,6 +561,8 @@ class NativeMode:
         """Pods do not wait for policies that are active, that have no label, or that have no effect: `without_effect`
         are the label keys of deleted policies, and of those that native mode does not enforce any more.
         """
+        if not self._handle.leads():
+            return
         self._statuses.retain(policies)
         released = {
             policies[key].label
@@ -526,7 +570,7 @@ class NativeMode:
             if status.active or not policy_selection.has_labels(policies[key].policy)
         }
         excluded = {
-            labelled.label: self._progress.excluded_nodes(labelled.policy.uid)
+            labelled.label: self._progress_on_all_nodes(labelled.policy.uid)[1]
             for labelled in policies.values()
         }
 
@@ -561,7 +605,15 @@ class NativeMode:
 
         `deleted` are the label keys of policies that do not exist any more.
         """
+        if not self._handle.leads():
+            return
         now_s = self._handle.clock.monotonic()
+        if self._reports is not None:
+            others = self._reports.others()
+            if others is None:
+                return
+            states = await cooperative_scheduling.run(shard_reports.extend_states(states, others))
+            node_count += sum(other.nodes for other in others)
         # until the metrics have been fetched, labels stay as they are
         evaluated = (state for state in states.values() if not state.awaits_metrics)
         by_key = native_mode_pods.states_by_label_key(evaluated)
@@ -600,8 +652,14 @@ class NativeStatusReset:
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return ()
 
+    def progress(self, _: str) -> tuple[float, tuple[str, ...], str]:
+        """As of `NativeMode`, which labels no node."""
+        return 0.0, (), ""
+
     async def step(self, _: Snapshot, agent_state: TelemetryState) -> None:
         """Reset the policies that this leader has not examined, for `STEP_S` at most."""
+        if not self._handle.leads():
+            return
         policies = [state.policy for state in agent_state.policies.values() if state.policy.uid]
         gated = {
             policy.uid: _GATED

@@ -126,6 +126,8 @@ class LabelWriter:
         self._budget = ExaminationBudget()
         self._turn = 0
         """The number of steps that wrote labels."""
+        self._at = 0.0
+        """The time of the snapshot of the step."""
         self._pending: dict[str, Labels] | None = None
         """By node, the labels that it should have, of those that the last step left to be written, or that are refused;
         None if the step failed early."""
@@ -196,6 +198,7 @@ class LabelWriter:
         nodes, or if no request gets a response, the first error is raised at the end.
         """
         desired = _DesiredLabels(columns, held, snapshot.nodes)
+        self._at = snapshot.at
         done, self._done, self._pending = self._done, None, None
         self._expire_conflicts()
         await self._apply_node_changes()
@@ -206,7 +209,8 @@ class LabelWriter:
                 return
         await asyncio.sleep(0)
         await run_api_calls(
-            self._resync_owned_labels(node, frozenset(columns)) for node in sorted(self._unconfirmed)
+            self._resync_owned_labels(node, frozenset(columns))
+            for node in sorted(filter(self._may_write, self._unconfirmed))
         )
         await asyncio.sleep(0)
         await self._write_differing_labels(desired, waiting_pods, waited_for)
@@ -223,7 +227,7 @@ class LabelWriter:
         allowed = {
             node: self._labels_without_conflict(node, wanted.get(node, {})) for node in wanted.keys() | owned
         }
-        changed = {node for node, labels in allowed.items() if labels != owned.get(node, {})}
+        changed = {node for node in allowed if self._is_changed(node, allowed[node], desired.nodes)}
         waiting = [*filter(changed.__contains__, self._queue), *sorted(changed)]
         differing = {node: allowed[node] for node in dict.fromkeys(waiting)}
         self._queue = tuple(differing)
@@ -241,7 +245,8 @@ class LabelWriter:
         def is_admitted(node: str) -> bool:
             """Nodes that begin to violate a policy have a larger budget."""
             is_urgent = node_labels.begins_to_violate(differing[node], owned.get(node, {}))
-            return self._budget.take(self._handle.clock.monotonic(), waiting_pods, is_urgent=is_urgent)
+            now_s = self._handle.clock.monotonic()
+            return self._may_write(node) and self._budget.take(now_s, waiting_pods, is_urgent=is_urgent)
 
         # nodes that failed before come last
         writes = ((node, partial(write, node)) for node in sorted(ordered, key=failures.__contains__))
@@ -256,6 +261,13 @@ class LabelWriter:
             self._set_pending({node: wanted.get(node, {}) for node in {**differing, **self._conflicts}})
         if errors and (len(failures) > MAX_FAILING_NODES or len(failures) >= len(desired.nodes)):
             raise errors[0]
+
+    def _is_changed(self, node: str, labels: Labels, nodes: NodeIndex) -> bool:
+        """Whether these labels differ and may be written. A node that the snapshot does not have has no verdict yet."""
+        return labels != self._owned.get(node, {}) and node in nodes and self._may_write(node)
+
+    def _may_write(self, node: str) -> bool:
+        return self._handle.node_write_timeout_s(node, self._at) > 0.0
 
     def _set_pending(self, wanted: Mapping[str, Labels]) -> None:
         """Remember what is still to be written of these labels, and forget failures of nodes without such labels."""
@@ -335,7 +347,9 @@ class LabelWriter:
         is_trusted = changes is None and self._owner.is_forced
         async for name, node in cooperative_scheduling.iterate_with_pauses(nodes):
             self._conflicts.pop(name, None)
-            if node is None:
+            if node is None:  # deleted, or of a shard that another replica holds
+                self._owned.pop(name, None)
+                self._unconfirmed.discard(name)
                 continue
             owned = self._owned.get(name, {})
             ours = self._owner.select(decode_node_labels(node), owned)
@@ -355,8 +369,13 @@ class LabelWriter:
         # with the uid, because an apply to a node that was just deleted would create it again
         metadata = {"name": node, "uid": uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
+        timeout_s = self._handle.node_write_timeout_s(node, self._at)
+        if not timeout_s:
+            return
         try:
-            response = await self._handle.api.patch(NODES.path(name=node), body, "apply", self._apply)
+            response = await self._handle.api.patch(
+                NODES.path(name=node), body, "apply", self._apply, timeout_s=timeout_s
+            )
         except (Conflict, NotFound) as error:
             await self._write_unconflicted_labels(node, uid, wanted, error)
         except Unavailable:
@@ -373,7 +392,11 @@ class LabelWriter:
             if labels.keys() - wanted.keys():  # labels of other managers, which an apply leaves
                 removal = {"metadata": {"labels": dict.fromkeys(labels.keys() - wanted.keys())}}
                 params = {"fieldManager": self._owner.field_manager}
-                await self._handle.api.patch(NODES.path(name=node), removal, "merge", params)
+                timeout_s = self._handle.node_write_timeout_s(node, self._at)
+                if timeout_s:
+                    await self._handle.api.patch(
+                        NODES.path(name=node), removal, "merge", params, timeout_s=timeout_s
+                    )
 
     def _set_owned(self, node: str, labels: Labels) -> None:
         if labels:
@@ -424,7 +447,8 @@ class LabelWriter:
                 {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                 {"op": "replace", "path": "/metadata/managedFields", "value": entries},
             ]
-            await self._handle.api.patch(path, patch, "json", self._apply)
+            timeout_s = self._handle.node_write_timeout_s(name, self._at)
+            await self._handle.api.patch(path, patch, "json", self._apply, timeout_s=max(timeout_s, 0.001))
         except NotFound:
             return {}
         logs.emit("labels_taken_over", node=name, keys=sorted(inherited))
@@ -455,11 +479,12 @@ class ResourceAdvertiser:
         self._name, _, self._amount = resource.partition("=")
         self._handle = handle
 
-    async def step(self) -> None:
+    async def step(self, at: float) -> None:
+        """Write what differs; `at` is the time of the snapshot."""
         if self._name:
             nodes = self._handle.nodes.values()
             lacking = [node.metadata.name for node in nodes if self._lacks_advertised_resource(node)]
-            await run_api_calls(self._advertise(name) for name in lacking)
+            await run_api_calls(self._advertise(name, at) for name in lacking)
 
     def _lacks_advertised_resource(self, node: Any) -> bool:
         capacity = msgspec.json.decode(node.status.capacity)
@@ -470,9 +495,13 @@ class ResourceAdvertiser:
         except ValueError:
             return True
 
-    async def _advertise(self, name: str) -> None:
+    async def _advertise(self, name: str, at: float) -> None:
+        timeout_s = self._handle.node_write_timeout_s(name, at)
+        if not timeout_s:
+            return
         amounts = {self._name: self._amount}
         body = {"status": {"capacity": amounts, "allocatable": amounts}}
         params = {"fieldManager": FIELD_MANAGER}
         with contextlib.suppress(NotFound):
-            await self._handle.api.patch(NODES.path(name=name, subresource="status"), body, "merge", params)
+            path = NODES.path(name=name, subresource="status")
+            await self._handle.api.patch(path, body, "merge", params, timeout_s=timeout_s)

@@ -193,8 +193,10 @@ class GuardWatch:
         await self._requested.wait()
         await self._pods.run()
 
-    async def step_backs(self, agent_state: TelemetryState) -> Mapping[PolicyKey, StepBack]:
-        """The step-backs of policies, by their guards."""
+    async def step_backs(
+        self, agent_state: TelemetryState, states: Mapping[PolicyKey, PolicyState]
+    ) -> Mapping[PolicyKey, StepBack]:
+        """The step-backs of policies, by their guards. `states` have the verdicts of all nodes."""
         clock = self._handle.clock
         guarded = [state.policy for state in agent_state.policies.values() if state.policy.guard is not None]
         counts: Mapping[PolicyKey, int] | None = {}
@@ -213,6 +215,6 @@ class GuardWatch:
                     policy_objects.step_back_in_effect(policy_object),
                     None if counts is None else counts.get(policy.key, 0),
                 )
-        step_backs = self._guards.update(agent_state.policies, facts, clock.monotonic(), clock.now())
+        step_backs = self._guards.update(states, facts, clock.monotonic(), clock.now())
         self._handle.metrics_registry.set("policies_stepped_back", len(step_backs))
         return step_backs
