@@ -144,15 +144,20 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
 
 
 def _rights(verbs: str, resources: str, group: str, where: str) -> Iterator[ApiRight]:
-    """The rights of a row, which may name several verbs and resources."""
+    """The rights of a row, which may name several verbs and resources, and objects from one number to another."""
     namespace = re.search(r"namespace `([^`]+)`", where)
     name = re.search(r"only `([^`]+)`", where)
-    for verb, resource in product(re.findall("`([^`]+)`", verbs), re.findall("`([^`]+)`", resources)):
+    numbered = re.search(r"only `([^`]+-)0` to `\1(\d+)`", where)
+    names = [name[1] if name else ""]
+    if numbered:
+        names = [f"{numbered[1]}{number}" for number in range(int(numbered[2]) + 1)]
+    rows = product(re.findall("`([^`]+)`", verbs), re.findall("`([^`]+)`", resources), names)
+    for verb, resource, name_of_object in rows:
         yield ApiRight(
             verb,
             "" if group.strip() == "core" else group.strip(" `"),
             resource,
-            name[1] if name else "",
+            name_of_object,
             namespace[1] if namespace else "",
         )
 

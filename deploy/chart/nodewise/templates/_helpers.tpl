@@ -112,7 +112,11 @@ wait for an extender that no longer exists. The ConfigMap in the cluster has the
 
 {{/* The file of --config of the controller. */}}
 {{- define "nodewise.controllerConfig" -}}
-{{ include "nodewise.yaml" (merge (dict "telemetry" (fromYaml (include "nodewise.telemetrySettings" .))) (deepCopy .Values.settings)) }}
+{{- $own := dict "telemetry" (fromYaml (include "nodewise.telemetrySettings" .)) }}
+{{- if gt (int .Values.nativeMode.shards) 1 }}
+{{- $_ := set $own "shards" (int .Values.nativeMode.shards) }}
+{{- end }}
+{{- include "nodewise.yaml" (merge $own (deepCopy .Values.settings)) }}
 {{- end }}
 
 {{- define "nodewise.annotatorConfig" -}}
