@@ -23,6 +23,7 @@ from bench import (
     load_clients,
     node_count_scaling,
     node_overload,
+    recording_rules,
     report,
     requests_with_node_names,
     requests_with_whole_nodes,
@@ -40,6 +41,7 @@ from bench.results import (
     GROWTH,
     ISOLATE,
     NAMES,
+    RECORDING,
     SCORING,
     START,
     WHOLE_NODES,
@@ -59,6 +61,7 @@ PARTS: Final[Mapping[str, Part]] = {
     ISOLATE: isolate_startup_and_jitter.measure,
     BURSTS: node_overload.measure,
     COMMANDS: command_times.measure,
+    RECORDING: recording_rules.measure,
 }
 """All parts, in order."""
 
