@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nodewise.base import quantity
 from nodewise.metrics.prometheus.options import NODE_LABELS
@@ -100,6 +101,28 @@ def test_errors_of_the_parser_of_prometheus_have_file_and_line(
     assert all("expected a query that Prometheus can parse" in text for text in texts[:4])
     document = json.loads(read_only_commands.run(*arguments, "-o", "json").stdout)
     assert [problem["line"] for problem in document["policies"][0]["problems"]] == [8, 9, 10, 11, 12]
+
+
+def test_a_note_names_metrics_that_prometheus_does_not_have(
+    prometheus: PrometheusProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.yaml"
+    known = METRICS[0]
+    rules = [
+        {"metric": known, "above": 0},
+        {"all": [{"metric": f"{known}s", "above": 0}]},
+        {"query": known, "above": 0},
+    ]
+    labels = {"podSelector": {"matchLabels": {"metric": "web"}}}
+    policy = yaml.safe_load(POLICY)
+    policy["spec"] |= {"avoid": rules, **labels}
+    file.write_text(yaml.safe_dump(policy))
+    done = read_only_commands.run("policy", "lint", str(file), f"--prometheus-url={prometheus.url}")
+    assert done.returncode == 0, done.stderr
+    [note] = [line for line in done.stdout.splitlines() if "metric" in line]
+    expected = f"spec.avoid[1].all[0].metric: found '{known}s', expected a metric that Prometheus has"
+    assert expected in note
+    assert f'did you mean "{known}"' in note
 
 
 def test_a_prometheus_that_does_not_respond_is_an_error(tmp_path: Path) -> None:

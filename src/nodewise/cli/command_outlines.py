@@ -32,6 +32,7 @@ _COMPLETING_TYPES: Final = {
         parameter_types.PodName,
         parameter_types.AgentNames,
         parameter_types.PresetName,
+        parameter_types.PartName,
     )
 }
 _OPTION_ATTRIBUTES: Final = (

@@ -8,6 +8,7 @@ import msgspec
 from nodewise.agent.controller_interface import LeaderTask
 from nodewise.base import distributions
 from nodewise.base.option import Option
+from nodewise.cli.parameter_types import AgentNames
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.metrics import source_table
@@ -32,7 +33,7 @@ class InputAndLogOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
     """Agents, inputs and logs of the extender."""
 
-    agents: Annotated[str, Option(metavar="NAMES")] = "telemetry"
+    agents: Annotated[str, Option(metavar="NAMES", type=AgentNames())] = "telemetry"
     """Agents to call, separated by commas, in this order. `nodewise agents list` shows them."""
 
     objects_from: Annotated[tuple[str, ...], Option(metavar="PATH")] = ()

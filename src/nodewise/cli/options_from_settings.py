@@ -440,7 +440,7 @@ def _create_shared_option(setting: Setting) -> click.Option:
     default = setting.default_as_text()
     return SettingOption(
         [setting.flag_with_opposite, setting.field],
-        type=click_type_of_setting(setting),
+        type=setting.option.type or click_type_of_setting(setting),
         metavar=setting.option.metavar,
         is_flag=setting.inner is bool,
         multiple=setting.is_list,

@@ -120,3 +120,10 @@ class PresetName(_Name):
     def names(self, ctx: click.Context, incomplete: str) -> list[str]:  # noqa: ARG002
         names: list[str] = import_module("nodewise.policy_tools.library").preset_names()
         return names
+
+
+class PartName(_Name):
+    """The name of a part of an installation."""
+
+    def names(self, ctx: click.Context, incomplete: str) -> list[str]:  # noqa: ARG002
+        return list(import_module("nodewise.install.platform_manifests").PARTS)

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +50,8 @@ _MODULES: Final = {
 }
 """The modules of commands that are imported only when they are called: most need the sources of metrics."""
 
+_NAMES_RANGE_S: Final = 3600.0
+"""Metrics that ended longer ago are unknown."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 """The annotation of `kubectl apply`."""
 
@@ -100,7 +103,7 @@ def lint(command_line: CommandLine) -> None:
     such as rules of a TASPolicy without a target, and queries with unbalanced brackets or whose results never meet the
     rule. In a cluster, a policy with an unknown field rejects its pods. Notes name fields of a PlacementPolicy that
     never apply, and queries whose results have no label of a node; they are no problems. With --prometheus-url,
-    Prometheus parses the queries, and its errors are problems.
+    Prometheus parses the queries, and its errors are problems; notes name metrics that it does not have.
 
     \b
     Examples:
@@ -178,7 +181,9 @@ def _may_contain_policy(file: Path) -> bool:
 def _prometheus_facts(
     policies: Sequence[object_files.FileObject], options: PrometheusOptions
 ) -> "PrometheusFacts":
-    """The labels of nodes and, with a URL, the errors of Prometheus' parser. All servers parse each query."""
+    """The labels of nodes and, with a URL, the errors of Prometheus' parser and the names of metrics. All servers parse
+    each query.
+    """
     # start-up time: no other command needs them
     from nodewise.policy_tools.query_lint import PrometheusFacts, rules_with_query
 
@@ -186,24 +191,29 @@ def _prometheus_facts(
         return PrometheusFacts(options.prometheus_node_label)
     import asyncio
 
-    from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
+    from nodewise.metrics.prometheus.client import MAX_METRIC_NAMES, PrometheusClient, PrometheusConnection
     from nodewise.observe.metrics_registry import MetricsRegistry
 
     specs = (msgspec.json.decode(entry.data).get("spec") for entry in policies)
     queries = dict.fromkeys(rule["query"] for spec in specs for _, rule in rules_with_query("spec", spec))
 
-    async def parse() -> dict[str, str]:
+    async def ask() -> tuple[dict[str, str], set[str]]:
         errors: dict[str, str] = {}
+        names: set[str] = set()
+        is_complete = True
         for url in options.prometheus_url:
             connection = PrometheusConnection(url, options, MetricsRegistry())
             try:
                 client = PrometheusClient(connection, options.prometheus_timeout_s)
                 errors |= {query: error for query in queries if (error := await client.parse_error(query))}
+                own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
             finally:
                 await connection.http.aclose()
-        return errors
+            names.update(own_names)
+            is_complete &= len(own_names) < MAX_METRIC_NAMES
+        return errors, names if is_complete else set()
 
-    return PrometheusFacts(options.prometheus_node_label, asyncio.run(parse()))
+    return PrometheusFacts(options.prometheus_node_label, *asyncio.run(ask()))
 
 
 def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, object_files.FileObject]]:

@@ -80,7 +80,8 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """Name of the policy; default: from the metric or the preset."""
 
     namespace: Annotated[str, Option("-n --namespace", metavar="NAME", type=NamespaceName())] = ""
-    """Namespace of the policy; default: the one that kubectl uses."""
+    """Namespace of the policy, and of the pods that a ClusterPlacementPolicy affects; default: the one that kubectl
+    uses."""
 
     enforcement: Literal["Required", "Preferred"] = "Required"
     """Whether pods must avoid the nodes, or only prefer others."""
@@ -89,7 +90,7 @@ class NewPolicyOptions(CommandOptions, frozen=True, kw_only=True):
     """With Shadow, the policy is evaluated and has no effect until you edit its mode."""
 
     cluster_wide: bool = False
-    """Print a ClusterPlacementPolicy, which affects the pods of all namespaces."""
+    """Print a ClusterPlacementPolicy, which affects the pods of all namespaces, or of --namespace."""
 
     folder: Annotated[str, Option(metavar="DIR")] = ""
     """Write policy.yaml and its tests, tests/suite.yaml, to this new folder instead of printing the policy."""
@@ -179,7 +180,7 @@ def _new_policy(
         rules,
         labels,
         own.name or policy_writer.default_name(name),
-        "" if own.cluster_wide else own.namespace,
+        own.namespace,
         is_cluster_wide,
         own.enforcement,
         own.mode,

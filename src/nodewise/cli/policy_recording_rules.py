@@ -61,7 +61,7 @@ class RecordingRulesOptions(CommandOptions, frozen=True, kw_only=True):
     """Distance of samples, from which the maximum age of a rule without maxAge follows, for metrics whose distance is
     not measured with --prometheus-url."""
 
-    name: str = "nodewise-recording"
+    name: Annotated[str, Option(metavar="NAME")] = "nodewise-recording"
     """Name of the PrometheusRule objects."""
 
     label: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE")] = ()

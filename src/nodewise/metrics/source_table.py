@@ -22,6 +22,7 @@ INCOMPLETE_REMEDY: Final = (
 )
 _GRANT: Final = "nodewise configure manifests rbac | kubectl apply --server-side --force-conflicts -f -"
 _API_SERVER_REMEDY: Final = "check that the API server runs, and nodewise's connection to it"
+_RECORD_REMEDY: Final = "record the metric by node with nodewise policy recording-rules"
 _FILE_REMEDIES: Final = {
     "MetricUnknown": "correct the name, or add the metric to the file",
     "ResponseUnreadable": "correct the file; metric_failed in nodewise's log names the line",
@@ -104,12 +105,12 @@ SOURCES: Final[Mapping[str, SourceKind]] = {
                 "check that --prometheus-url leads to Prometheus itself, with any path before /api/v1, and that "
                 "Prometheus is ready"
             ),
-            "SourceTimesOut": "use a cheaper query, or raise --prometheus-timeout",
+            "SourceTimesOut": f"{_RECORD_REMEDY}, use a cheaper query, or raise --prometheus-timeout",
             "SeveralValuesPerNode": "set aggregate: max in the rule, or use a query",
             "IncompleteAnswer": INCOMPLETE_REMEDY,
             "MetricUnknown": "correct the name, or check its exporter and the targets of Prometheus",
             "NoSeriesOfNodes": "set --prometheus-node-label to a label that names nodes, or relabel the series",
-            "ResponseUnreadable": "check that --prometheus-url leads to Prometheus; if it is large, use a query",
+            "ResponseUnreadable": f"check that --prometheus-url leads to Prometheus; if it is large, {_RECORD_REMEDY}",
         },
         requires="--prometheus-url",
     ),

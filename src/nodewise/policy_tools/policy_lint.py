@@ -25,7 +25,7 @@ from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKind
 from nodewise.policies.placement_policy_fields import is_integer
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from nodewise.policy_tools.query_lint import PrometheusFacts, check_queries
+from nodewise.policy_tools.query_lint import PrometheusFacts, check_queries, unknown_metrics
 
 
 def effect_notes(  # complexity: one case for each note
@@ -128,10 +128,11 @@ def notes(
     sync_period_s: float,
     prometheus: PrometheusFacts = PrometheusFacts(),  # noqa: B008 - it is immutable
 ) -> list[Problem]:
-    """The notes about the queries of a policy in JSON and, if it is a valid placement policy, those of
+    """The notes about the queries and metrics of a policy in JSON and, if it is a valid placement policy, those of
     `effect_notes`.
     """
-    query_notes = check_queries(msgspec.json.decode(policy).get("spec"), prometheus).notes
+    spec = msgspec.json.decode(policy).get("spec")
+    query_notes = [*check_queries(spec, prometheus).notes, *unknown_metrics(spec, prometheus)]
     if kind == "TASPolicy":
         return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)

@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
 from nodewise.base import quantity
-from nodewise.base.errors import Problem, truncate
+from nodewise.base.errors import Problem, did_you_mean, shown, truncate
 from nodewise.metrics.prometheus.options import NODE_LABELS
 from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS, TASPOLICY_OPERATORS
 
@@ -90,6 +90,8 @@ class PrometheusFacts(NamedTuple):
     """The labels that name nodes."""
     parse_errors: Mapping[str, str] | None = None
     """Its error for each query that it cannot parse; None if it was not asked."""
+    metric_names: Collection[str] = ()
+    """The names of its metrics; empty if they are not known."""
 
 
 class QueryFindings(NamedTuple):
@@ -146,18 +148,35 @@ def has_known_syntax(query: str) -> bool:
         return False
 
 
-def rules_with_query(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rules_with_query(path: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The path of each object with a query, and the object."""
+    return ((at, entry) for at, entry in _objects(path, value) if isinstance(entry.get("query"), str))
+
+
+def _objects(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The path of each object, and the object; not those of labels, whose keys may be those of rules."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, Mapping):
-        if isinstance(value.get("query"), str):
-            yield path, value
+        yield path, value
         for key, entry in value.items():
-            yield from rules_with_query(f"{path}.{key}", entry, depth + 1)
+            if key not in ("labels", "matchLabels"):
+                yield from _objects(f"{path}.{key}", entry, depth + 1)
     elif isinstance(value, list):
         for number, entry in enumerate(value):
-            yield from rules_with_query(f"{path}[{number}]", entry, depth + 1)
+            yield from _objects(f"{path}[{number}]", entry, depth + 1)
+
+
+def unknown_metrics(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]:
+    """A note for each metric in the spec of a policy of any kind that Prometheus does not have."""
+    names = prometheus.metric_names
+    for path, rule in _objects("spec", spec) if names else ():
+        for field in ("metric", "metricname"):
+            metric = rule.get(field)
+            if isinstance(metric, str) and not rule.get("query") and metric not in names:
+                similar = did_you_mean(metric, sorted(names))
+                expected = f"a metric that Prometheus has, or another source{similar}"
+                yield Problem(f"{path}.{field}", shown(metric), expected)
 
 
 # Expressions

@@ -154,8 +154,9 @@ def test_commands_that_only_read_policies_import_no_arrays(command: str) -> None
     assert {"numpy", "asyncio", "httpx2"}.isdisjoint(modules)
 
 
-def test_names_of_agents_are_completed_without_importing_them() -> None:
-    modules = imported_modules(typed="nodewise decide --agents t")
+@pytest.mark.parametrize("command", ["decide", "extender", "configure", "configure render-scheduler"])
+def test_names_of_agents_are_completed_without_importing_them(command: str) -> None:
+    modules = imported_modules(typed=f"nodewise {command} --agents t")
     assert heavy_modules(modules) == set()
     assert "nodewise.agents" in modules
 

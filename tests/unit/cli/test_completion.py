@@ -49,6 +49,9 @@ def test_the_script_of_each_shell(shell: str) -> None:
         ("nodewise completion z", ["zsh"]),
         ("nodewise policy new --preset gpu", ["gpu-ecc", "gpu-xid"]),
         ("nodewise policy library con", ["conntrack"]),
+        ("nodewise extender --agents gpu,te", ["gpu,telemetry"]),
+        ("nodewise configure --agents gp", ["gpu"]),
+        ("nodewise configure manifests rbac po", ["pod-admission", "policy-fields", "policy-roles"]),
     ],
 )
 def test_names_are_completed(

@@ -100,7 +100,8 @@ def test_a_policy_of_the_whole_cluster(folder: str) -> None:
     )
     assert document["kind"] == "ClusterPlacementPolicy"
     assert document["metadata"] == {"name": "x"}
-    assert document["spec"]["namespaceSelector"] == document["spec"]["podSelector"] == {}
+    assert document["spec"]["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}
+    assert document["spec"]["podSelector"] == {}
     assert document["spec"]["avoid"] == [{"metric": "disk_errors", "below": "0.5", "whenMissing": "Allow"}]
 
 

@@ -150,7 +150,8 @@ def test_a_query_that_keeps_timing_out_is_paused_with_a_reason() -> None:
                 assert failure.cause == Cause(
                     "SourceTimesOut",
                     f"Prometheus did not respond within {timeout}",
-                    "use a cheaper query, or raise --prometheus-timeout",
+                    "record the metric by node with nodewise policy recording-rules, use a cheaper query,"
+                    " or raise --prometheus-timeout",
                 )
             text = (
                 f"no answer within {timeout}, 3 times in a row;"

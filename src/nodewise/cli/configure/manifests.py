@@ -8,6 +8,7 @@ from nodewise.base.errors import BadSettings, Problem, did_you_mean
 from nodewise.base.option import Option
 from nodewise.cli.configure.options import check_object_names
 from nodewise.cli.options_from_settings import CommandLine, settings_command
+from nodewise.cli.parameter_types import PartName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import platform_manifests
 
@@ -27,7 +28,7 @@ class ManifestsOptions(CommandOptions, frozen=True, kw_only=True):
 @settings_command(
     "manifests",
     ManifestsOptions,
-    more=[click.Argument(["parts"], nargs=-1, required=True, metavar="PART...")],
+    more=[click.Argument(["parts"], nargs=-1, required=True, metavar="PART...", type=PartName())],
     short_help="Print definitions, rights or admission policies of nodewise.",
 )
 def command(command_line: CommandLine) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option
+from nodewise.cli.parameter_types import AgentNames
 from nodewise.cli.setting_declarations import CommandOptions, Setting, list_settings
 from nodewise.install.platform_manifests import PLATFORMS
 
@@ -113,7 +114,7 @@ class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
     gas_depl: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
     """Deployment of GAS, likewise."""
 
-    agents: Annotated[str, Option(metavar="NAMES", section=_ENTRY_SECTION)] = ""
+    agents: Annotated[str, Option(metavar="NAMES", type=AgentNames(), section=_ENTRY_SECTION)] = ""
     """Agents that kube-scheduler calls. Default: telemetry."""
 
     extender: Annotated[Literal["tas", "gas", "both"] | None, Option(section=_ENTRY_SECTION)] = None

@@ -10,6 +10,7 @@ from nodewise.base.option import Option
 from nodewise.cli import agent_selection, terminal_output
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.options_from_settings import CommandLine, settings_command
+from nodewise.cli.parameter_types import AgentNames
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import scheduler_configuration
 from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
@@ -19,7 +20,9 @@ from nodewise.observe import logs
 class RenderSchedulerOptions(CommandOptions, frozen=True, kw_only=True):
     """Options of `nodewise configure render-scheduler`."""
 
-    agents: Annotated[str, Option(metavar="NAMES", environment="NODEWISE_AGENTS")] = ExtenderOptions().agents
+    agents: Annotated[str, Option(metavar="NAMES", type=AgentNames(), environment="NODEWISE_AGENTS")] = (
+        ExtenderOptions().agents
+    )
     """Agents that kube-scheduler calls, separated by commas. `nodewise agents list` shows them."""
 
     extender_url: Annotated[str, Option("--url --extender-url", metavar="URL")] = (

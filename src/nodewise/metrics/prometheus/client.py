@@ -484,5 +484,7 @@ async def _read_body(response: httpx2.Response) -> bytes:
         content.write(piece)
         if content.tell() > MOST_BYTES:
             problem = Problem("answer", f"more than {MOST_BYTES // 2**20} MiB", "a series or two a node")
-            raise BadInput("", [problem], remedy="aggregate in the rule's query")
+            raise BadInput(
+                "", [problem], remedy="aggregate in the rule's query, or use nodewise policy recording-rules"
+            )
     return content.getvalue()
