@@ -1,9 +1,10 @@
 """`python -m bench.label_writes`: the labels of all nodes change at once, while another client writes.
 
 It runs a real API server and `nodewise controller` with its default options. In each round, the metric of a policy
-begins to reject all nodes at a random moment of the period, and to accept them in the next one; the time until a watch
-shows the last label is measured, and the duration of the writes of another client before and during the change.
-Updates results.json.
+begins to reject all nodes at a random moment of the period, and to accept them in the next one; the time until no label
+is left to be written is measured, and the duration of the writes of another client before and during the change. The
+metrics of the controller count the labels, because a watch of all nodes would take a part of the machine; a list checks
+them afterwards. Updates results.json.
 """
 
 import argparse
@@ -19,7 +20,6 @@ from tests.cluster import (
     api_user_kubeconfigs,
     controlplane,
     fake_custom_metrics_server,
-    label_watch,
     namespace_sandboxes,
     native_mode,
     program_cache,
@@ -33,12 +33,12 @@ from bench import (
     etcd_population,
     generated_cluster_objects,
     load_clients,
-    native_label_latency,
     native_mode_rounds,
     report,
     results,
 )
 from bench.load_clients import HttpLoad, LoadClient
+from bench.native_mode_rounds import RunningController
 from bench.progress_lines import report_progress_line
 from bench.results import FIGURES, LABEL_WRITES, Measurement
 
@@ -48,6 +48,7 @@ OTHER_S: Final = 12.0
 INTERVAL_S: Final = 0.02
 _OBJECT: Final = "other"
 _DEADLINE_S: Final = 300.0
+_POLL_S: Final = 0.5
 
 Round = dict[str, float]
 
@@ -95,8 +96,8 @@ def _measure(folder: Path, options: argparse.Namespace) -> list[Round]:
         policy = native_mode_rounds.put_policy(sandbox, "pol", {"app": "web"}, rule)
         client, load = _other_client(plane, sandbox, program, folder)
         chance, rounds = random.Random(1), list[Round]()
+        key = native_mode.LABEL_PREFIX + plane.api.get(policy)["metadata"]["uid"]
         with (
-            label_watch.watch_labels(plane) as labels,
             native_mode_rounds.controller(account, folder, *options.controller) as running,
             ThreadPoolExecutor(1) as pool,
         ):
@@ -105,13 +106,16 @@ def _measure(folder: Path, options: argparse.Namespace) -> list[Round]:
             for number in range(options.rounds):
                 before = client.ask(load).micros
                 time.sleep(chance.uniform(0, native_mode_rounds.PERIOD_S))
-                done, cpu_s = len(labels.changes), benchmark_servers.cpu_s(running.process)
+                cpu_s, done = benchmark_servers.cpu_s(running.process), running.label_writes()
                 metrics.set(METRIC, dict.fromkeys(names, (90, 10)[number % 2]))
                 began_s = time.monotonic()
-                first_s = native_label_latency.change_times(labels, done, 1, _DEADLINE_S)[0]
-                during = pool.submit(client.ask, load)
-                native_label_latency.change_times(labels, done, len(names), _DEADLINE_S)
+                _wait_for_labels(running, done + 1)
+                first_s, during = time.monotonic() - began_s, pool.submit(client.ask, load)
+                _wait_for_labels(running, done + len(names))
                 all_s = time.monotonic() - began_s
+                rejected = plane.api.get("/api/v1/nodes", labelSelector=f"{key}=violating", limit="1")
+                if bool(rejected["items"]) != (number % 2 == 0):
+                    raise RuntimeError("the labels do not have the value of the policy")
                 cpu_s = benchmark_servers.cpu_s(running.process) - cpu_s
                 p99_ms = [
                     alternating_rounds.percentile(micros, 0.99) / 1000
@@ -130,6 +134,14 @@ def _measure(folder: Path, options: argparse.Namespace) -> list[Round]:
                 shown = ", ".join(f"{key} {value:.2f}" for key, value in rounds[-1].items())
                 report_progress_line(f"first label {first_s:.1f} s, rate {rate:g}/s, {shown}")
     return rounds
+
+
+def _wait_for_labels(running: RunningController, writes: float) -> None:
+    until_s = time.monotonic() + _DEADLINE_S
+    while running.label_writes() < writes:
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{running.label_writes():g} of {writes:g} labels were written")
+        time.sleep(_POLL_S)
 
 
 def _other_client(

@@ -443,6 +443,16 @@ def test_nodewise_does_not_change_of_a_node(cluster: GuardedCluster, what: str) 
     assert "nodewise-nodes" in cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN[what])
 
 
+@pytest.mark.parametrize(
+    "what",
+    [what for what, write in NODE_FORBIDDEN.items() if write.path == STATUS and "status" in write.body],
+)
+def test_a_write_to_the_node_itself_leaves_its_status_as_it_is(cluster: GuardedCluster, what: str) -> None:
+    """The policy compares the status only in writes to the subresource."""
+    before = cluster.plane.api.get(NODE)["status"]
+    assert WriteRequest(NODE, NODE_FORBIDDEN[what].body).send(cluster.nodewise)["status"] == before
+
+
 def test_the_audit_log_tells_a_denial(cluster: GuardedCluster) -> None:
     """The tests of rights rely on this to check that no policy refused a request of a run."""
     cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN["a taint"])
