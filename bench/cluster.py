@@ -263,18 +263,22 @@ def _block(run: Run) -> str:
     heading = f"{size}, {run['date']}: {machine['cpu']}, {machine['cores']}"
     figures = [f"| `{key}` | {value:g} |" for key, value in run["figures"].items()]
     costs = {name: _cpu_columns(series) for name, series in run["rounds"].items()}
-    titles = ["pods a second", *dict.fromkeys(title for columns in costs.values() for title in columns)]
+    titles = list(dict.fromkeys(title for row in costs.values() for title in row))
+    header = ("rounds", "pods a second", *titles)
     rounds = [
-        f"| {name} | {_rates(run['rounds'][name])} | {' | '.join(columns.values())}".removesuffix(" | ")
-        + " |"
-        for name, columns in costs.items()
+        "".join(
+            f"| {cell} "
+            for cell in (name, _rates(run["rounds"][name]), *(row.get(title, "") for title in titles))
+        )
+        + "|"
+        for name, row in costs.items()
     ]
     return "\n".join(
         [
             f"{heading} cores; other programs took {machine['others_share']:.0%} of the machine.",
             *(("", "| figure | |", "|---|---|", *figures) if figures else ()),
             "",
-            *((f"| rounds | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|") if rounds else ()),
+            *((f"| {' | '.join(header)} |", "|---" * len(header) + "|") if rounds else ()),
             *rounds,
         ]
     )
@@ -296,6 +300,8 @@ def _cpu_columns(series: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             columns[f"of it {step}"] = median(each["profile"][step] * each["cpu_ms"] for each in series)
     if all(each.get("api_server_ms") for each in series):
         columns["API server, CPU ms"] = median(each["api_server_ms"] for each in series)
+    if all(each.get("controller_ms") for each in series):
+        columns["nodewise, CPU ms"] = median(each["controller_ms"] for each in series)
     return columns
 
 

@@ -27,7 +27,7 @@ from tests.cluster.child_processes import Process
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import policy
 
-from bench import scheduler_bind_rounds
+from bench import benchmark_servers, scheduler_bind_rounds
 from bench.compared_extenders import NEVER, NONE
 from bench.generated_cluster_objects import ERRORS, HALF_LABEL, POWER, TEMPERATURE
 from bench.progress_lines import report_progress_line
@@ -196,13 +196,17 @@ def bind_round(cluster: NativeCluster, name: str) -> BindSummary:
         return half_summary(cluster, bind(cluster, pod_with_selector, new_scheduler))
     with controller(cluster.account, cluster.bench.folder) as running:
         running.wait_settled()
+        before_s = benchmark_servers.cpu_s(running.process)
         if name == NATIVE:
-            return half_summary(cluster, bind(cluster, pod_with_policy, new_scheduler))
-        return scheduler_bind_rounds.summary(
-            scheduler_bind_rounds.bind_pods(
-                cluster.admitting, cluster.bench.pods, pod_with_policy, new_scheduler
+            bound = half_summary(cluster, bind(cluster, pod_with_policy, new_scheduler))
+        else:
+            bound = scheduler_bind_rounds.summary(
+                scheduler_bind_rounds.bind_pods(
+                    cluster.admitting, cluster.bench.pods, pod_with_policy, new_scheduler
+                )
             )
-        )
+        controller_ms = 1000 * (benchmark_servers.cpu_s(running.process) - before_s) / cluster.bench.pods
+        return bound._replace(controller_ms=round(controller_ms, 2))
 
 
 def bind(

@@ -92,6 +92,8 @@ class BindSummary(NamedTuple):
     """Pods that were placed by the result of the pod before, where that was counted."""
     api_server_ms: float = 0.0
     """CPU time of the API server per pod, from before its creation until all are bound."""
+    controller_ms: float = 0.0
+    """CPU time of `nodewise controller` per pod in the same time and until the pods are deleted, if it runs."""
     profile: Mapping[str, float] = {}
     """By step of scheduling, its share of the scheduler's CPU time, where a profile was recorded."""
 
