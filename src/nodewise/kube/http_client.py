@@ -152,16 +152,17 @@ class HttpApi:
                 await self._check_response("watch", request, response)
                 pieces = response.aiter_bytes()
                 end_s = asyncio.get_running_loop().time() + timeout_s
-                while True:
-                    left_s = end_s - asyncio.get_running_loop().time()
-                    async with _deadline("watch", request, timeout_s, left_s):
-                        piece = await anext(pieces, None)
-                    if piece is None:
-                        break
-                    for line in splitter.feed(piece):
-                        yield line
-                    if http_transport.is_on_retired_connection(response):
-                        return  # as if the server had ended the watch; the caller continues from the last event
+                with http_transport.gathering(response):
+                    while True:
+                        left_s = end_s - asyncio.get_running_loop().time()
+                        async with _deadline("watch", request, timeout_s, left_s):
+                            piece = await anext(pieces, None)
+                        if piece is None:
+                            break
+                        for line in splitter.feed(piece):
+                            yield line
+                        if http_transport.is_on_retired_connection(response):
+                            return  # as if the server had ended the watch; the caller continues from the last event
                 if rest := splitter.rest():
                     yield rest
             finally:

@@ -7,8 +7,10 @@ proxy that loses its entries silences several connections at once, so after a ti
 Source of the proxy: golang.org/x/net http/httpproxy, which client-go uses. httpx2 supports no networks in NO_PROXY.
 """
 
+import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +22,8 @@ RETIRED: Final = "nodewise_retired"
 """Extension of each response: a function that returns whether the connection uses old certificates."""
 TIMED_OUT: Final = "nodewise_timed_out"
 """Extension of each request: a function to call after its timeout."""
+GATHERING_S: Final = 0.02
+"""The pause between two reads of a watch whose events come faster than this."""
 
 
 class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
@@ -32,9 +36,19 @@ class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
     def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
         self._inner = inner
         self._tls: ssl.SSLObject | None = inner.get_extra_info("ssl_object")
+        self.is_gathering = False
+        """Whether a read waits for `GATHERING_S` if the one before has just ended, so that it returns more."""
+        self._read_s = float("-inf")
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - its interface
-        received = await self._inner.read(max_bytes, timeout)
+        if self.is_gathering:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._read_s < GATHERING_S:
+                await asyncio.sleep(GATHERING_S)
+            received = await self._inner.read(max_bytes, timeout)
+            self._read_s = loop.time()
+        else:
+            received = await self._inner.read(max_bytes, timeout)
         if self._tls is None or not received:
             return received
         records, size = [received], len(received)
@@ -168,6 +182,20 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
     def _renew_if_certificates_changed(self) -> None:
         if self._has_changed():
             self.renew()
+
+
+@contextlib.contextmanager
+def gathering(response: httpx2.Response) -> Iterator[None]:
+    """Read the body of a watch in larger pieces while events come fast: each read takes longer than an event."""
+    stream = response.extensions.get("network_stream")
+    if not isinstance(stream, _SeveralRecordsStream):
+        yield
+        return
+    stream.is_gathering = True
+    try:
+        yield
+    finally:
+        stream.is_gathering = False  # the connection serves other calls
 
 
 def is_on_retired_connection(response: httpx2.Response) -> bool:

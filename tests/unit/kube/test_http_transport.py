@@ -1,5 +1,6 @@
 """The connections that calls use, and when old connections are closed."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from nodewise.kube import http_transport
 from nodewise.kube.http_transport import RenewingTransport, drop_idle_connections, is_on_retired_connection
+from tests.unit.kube import virtual_time
 
 
 class Body(httpx2.AsyncByteStream):
@@ -209,3 +211,62 @@ async def test_a_stream_without_tls_is_read_once() -> None:
 
     stream = http_transport._SeveralRecordsStream(Plain(b"ab", b"cd"))
     assert await stream.read(4) == b"ab"
+
+
+class EventStream(httpcore2.AsyncNetworkStream):
+    """A stream to which one byte arrives at each of these times. A read returns all that have arrived."""
+
+    def __init__(self, *times_s: float) -> None:
+        self._times_s = list(times_s)
+        self.reads_s: list[float] = []
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._times_s[0] - loop.time()))
+        arrived = [at_s for at_s in self._times_s if at_s <= loop.time()]
+        del self._times_s[: len(arrived)]
+        self.reads_s.append(round(loop.time(), 3))
+        return b"e" * len(arrived)
+
+    def get_extra_info(self, info: str) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected"),
+    [
+        ([1, 1.005, 1.010, 1.015, 1.025, 1.035], [1, 1.02, 1.04]),
+        ([1, 2, 3], [1, 2, 3]),
+        ([1, 1.025, 1.05], [1, 1.025, 1.05]),
+    ],
+    ids=["fast events are read together", "slow events are read at once", "slower than the pause"],
+)
+def test_a_watch_reads_fast_events_together(times_s: list[float], expected: list[float]) -> None:
+    inner = EventStream(*times_s)
+    stream = http_transport._SeveralRecordsStream(inner)
+    response = httpx2.Response(200, extensions={"network_stream": stream})
+
+    async def read_all() -> bytes:
+        received = b""
+        with http_transport.gathering(response):
+            while len(received) < len(times_s):
+                received += await stream.read(100)
+        return received
+
+    assert virtual_time.run(read_all()) == b"e" * len(times_s)
+    assert inner.reads_s == expected
+
+
+def test_reads_after_a_watch_do_not_wait() -> None:
+    inner = EventStream(1, 1.005, 1.010)
+    stream = http_transport._SeveralRecordsStream(inner)
+    response = httpx2.Response(200, extensions={"network_stream": stream})
+
+    async def read() -> None:
+        with http_transport.gathering(response):
+            await stream.read(100)
+        await stream.read(100)
+        await stream.read(100)
+
+    virtual_time.run(read())
+    assert inner.reads_s == [1, 1.005, 1.010]
