@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -322,6 +322,16 @@ def create_sharding(config: ServerConfig, api: HttpApi, shards: int, tools: Cloc
     return Sharding(client, election, NodeShards(election, tools.clock))
 
 
+class StoredNames(Container[str]):
+    """The names of the objects of a kind without namespaces."""
+
+    def __init__(self, store: Store[Any]) -> None:
+        self._store = store
+
+    def __contains__(self, name: object) -> bool:
+        return self._store.get("", str(name)) is not None
+
+
 def create_snapshot_components(
     config: ServerConfig,
     api: HttpApi | None,
@@ -344,14 +354,15 @@ def create_snapshot_components(
     refresh: RefreshOptions = config.settings[RefreshOptions]
     dependencies = SourceDependencies(
         api,
-        NodeAttributesCache(feed.nodes).read,
+        NodeAttributesCache(feed.nodes, is_partial=shards is not None).read,
         config.settings[PrometheusOptions],
         refresh.default_max_age_s,
         refresh.metrics_timeout_s,
         tools.registry,
     )
     sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
-    refresher = MetricsRefresher(sources, refresh, *tools)
+    own_nodes = None if shards is None else StoredNames(feed.nodes)
+    refresher = MetricsRefresher(sources, refresh, *tools, own_nodes)
     states = create_agent_states(config)
     cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
     refresher.subscribe(cache.touch)

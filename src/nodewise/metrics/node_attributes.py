@@ -60,6 +60,8 @@ class NodeAttributes(NamedTuple):
     """Node names by the first label of their domain names, such as `db1` of `db1.example.org`."""
     qualified: frozenset[str] = frozenset()
     """Those of `names` without a domain that are the first label of a known domain name, so that no other one fits."""
+    is_partial: bool = False
+    """Whether other nodes exist, with shards, so that series of no node are usual."""
 
     def find(self, text: str) -> str | None:
         """The node that a name or an address identifies, in any case, with or without a port; None if there is none."""
@@ -182,8 +184,9 @@ class NodeAttributesCache:
     changed.
     """
 
-    def __init__(self, store: Store[Any]) -> None:
+    def __init__(self, store: Store[Any], *, is_partial: bool = False) -> None:
         self._store = store
+        self._is_partial = is_partial
         self._nodes = NO_NODES
         self._changed = True
         self._reading = asyncio.Lock()
@@ -194,7 +197,8 @@ class NodeAttributesCache:
         async with self._reading:
             if self._changed:
                 self._changed = False
-                self._nodes = await cooperative_scheduling.run(read_node_attributes(self._store.values()))
+                nodes = await cooperative_scheduling.run(read_node_attributes(self._store.values()))
+                self._nodes = nodes._replace(is_partial=self._is_partial)
         return self._nodes
 
     def _note_node_changes(self, changes: Changes[Any] | None) -> None:

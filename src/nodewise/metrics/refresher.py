@@ -4,7 +4,7 @@ Of the names of metrics, which tenants choose, only a limited number labels seri
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ from nodewise.base.clock import Clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, RefreshOptions, merge_requests
 from nodewise.metrics.missing_values import CauseReason
-from nodewise.metrics.series import LOOKBACK_S, Series, derived_max_age_s, merge_newer
+from nodewise.metrics.series import LOOKBACK_S, Series, derived_max_age_s, keep_nodes, merge_newer
 from nodewise.metrics.source_selection import FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe import logs, traces
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -78,8 +78,11 @@ class MetricsRefresher:
         options: RefreshOptions,
         clock: Clock,
         metrics_registry: MetricsRegistry,
+        own_nodes: Container[str] | None = None,
     ) -> None:
         self.snapshot = MetricsSnapshot()
+        self._own_nodes = own_nodes
+        """With shards: the nodes of this replica, the only ones whose samples are kept."""
         limits = FetchLimits(options.metrics_timeout_s, options.metrics_concurrency)
         self._selector = SourceSelector(sources, limits, clock, metrics_registry)
         self._options = options
@@ -200,6 +203,8 @@ class MetricsRefresher:
                 span.fail(outcome.why)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
+            if self._own_nodes is not None:
+                outcome = await cooperative_scheduling.run(keep_nodes(outcome, self._own_nodes))
             outcome = await cooperative_scheduling.run(merge_newer(before, outcome))
         if request.key not in self._requests:
             return

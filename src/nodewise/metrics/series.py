@@ -16,7 +16,7 @@ of the last two, so that one gap does not count. A source without sample times h
 """
 
 from bisect import bisect_left
-from collections.abc import Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Container, Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from enum import IntEnum
 from itertools import pairwise, repeat
 from math import isnan
@@ -371,6 +371,27 @@ def _share_names(nodes: Sequence[str]) -> Generator[None, None, NodeNames]:
         yield
     shared = _shared_names[key] = NodeNames(tuple(names))
     return shared
+
+
+def keep_nodes(series: Series, nodes: Container[str]) -> Generator[None, None, Series]:
+    """The series with the samples of some nodes, of a replica that has a part of the nodes; yields between parts."""
+    samples = yield from pack_samples(series.samples)
+    names = samples.names.names
+    positions: list[int] = []
+    for start in range(0, len(names), _PART):
+        positions += [at for at, name in enumerate(names[start : start + _PART], start) if name in nodes]
+        yield
+    if len(positions) < len(names):
+        kept = yield from _share_names([names[position] for position in positions])
+        values, times, windows_s = samples.nano_values, samples.times, samples.windows_s
+        samples = Samples(kept, values[positions], times[positions], windows_s[positions])
+    return msgspec.structs.replace(
+        series,
+        samples=samples,
+        invalid={node: why for node, why in series.invalid.items() if node in nodes},
+        differing={node: values for node, values in series.differing.items() if node in nodes},
+        unmatched=(),
+    )
 
 
 def merge_newer(old: Series | None, new: Series) -> Generator[None, None, Series]:

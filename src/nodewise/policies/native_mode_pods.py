@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.agent.verdicts import Reason
 from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import interleave
@@ -332,17 +331,17 @@ def rejection_note(keys: Iterable[str], states: Mapping[str, PolicyState], node_
     `states` are the policies by label key. Everyone who may read a pod's events reads the note, so it contains no
     measured value; a metric may belong to another tenant.
     """
-    counts: Counter[Reason] = Counter()
+    counts: Counter[str] = Counter()
     verdicts = _labelled_verdicts(keys, states)
     for verdict in verdicts:
         codes = verdict.codes[:-1]
         for code, count in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True):
-            counts[verdict.reasons[int(code) - 1]] += int(count)
+            counts[verdict.reasons[int(code) - 1].text()] += int(count)
     total = _count_rejected_nodes(verdicts, node_count)
     if not total:
         return ""
-    common = sorted(counts.items(), key=lambda item: (-item[1], item[0].text()))
-    listed = "; ".join(f"{count} {reason.text()}" for reason, count in common[:_MAX_REASONS])
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    listed = "; ".join(f"{count} {reason}" for reason, count in common[:_MAX_REASONS])
     more = f"; and {len(common) - _MAX_REASONS} more reasons" if len(common) > _MAX_REASONS else ""
     many = "all" if total == node_count else f"{total} of"
     return f"policies reject {many} {node_count} nodes: {listed}{more}"

@@ -121,8 +121,9 @@ def decode(text: str) -> ShardReport | None:
     if not text:
         return None
     try:
-        data = zlib.decompressobj().decompress(base64.b64decode(text), _MAX_JSON)
-        return msgspec.json.decode(data, type=ShardReport)
+        decompressor = zlib.decompressobj()
+        data = decompressor.decompress(base64.b64decode(text), _MAX_JSON)
+        return msgspec.json.decode(data, type=ShardReport) if decompressor.eof else None
     except (*UNREADABLE, zlib.error):
         return None
 
@@ -266,13 +267,18 @@ def extend_states(
 def _extend_verdict(verdict: AvoidVerdict, uid: str, reports: Sequence[ShardReport]) -> AvoidVerdict:
     """The verdict of a policy over the nodes of all shards."""
     reasons: list[Reason] = list(verdict.reasons)
+    known = {reasons[code - 1].text(): code for code in range(len(reasons), 0, -1)}
+    """The first code of each text."""
     parts = [verdict.codes[:-1]]
     for report in reports:
         codes: dict[int, int] = {}
         for number, reason in enumerate(report.reasons):
-            if reason.uid == uid:
+            if reason.uid != uid:
+                continue
+            if reason.reason not in known:
                 reasons.append(reason)
-                codes[number] = len(reasons)
+                known[reason.reason] = len(reasons)
+            codes[number] = known[reason.reason]
         of_patterns = [next(filter(None, map(codes.get, each.reasons)), 0) for each in report.patterns]
         counts = [each.count for each in report.patterns]
         rest = report.nodes - sum(counts)

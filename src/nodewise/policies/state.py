@@ -235,14 +235,20 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._rules.finish()
         self._rule_states.finish()
         selection = self._update_selection(cluster_state.objects)
-        own_values: dict[str, bool] = {}
-        if self.values_elsewhere is not None:
-            for policy in policies.values():
-                for rule in policy.usable_comparisons():
-                    cause = self._cause_on_own_nodes(rule, cluster_state)
-                    if cause is not NEVER_FETCHED:
-                        own_values[rule.metric_request().key] = cause is None
+        own_values = self._own_values(cluster_state) if self.values_elsewhere is not None else {}
         return TelemetryState(states, selection, self._native_mode, self._has_native_admission, own_values)
+
+    def _own_values(self, cluster_state: ClusterState) -> dict[str, bool]:
+        """By key of a metric with a response, whether one of these nodes has a fresh value."""
+        causes = {
+            rule.metric_request().key: self._cause_on_own_nodes(rule, cluster_state)
+            for policy in self._enforced.values()
+            for rule in policy.usable_comparisons()
+        }
+        has_nodes = len(cluster_state.nodes) > 0
+        return {
+            key: cause is None and has_nodes for key, cause in causes.items() if cause is not NEVER_FETCHED
+        }
 
     def _update_column(
         self, metric_request: MetricRequest, cluster_state: ClusterState
@@ -316,7 +322,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             self._awaits_metrics(policy.avoided(), cluster_state),
             label_rules,
             rule_verdicts,
-            self._nodes_without_values(policy),
+            self._nodes_without_values(policy, cluster_state),
             self._incomplete_metrics(policy, cluster_state),
             self._sparse_samples(policy),
             self._failing_metrics(policy, cluster_state),
@@ -452,18 +458,33 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         # the values are those of the last response, and became stale since
         return failure or OUTDATED
 
-    def _nodes_without_values(self, policy: Policy) -> tuple[str, ...]:
+    def _nodes_without_values(self, policy: Policy, cluster_state: ClusterState) -> tuple[str, ...]:
         """Which nodes pass rules of `avoid` because they have no value, one text for each metric."""
-        texts = {
-            column.without_values_text: None
-            for rule in policy.avoided()
-            if (evaluation := self._rules.evaluated.get(rule)) is not None
-            and not evaluation.rejects_missing
-            and not self._rules.is_suspended(rule)
-            and (column := self._columns.get(rule.metric_request().key)) is not None
-            and not column.series.incomplete
-        }
+        texts: dict[str, None] = {}
+        for rule in policy.avoided():
+            evaluation = self._rules.evaluated.get(rule)
+            if evaluation is None or evaluation.rejects_missing or self._rules.is_suspended(rule):
+                continue
+            column = self._columns.get(rule.metric_request().key)
+            if column is not None and column.series.incomplete:
+                continue
+            text = column.without_values_text if column is not None else ""
+            if not text and self._has_values_only_elsewhere(rule, cluster_state):
+                names = cluster_state.nodes.names[:-1][: missing_values.MAX_NAMED].tolist()
+                nodes = missing_values.name_nodes(names, len(cluster_state.nodes))
+                text = f"no series of {rule.metric_request().name} on {nodes}"
+            texts[text] = None
         return tuple(filter(None, texts))
+
+    def _has_values_only_elsewhere(self, rule: Comparison, cluster_state: ClusterState) -> bool:
+        """Whether only nodes of other replicas have fresh values of the rule's metric, and there are own nodes."""
+        return (
+            self.values_elsewhere is not None
+            and len(cluster_state.nodes) > 0
+            and not rule.empty_means
+            and self._cause_on_own_nodes(rule, cluster_state) is not None
+            and self._missing_cause(rule, cluster_state) is None
+        )
 
     def _incomplete_metrics(self, policy: Policy, cluster_state: ClusterState) -> tuple[str, ...]:
         """The metrics whose last response lacks a part of the series."""

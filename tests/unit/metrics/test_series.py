@@ -14,6 +14,7 @@ from nodewise.metrics.refresher import with_lookback
 from nodewise.metrics.series import (
     LOOKBACK_S,
     Column,
+    DifferingValues,
     Sample,
     Samples,
     Series,
@@ -21,6 +22,7 @@ from nodewise.metrics.series import (
     build_column,
     derived_max_age_s,
     is_near,
+    keep_nodes,
     merge_newer,
     newest_distance_s,
     pack_samples,
@@ -318,3 +320,12 @@ def test_a_request_looks_back_until_a_response_shows_the_distance() -> None:
     assert with_lookback(request, shown, 60.0) == request._replace(max_age_s=150.0)
     healthy = MetricRequest("t", "t", 60.0, empty_is_healthy=True)
     assert with_lookback(healthy, None, 60.0) == healthy, "a sample that has ended must not count"
+
+
+def test_samples_of_nodes_of_other_replicas_are_dropped() -> None:
+    samples = {name: Sample(number, 10.0) for number, name in enumerate(("a", "b", "c"))}
+    differing = DifferingValues(1, 2, 10.0)
+    whole = Series("m", "test", 10.0, samples, {"d": "bad", "e": "bad"}, {"e": differing}, ("host",))
+    own = cooperative_scheduling.run_without_pauses(keep_nodes(whole, {"a", "c", "d"}))
+    assert dict(own.samples) == {"a": samples["a"], "c": samples["c"]}
+    assert (own.invalid, own.differing, own.unmatched) == ({"d": "bad"}, {}, ())

@@ -142,7 +142,7 @@ class PrometheusSource:
             grouped = await cooperative_scheduling.run(
                 node_matching.group_by_node(values, self._labels, nodes, max_age_s)
             )
-        unmatched = len(grouped.unmatched)
+        unmatched = 0 if nodes.is_partial else len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings))
         if not grouped.by_node and answer.incomplete:
@@ -176,7 +176,7 @@ class PrometheusSource:
     ) -> None:
         """Log series of no node once, with nodes that have a similar name and no series."""
         event, example = "metric_series_unmatched", ""
-        if grouped.unmatched:
+        if grouped.unmatched and not nodes.is_partial:
             example = node_matching.describe_unmatched_series(grouped, self._labels)
             example = f"{len(grouped.unmatched)} series, such as {example}"
         if example and (request.name, event) not in self._logged:
