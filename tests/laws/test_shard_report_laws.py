@@ -1,4 +1,4 @@
-"""The reports of shards, added up, are what one process finds out about all nodes."""
+"""The merged reports of shards equal the evaluation of all nodes by a single process."""
 
 import random
 from typing import Any, Final
@@ -103,7 +103,7 @@ def counts(status: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_reports_of_shards_are_what_one_process_finds_out(seed: int) -> None:
+def test_merged_reports_equal_the_evaluation_of_a_single_process(seed: int) -> None:
     chance = random.Random(seed)
     shards = chance.randint(2, 4)
     names = [f"n{number}" for number in range(chance.randint(shards, 14))]
@@ -114,7 +114,7 @@ def test_reports_of_shards_are_what_one_process_finds_out(seed: int) -> None:
         for metric, share in shares.items()
     }
     whole = MetricsSnapshot({metric: series(metric, **of_metric) for metric, of_metric in values.items()})
-    one = state_of(names, policies, whole, None)
+    alone = state_of(names, policies, whole, None)
     owners = {name: chance.randrange(shards) for name in names}
     parts = [[name for name in names if owners[name] == shard] for shard in range(shards)]
     metrics = [
@@ -141,8 +141,8 @@ def test_reports_of_shards_are_what_one_process_finds_out(seed: int) -> None:
     extended = cooperative_scheduling.run_without_pauses(
         shard_reports.extend_states(states[leader].policies, others)
     )
-    for key, expected in one.policies.items():
-        verdicts = {}
+    for key, expected in alone.policies.items():
+        verdicts: dict[str, str] = {}
         for part, state in zip(parts, states, strict=True):
             verdict = state.policies[key].verdict
             assert verdict is not None
@@ -164,10 +164,12 @@ def test_reports_of_shards_are_what_one_process_finds_out(seed: int) -> None:
         single = policy_status.desired_status(expected, StatusFacts(1), PlacementPolicyStatus(), AT)
         assert counts(merged) == counts(single)
 
-    selections = [tuple(sorted(chance.sample(sorted(one.policies), chance.randint(1, len(one.policies)))))]
-    assert _rejecting(extended, len(names), selections) == _rejecting(one.policies, len(names), selections)
-    keys = [label_key(one.policies[key].policy.uid) for key in selections[0]]
-    assert _note(extended, keys, len(names)) == _note(one.policies, keys, len(names))
+    selections = [
+        tuple(sorted(chance.sample(sorted(alone.policies), chance.randint(1, len(alone.policies)))))
+    ]
+    assert _rejecting(extended, len(names), selections) == _rejecting(alone.policies, len(names), selections)
+    keys = [label_key(alone.policies[key].policy.uid) for key in selections[0]]
+    assert _note(extended, keys, len(names)) == _note(alone.policies, keys, len(names))
 
 
 def _rejecting(states: Any, count: int, selections: list[tuple[PolicyKey, ...]]) -> Any:

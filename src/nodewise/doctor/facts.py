@@ -437,6 +437,8 @@ class LeaderLease(NamedTuple):
     native_mode: bool | None = None
     """Whether the leader labels nodes and removes scheduling gates; None if it is older and does not say so. An older
     leader does not follow the admission policies: native mode is off without --native-mode."""
+    shards: tuple["LeaderLease | None", ...] = ()
+    """With shards, the Lease of each; None for one that does not exist."""
 
     def is_held(self, now: datetime) -> bool:
         """Whether a replica leads. The clocks of two hosts may differ by the duration of the Lease."""

@@ -205,6 +205,18 @@ def check_labels_are_updated(
 
 
 @check("labels-frozen")
+def check_shards_are_held(leases: tuple[LeaderLease, ...], now: datetime) -> Iterator[Finding]:
+    """Labels of nodes keep their last values if no replica holds their shard."""
+    for lease in leases:
+        free = [shard for shard, held in enumerate(lease.shards) if held is None or not held.is_held(now)]
+        if free and lease.is_held(now):
+            numbers, count = ", ".join(map(str, free)), len(lease.shards)
+            actual = f"no replica holds shard {numbers} of {count}, so the labels of its nodes do not change"
+            remedy = f"run replicas of the controller with --shards={count}; their logs have the reason"
+            yield finding("labels-frozen", lease.where, actual, "a holder of each shard", remedy=remedy)
+
+
+@check("labels-frozen")
 def check_leftovers(
     extenders: Extenders,
     controllers: Controllers,

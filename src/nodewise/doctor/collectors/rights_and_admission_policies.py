@@ -56,6 +56,7 @@ from nodewise.doctor.parsing.objects import (
 from nodewise.doctor.parsing.shipped_admission_policies import SHIPPED_POLICIES
 from nodewise.install import platform_manifests, scheduler_versions
 from nodewise.install.scheduler_versions import SchedulerVersion
+from nodewise.kube import shard_election
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.leader_election import (
     CONTROLLER_LEASE,
@@ -288,6 +289,9 @@ async def _read_lease(reader: ClusterReader, namespace: str, name: str) -> Leade
     lease = await reader.get(where, right, LEASES.path(namespace, name))
     if lease is None:
         return None
+    layout = shard_election.parse_layout(lease.get("metadata", {}).get("annotations") or {})
+    names = map(shard_election.shard_lease, range(layout.shards if layout.shards > 1 else 0))
+    shards = await read_all(_read_lease(reader, namespace, name) for name in names)
     return LeaderLease(
         where,
         get_text(lease, "spec", "holderIdentity"),
@@ -295,6 +299,7 @@ async def _read_lease(reader: ClusterReader, namespace: str, name: str) -> Leade
         get_number(lease, "spec", "leaseDurationSeconds") or _DEFAULT_DURATION_S,
         _parse_time(get_text(lease, "metadata", "annotations", EVALUATION_ANNOTATION)),
         {"on": True, "off": False}.get(get_text(lease, "metadata", "annotations", NATIVE_MODE_ANNOTATION)),
+        tuple(shards),
     )
 
 
