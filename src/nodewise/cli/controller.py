@@ -123,7 +123,7 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     general = ReplaySettings(config.settings[RefreshOptions].sync_period_s, ChainOptions())
     private = [
         server_components.create_metric_values_route(config, snapshots, general, tools),
-        *server_components.create_evaluation_routes(config, api, snapshots, leader.leads),
+        *server_components.create_evaluation_routes(config, api, snapshots, leader.leads, sharding.nodes),
     ]
     routes = [*admin_routes(readiness.waiting_for, tools.registry), *map(restrict_to_loopback, private)]
     app = Application(routes, tools.registry, max_body_bytes=2**16)

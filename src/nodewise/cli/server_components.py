@@ -381,7 +381,11 @@ def create_metric_values_route(
 
 
 def create_evaluation_routes(
-    config: ServerConfig, api: HttpApi, snapshots: SnapshotComponents, leads: Callable[[], bool]
+    config: ServerConfig,
+    api: HttpApi,
+    snapshots: SnapshotComponents,
+    leads: Callable[[], bool],
+    nodes: NodeShards | None = None,
 ) -> list[Route]:
     """The route that evaluates a pod of native mode; none without the agent telemetry."""
     telemetry = next((kind for kind in config.agents if kind.name == "telemetry"), None)
@@ -391,7 +395,9 @@ def create_evaluation_routes(
 
     pod_type = merge("Pod", telemetry.pod_fields, NativePodFields)
     chain = AgentChain([NativeModeAgent()])
-    return [PodEvaluationEndpoint(chain, api, pod_type, lambda: snapshots.cache.snapshot, leads).route()]
+    shards = [] if nodes is None else [lambda: (nodes.shards, sorted(nodes.own_shards()))]
+    endpoint = PodEvaluationEndpoint(chain, api, pod_type, lambda: snapshots.cache.snapshot, leads, *shards)
+    return [endpoint.route()]
 
 
 def create_leader_tasks(

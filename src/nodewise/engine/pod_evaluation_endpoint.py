@@ -2,7 +2,8 @@
 
 In native mode kube-scheduler compares node labels, so there are no decisions to store. The snapshot has the evidence
 of the newest evaluation, and `decide` and the extender compute decisions from it with the same code, so nothing is kept
-for a pod. Every replica answers, because every replica evaluates the policies; the leader alone writes labels.
+for a pod. Every replica answers, because every replica evaluates the policies; the leader alone writes labels. With
+shards, a replica evaluates and labels the nodes of its shards, which the response names.
 
 The size of a response is limited: beyond `MAX_VALUES`, the nodes that are closest to passing are in it.
 """
@@ -44,6 +45,10 @@ class EvaluationPage(msgspec.Struct, frozen=True, kw_only=True):
     """The number of nodes, also of those that are left out."""
     passing: int
     """How many of them pass."""
+    shards: int = 1
+    """The number of shards of all replicas."""
+    own_shards: list[int] = []
+    """With shards, those of this replica, whose nodes alone it evaluates."""
 
 
 class PodEvaluation(NamedTuple):
@@ -89,12 +94,15 @@ class PodEvaluationEndpoint:
         pod_type: type[msgspec.Struct],
         snapshot: Callable[[], Snapshot],
         leads: Callable[[], bool],
+        shards: Callable[[], tuple[int, list[int]]] = lambda: (1, []),
     ) -> None:
         self._chain = chain
         self._api = api
         self._pods = Watched("pods", PODS, pod_type)
         self._snapshot = snapshot
         self._leads = leads
+        self._shards = shards
+        """Returns the number of shards, and those of this replica."""
         self._requests = 0
         self._turn = asyncio.Semaphore(_MAX_CONCURRENT)
 
@@ -114,7 +122,7 @@ class PodEvaluationEndpoint:
                 pods = await object_feed.list_once(self._api, self._pods, namespace, fields)
                 pod = pods.get((namespace, name))
                 evaluation = None if pod is None else evaluate(self._chain, pod, self._snapshot())
-                page = encode_page(evaluation, leads=self._leads())
+                page = encode_page(evaluation, self._shards(), leads=self._leads())
                 return Response(200, await cooperative_scheduling.run(page))
         finally:
             self._requests -= 1
@@ -129,14 +137,19 @@ def _parse_query(query: Mapping[str, str]) -> tuple[str, str]:
     return query["namespace"], query["pod"]
 
 
-def encode_page(evaluation: PodEvaluation | None, *, leads: bool) -> Generator[None, None, bytes]:
+def encode_page(
+    evaluation: PodEvaluation | None, shards: tuple[int, list[int]] = (1, []), *, leads: bool
+) -> Generator[None, None, bytes]:
     """The response, with decisions in the form `arrays`; None for a pod that does not exist. Yields between parts."""
     decisions = []
     for decision in (evaluation.filtered, evaluation.scored) if evaluation else ():
         decisions.append(msgspec.Raw((yield from decision_json.encode_arrays(decision))))
         yield
     nodes, passing = (evaluation.nodes, evaluation.passing) if evaluation else (0, 0)
-    page = EvaluationPage(decisions=decisions, leads=leads, nodes=nodes, passing=passing)
+    count, own = shards
+    page = EvaluationPage(
+        decisions=decisions, leads=leads, nodes=nodes, passing=passing, shards=count, own_shards=own
+    )
     return msgspec.json.encode(page) + b"\n"
 
 

@@ -54,10 +54,16 @@ def response(
     nodes: str = "a b",
     more: int = 0,
     replica: str = CONTROLLER,
+    shards: tuple[int, list[int]] = (1, []),
 ) -> ReplicaResponse:
     filtered, scored = decisions(verdict, nodes)
     page = EvaluationPage(
-        decisions=[], leads=leads, nodes=len(filtered.names) + more, passing=int(filtered.feasible().sum())
+        decisions=[],
+        leads=leads,
+        nodes=len(filtered.names) + more,
+        passing=int(filtered.feasible().sum()),
+        shards=shards[0],
+        own_shards=shards[1],
     )
     return ReplicaResponse(replica, None, (filtered, scored), "", page)
 
@@ -247,6 +253,14 @@ def test_the_evaluation_of_the_leader_counts() -> None:
 def test_an_evaluation_of_another_replica_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, explained(BOTH, response(policies_verdict(HEAT, LOAD), leads=False)))
     assert f"the values are those of {CONTROLLER}, which does not lead" in lines
+
+
+def test_an_evaluation_of_shards_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    leader = response(policies_verdict(HEAT, LOAD), replica="other", shards=(4, []))
+    holder = response(policies_verdict(HEAT, LOAD), leads=False, shards=(4, [0, 2]))
+    lines = printed(capsys, explained(BOTH, leader, holder))
+    text = f"the values are those of the 2 nodes of {CONTROLLER}, which holds shard 0, 2 of 4"
+    assert f"{text}; labels are those of all nodes" in lines
 
 
 def test_the_document_has_the_evaluation() -> None:

@@ -397,6 +397,8 @@ def _evaluation_document(evaluation: Evaluation, differences: Sequence[LabelDiff
         "asked": evaluation.nodes,
         "passing": evaluation.passing,
         "left_out": evaluation.left_out,
+        "shards": evaluation.shards,
+        "own_shards": evaluation.own_shards,
         "differing_labels": _plain(tuple(differences)),
         **_decision_document(evaluation.explanation),
     }

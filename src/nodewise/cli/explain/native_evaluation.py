@@ -27,6 +27,10 @@ class Evaluation(NamedTuple):
     """How many of them pass."""
     explanation: Explanation
     """Without scores: preferences have no effect in native mode."""
+    shards: int = 1
+    """The number of shards of all replicas."""
+    own_shards: tuple[int, ...] = ()
+    """With shards, those of this replica. It writes the labels of their nodes, and has evaluated no others."""
 
     @property
     def at(self) -> float:
@@ -68,7 +72,10 @@ class Evaluation(NamedTuple):
 
 
 def choose_evaluation(responses: Iterable[ReplicaResponse]) -> Evaluation | None:
-    """The evaluation of the leader, else the newest one; None if no replica has evaluated the pod."""
+    """The evaluation of the leader, else the newest one; None if no replica has evaluated the pod.
+
+    With shards, that of a replica with the most shards.
+    """
     newest: Evaluation | None = None
     for response in responses:
         if response.evaluation is None or not response.decisions:
@@ -77,11 +84,21 @@ def choose_evaluation(responses: Iterable[ReplicaResponse]) -> Evaluation | None
         explanation = scheduling_attempt_explanation.explain(Attempt(filtered, scored))
         findings = tuple(finding._replace(score=None, parts=()) for finding in explanation.findings)
         evaluation = Evaluation(
-            response.replica, page.leads, page.nodes, page.passing, explanation._replace(findings=findings)
+            response.replica,
+            page.leads,
+            page.nodes,
+            page.passing,
+            explanation._replace(findings=findings),
+            page.shards,
+            tuple(page.own_shards),
         )
-        if newest is None or (evaluation.leads, evaluation.at) > (newest.leads, newest.at):
+        if newest is None or _preference(evaluation) > _preference(newest):
             newest = evaluation
     return newest
+
+
+def _preference(evaluation: Evaluation) -> tuple[int, bool, float]:
+    return len(evaluation.own_shards), evaluation.leads, evaluation.at
 
 
 class LabelDifference(NamedTuple):

@@ -217,8 +217,9 @@ def _evaluation_lines(  # complexity: a list of independent facts
         yield f"{pod_explanation.pod}{where}: {passing:,} of {evaluation.nodes:,} nodes pass its policies now"
     if native is None or native.controller is None:
         yield f"{evaluation.replica} evaluated the policies {_ago(pod_explanation.now - evaluation.at)}"
-    elif not evaluation.leads:
-        yield f"the values are those of {evaluation.replica}, which does not lead"
+    yield from _responsibility_lines(
+        evaluation, leads_are_known=native is not None and native.controller is not None
+    )
     yield from _policies_without_label_lines(pod_explanation.lookup, evaluation.explanation)
     yield from _combination_lines(evaluation.explanation)
     for policy in evaluation.only_ranking:
@@ -234,6 +235,18 @@ def _evaluation_lines(  # complexity: a list of independent facts
             f"{evaluation.left_out:,} of {evaluation.nodes:,} nodes are left out: with the values of all rules, the "
             "response would be too large"
         )
+
+
+def _responsibility_lines(evaluation: Evaluation, *, leads_are_known: bool) -> Iterator[str]:
+    """That the replica with the values does not label all nodes."""
+    if evaluation.shards > 1:
+        numbers = ", ".join(map(str, evaluation.own_shards)) or "none"
+        yield (
+            f"the values are those of the {evaluation.nodes:,} nodes of {evaluation.replica}, which holds shard"
+            f" {numbers} of {evaluation.shards}; labels are those of all nodes"
+        )
+    elif leads_are_known and not evaluation.leads:
+        yield f"the values are those of {evaluation.replica}, which does not lead"
 
 
 def _policies_without_label_lines(lookup: PodReadResult, explanation: Explanation) -> Iterator[str]:
