@@ -1,0 +1,126 @@
+"""The projected load of nodes, and what a pod adds to it.
+
+Kube-scheduler fills nodes by requests. The least loaded node is therefore a bad choice for a pod: whatever room the
+loaded nodes have is filled later anyway, and the pods that fit only there may be the busiest. The *projected load* of a
+node is what it uses once its free requests are taken by average pods:
+
+    mean of its pods + average usage per requested core * share * free requests + one standard deviation
+
+where the share is how much of the free requests of the cluster is expected to be taken.
+
+The pods of one application vary together, so that two of them on one node add more to the deviation than two of
+different ones. A pod that uses more than the average for its request raises the projected load and goes where it is
+low, a pod that uses less lowers it and goes where it is high. The cost of a placement is by how much it raises a convex
+function of the projected load.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nodewise.agent import MAX_SCORE
+from nodewise_scorers.load.usage_profiles import Floats, Forecast, Ints
+
+DEVIATIONS: Final = 1.0
+"""Standard deviations in the projected load."""
+FILL_EXPONENT: Final = 16
+"""The share of free requests that is expected to be taken is the cluster's requested share to this power: 0.72 at 98 %,
+0.19 at 90 %, 0.03 at 80 %. Where room is plentiful, the nodes with the highest load can keep theirs."""
+POWER: Final = 4
+"""Exponent of the convex function: so large that overloaded nodes matter most, and mean differences still count."""
+
+
+def filled_share(requested_share: float) -> float:
+    """The share of free requests that is expected to be taken."""
+    return float(np.clip(requested_share, 0, 1)) ** FILL_EXPONENT
+
+
+class Room(NamedTuple):
+    """Usage of average pods per requested core."""
+
+    mean: float
+    variance: float
+
+
+class ProjectedLoad:
+    """The forecast of all nodes, by node number; `capacity` are their allocatable cores.
+
+    Placed and removed pods change it at once, so that pods that are bound between two statistics count.
+    """
+
+    def __init__(self, capacity: Floats, applications: int) -> None:
+        nodes = len(capacity)
+        self._capacity = capacity
+        self._requested = np.zeros(nodes)
+        self._total_requested, self._total_capacity = 0.0, float(capacity.sum())
+        self._by_application = np.zeros((applications, nodes))
+        """Requested cores by application and node."""
+        self._squared_requests = 0.0
+        self._mean = np.zeros(nodes)
+        self._variance = np.zeros(nodes)
+        self._room = Room(0.0, 0.0)
+        self._forecast = Forecast(np.zeros(applications), np.zeros(applications), 0.0, 0.0)
+
+    @property
+    def requested_by_application(self) -> Floats:
+        """Requested cores of running pods."""
+        requested: Floats = self._by_application.sum(axis=1)
+        return requested
+
+    def update(self, forecast: Forecast) -> None:
+        """Take new estimates of all applications."""
+        self._forecast = forecast
+        self._mean = forecast.mean @ self._by_application
+        # pods of one application vary together: their requests are added before they are squared
+        self._variance = forecast.variance @ self._by_application**2
+        requested = self._total_requested
+        typical_request = self._squared_requests / requested if requested > 0 else 0.0
+        self._room = Room(forecast.general_mean, forecast.general_variance * typical_request)
+
+    def add(self, node: int, application: int, request: float) -> None:
+        """A pod was bound to a node."""
+        self._change(node, application, request)
+        self._squared_requests += request * request
+
+    def remove(self, node: int, application: int, request: float) -> None:
+        """A pod left its node."""
+        self._change(node, application, -request)
+        self._squared_requests -= request * request
+
+    def _change(self, node: int, application: int, request: float) -> None:
+        there = self._by_application[application, node]
+        self._mean[node] += self._forecast.mean[application] * request
+        self._variance[node] += self._forecast.variance[application] * (2 * there + request) * request
+        self._by_application[application, node] = max(there + request, 0.0)
+        self._requested[node] += request
+        self._total_requested += request
+
+    def costs(self, candidates: Ints, application: int, request: float) -> Floats:
+        """By how much a pod raises the cost of each candidate; negative where it lowers it."""
+        capacity = self._capacity[candidates]
+        filled = filled_share(self._total_requested / self._total_capacity)
+        free = filled * (capacity - self._requested[candidates])
+        mean = self._mean[candidates] + self._room.mean * free
+        variance = self._variance[candidates] + self._room.variance * free
+        replaced = filled * request
+        there = self._by_application[application, candidates]
+        more = self._forecast.mean[application] * request - self._room.mean * replaced
+        wider = self._forecast.variance[application] * (2 * there + request) * request
+        after = variance + wider - self._room.variance * replaced
+        before_cost = _overload_cost(mean, variance, capacity)
+        return _overload_cost(mean + more, after, capacity) - before_cost
+
+
+def _overload_cost(mean: Floats, variance: Floats, capacity: Floats) -> Floats:
+    share = (mean + DEVIATIONS * np.sqrt(np.maximum(variance, 0.0))) / capacity
+    cost: Floats = capacity * np.maximum(share, 0.0) ** POWER
+    return cost
+
+
+def points(costs: Floats) -> Ints:
+    """Scores of the candidates from 0 to 10: 10 for the lowest cost only, and the rest of the range in even steps."""
+    least, most = costs.min(), costs.max()
+    if least == most:
+        return np.full(len(costs), MAX_SCORE, np.int64)
+    scores: Ints = np.floor(MAX_SCORE * (most - costs) / (most - least)).astype(np.int64)
+    return scores
