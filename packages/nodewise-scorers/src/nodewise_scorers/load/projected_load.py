@@ -8,7 +8,7 @@ node is what it uses once its free requests are taken by average pods:
 
 where the share is how much of the free requests of the cluster is expected to be taken.
 
-The pods of one application vary together, so that two of them on one node add more to the deviation than two of
+What the pods of one application have in common adds up: two of them on one node add more to the deviation than two of
 different ones. A pod that uses more than the average for its request raises the projected load and goes where it is
 low, a pod that uses less lowers it and goes where it is high. The cost of a placement is by how much it raises a convex
 function of the projected load.
@@ -55,11 +55,13 @@ class ProjectedLoad:
         self._total_requested, self._total_capacity = 0.0, float(capacity.sum())
         self._by_application = np.zeros((applications, nodes))
         """Requested cores by application and node."""
-        self._squared_requests = 0.0
+        self._squares = np.zeros((applications, nodes))
+        """The sum of the squares of the requests of single pods."""
         self._mean = np.zeros(nodes)
         self._variance = np.zeros(nodes)
         self._room = Room(0.0, 0.0)
-        self._forecast = Forecast(np.zeros(applications), np.zeros(applications), 0.0, 0.0)
+        unused = np.zeros(applications)
+        self._forecast = Forecast(unused, unused, unused, 0.0, 0.0)
 
     @property
     def requested_by_application(self) -> Floats:
@@ -71,29 +73,30 @@ class ProjectedLoad:
         """Take new estimates of all applications."""
         self._forecast = forecast
         self._mean = forecast.mean @ self._by_application
-        # pods of one application vary together: their requests are added before they are squared
-        self._variance = forecast.variance @ self._by_application**2
+        # what pods have in common grows with the square of their number, the rest with their number
+        self._variance = forecast.common @ self._by_application**2 + forecast.independent @ self._squares
         requested = self._total_requested
-        typical_request = self._squared_requests / requested if requested > 0 else 0.0
+        typical_request = self._squares.sum() / requested if requested > 0 else 0.0
         self._room = Room(forecast.general_mean, forecast.general_variance * typical_request)
 
     def add(self, node: int, application: int, request: float) -> None:
         """A pod was bound to a node."""
-        self._change(node, application, request)
-        self._squared_requests += request * request
+        self._change(node, application, request, 1)
 
     def remove(self, node: int, application: int, request: float) -> None:
         """A pod left its node."""
-        self._change(node, application, -request)
-        self._squared_requests -= request * request
+        self._change(node, application, request, -1)
 
-    def _change(self, node: int, application: int, request: float) -> None:
+    def _change(self, node: int, application: int, request: float, sign: int) -> None:
         there = self._by_application[application, node]
-        self._mean[node] += self._forecast.mean[application] * request
-        self._variance[node] += self._forecast.variance[application] * (2 * there + request) * request
-        self._by_application[application, node] = max(there + request, 0.0)
-        self._requested[node] += request
-        self._total_requested += request
+        before = self._forecast.common[application] * there**2
+        there = self._by_application[application, node] = max(there + sign * request, 0.0)
+        self._squares[application, node] += sign * request**2
+        self._mean[node] += sign * self._forecast.mean[application] * request
+        independent = sign * self._forecast.independent[application] * request**2
+        self._variance[node] += self._forecast.common[application] * there**2 - before + independent
+        self._requested[node] += sign * request
+        self._total_requested += sign * request
 
     def costs(self, candidates: Ints, application: int, request: float) -> Floats:
         """By how much a pod raises the cost of each candidate; negative where it lowers it."""
@@ -105,7 +108,8 @@ class ProjectedLoad:
         replaced = filled * request
         there = self._by_application[application, candidates]
         more = self._forecast.mean[application] * request - self._room.mean * replaced
-        wider = self._forecast.variance[application] * (2 * there + request) * request
+        wider = self._forecast.common[application] * (2 * there + request) * request
+        wider += self._forecast.independent[application] * request**2
         after = variance + wider - self._room.variance * replaced
         before_cost = _overload_cost(mean, variance, capacity)
         return _overload_cost(mean + more, after, capacity) - before_cost

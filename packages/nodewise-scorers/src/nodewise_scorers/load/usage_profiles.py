@@ -17,32 +17,43 @@ HALF_LIFE: Final = 6.0
 """Samples after which a sample weighs half: half an hour with a sample per five minutes. Shorter ones follow noise,
 longer ones miss phases; from 2 to 24 samples the results hardly differ."""
 _OWN_WEIGHT: Final = 1.0
-"""Weight of the mean variance of all applications, in samples, so that one sample does not count as no variance."""
-_UNKNOWN: Final = (0.5, 0.25)
-"""Mean and variance of the usage per requested core before any statistics: anything up to the request."""
+"""Weight of the mean variances of all applications in that of one, in samples."""
+
+
+class _General(NamedTuple):
+    mean: float
+    variance: float
+
+
+_UNKNOWN: Final = _General(0.5, 0.25)
+"""Usage per requested core before any statistics: anything up to the request."""
 
 
 class Forecast(NamedTuple):
-    """Estimates of the usage per requested core."""
+    """Estimates of the usage per requested core, by application; variances are those of one pod."""
 
     mean: Floats
-    """By application."""
-    variance: Floats
-    """By application. It is that of one pod; pods of one application vary together."""
+    common: Floats
+    """Variance that all pods of the application share, such as phases of more traffic."""
+    independent: Floats
+    """Variance of each pod by itself."""
     general_mean: float
     """Of any pod, weighted by requests."""
     general_variance: float
-    """Of a pod of an unknown application."""
+    """Of a pod of an unknown application, both kinds together."""
 
 
 class UsageProfiles:
-    """Exponentially weighted mean and variance of each application, by number."""
+    """Exponentially weighted means and variances of each application, by number."""
 
     def __init__(self, applications: int, half_life: float = HALF_LIFE) -> None:
         self._decay = 0.5 ** (1 / half_life)
         self._weight = np.zeros(applications)
-        self._sum = np.zeros(applications)
-        self._squares = np.zeros(applications)
+        self._mean = np.zeros(applications)
+        self._squared_mean = np.zeros(applications)
+        """The square of the mean of all pods in a sample."""
+        self._square = np.zeros(applications)
+        """The mean square of the pods in a sample."""
 
     def observe(self, applications: Ints, usage: Floats) -> None:
         """Take one sample of all running pods: their applications, and their usage per requested core.
@@ -52,32 +63,39 @@ class UsageProfiles:
         size = len(self._weight)
         counts = np.bincount(applications, minlength=size)
         seen = counts > 0
+        pods = counts[seen]
+        mean = np.bincount(applications, usage, size)[seen] / pods
+        square = np.bincount(applications, usage * usage, size)[seen] / pods
         for total, sample in (
-            (self._weight, counts),
-            (self._sum, np.bincount(applications, usage, size)),
-            (self._squares, np.bincount(applications, usage * usage, size)),
+            (self._weight, 1.0),
+            (self._mean, mean),
+            (self._squared_mean, mean * mean),
+            (self._square, square),
         ):
-            total[seen] = total[seen] * self._decay + sample[seen] / counts[seen]
+            total[seen] = total[seen] * self._decay + sample
 
     def forecast(self, requested: Floats) -> Forecast:
         """Estimates for all applications; `requested` are the cores that their running pods request."""
-        size = len(self._weight)
         known = self._weight > 0
-        mean = np.divide(self._sum, self._weight, out=np.zeros(size), where=known)
-        squares = np.divide(self._squares, self._weight, out=np.zeros(size), where=known)
-        within = np.maximum(squares - mean * mean, 0.0)
+        weight = np.where(known, self._weight, 1.0)
+        mean = self._mean / weight
+        common = np.maximum(self._squared_mean / weight - mean * mean, 0.0)
+        independent = np.maximum((self._square - self._squared_mean) / weight, 0.0)
         share = np.where(known, requested, 0.0)
         total = share.sum()
         if not total:
-            mean_of_all, variance_of_all, within_all = *_UNKNOWN, _UNKNOWN[1]
-        else:
-            mean_of_all = float(mean @ share / total)
-            within_all = float(within @ share / total)
-            variance_of_all = within_all + float((mean - mean_of_all) ** 2 @ share / total)
-        shrunk = (self._weight * within + _OWN_WEIGHT * within_all) / (self._weight + _OWN_WEIGHT)
+            everywhere = np.ones(len(mean))
+            variance = _UNKNOWN.variance * everywhere
+            return Forecast(_UNKNOWN.mean * everywhere, variance, 0 * everywhere, *_UNKNOWN)
+        share = share / total
+        mean_of_all, common_of_all, independent_of_all = mean @ share, common @ share, independent @ share
+        between = (mean - mean_of_all) ** 2 @ share
+        # one sample alone has no variance over time, so that of all applications counts as another sample
+        own = self._weight / (self._weight + _OWN_WEIGHT)
         return Forecast(
             np.where(known, mean, mean_of_all),
-            np.where(known, shrunk, variance_of_all),
-            mean_of_all,
-            variance_of_all,
+            np.where(known, own * common + (1 - own) * common_of_all, common_of_all + between),
+            np.where(known, own * independent + (1 - own) * independent_of_all, independent_of_all),
+            float(mean_of_all),
+            float(common_of_all + independent_of_all + between),
         )

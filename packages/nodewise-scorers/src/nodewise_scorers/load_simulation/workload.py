@@ -195,7 +195,7 @@ _HERD_REPLICAS: Final = 50
 _OTHER_PODS: Final = 10
 """Other pods on each node."""
 _OTHER_REQUEST_MILLI: Final = 400
-_BASE_LOAD: Final = (0.05, 0.6)
+_BASE_LOAD: Final = (0.05, 0.5)
 """Range of the load of nodes before the burst, drawn for each node."""
 
 
