@@ -115,23 +115,25 @@ def command(command_line: CommandLine) -> None:
     with terminal_output.progress_bar("placing") as progress:
         done = 0
 
-        def execute(name: str, request_ratio: float) -> list[LoadResult]:
+        def execute(chosen: Sequence[str], request_ratio: float) -> dict[str, list[LoadResult]]:
             nonlocal done
-            results = []
+            results: dict[str, list[LoadResult]] = {name: [] for name in chosen}
             for day in days:
                 for seed in range(own.seed, own.seed + own.runs):
-                    results.append(simulation.run(create_workload(day, seed, request_ratio), name, seed, day))
-                    done += 1
-                    progress(done, len(names) * len(days) * own.runs)
+                    pods = create_workload(day, seed, request_ratio)
+                    for name in chosen:
+                        results[name].append(simulation.run(pods, name, seed, day))
+                        done += 1
+                        progress(done, len(names) * len(days) * own.runs)
             return results
 
-        results = {name: execute(name, own.request_ratio) for name in names}
+        results = execute(names, own.request_ratio)
         means = {name: simulation.mean(runs) for name, runs in results.items()}
         if own.usable and own.workload == "planetlab":
             accepted_pct = means[DEFAULT]["overloaded_pct"]
             for name in names:
                 means[name]["usable_pct"] = _usable_pct(
-                    lambda ratio, name=name: simulation.mean(execute(name, ratio)),  # type: ignore[misc]
+                    lambda ratio, name=name: simulation.mean(execute([name], ratio)[name]),  # type: ignore[misc]
                     means[name],
                     own.request_ratio,
                     accepted_pct,

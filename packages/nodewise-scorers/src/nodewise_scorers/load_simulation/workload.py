@@ -80,10 +80,12 @@ def read_traces(directory: str, day: str) -> list[Floats]:
     A missing value is interpolated from its neighbours, and a line without values is left out. Lines may have
     different lengths.
     """
-    path = next((p for suffix in _SUFFIXES if (p := Path(directory) / f"{day}{suffix}").is_file()), None)
-    if path is None:
-        days = ", ".join(trace_days(directory))
-        raise BadInput("--day", [Problem(shown(day), "no such file in --traces", f"one of {days}")])
+    days = trace_days(directory)
+    if day not in days:
+        raise BadInput(
+            "--day", [Problem(shown(day), "no such file in --traces", f"one of {', '.join(days)}")]
+        )
+    path = next(p for suffix in _SUFFIXES if (p := Path(directory) / f"{day}{suffix}").exists())
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
