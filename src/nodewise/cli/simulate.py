@@ -289,6 +289,7 @@ def command() -> None:
     Examples:
       nodewise simulate replay recording.gz
       nodewise simulate bursts --agents none --agents safe
+      nodewise simulate load herd
     """
 
 
