@@ -27,7 +27,7 @@ def test_pods_of_an_application_share_its_usage_and_others_the_mean() -> None:
     assert forecast.general_variance == pytest.approx(1.0)
 
 
-def test_what_pods_have_in_common_is_told_from_what_each_does_alone() -> None:
+def test_common_variance_is_separated_from_that_of_single_pods() -> None:
     profiles = UsageProfiles(2)
     for level in (1.0, 3.0) * 20:
         profiles.observe(np.array([0, 0]), np.array([level, level]))

@@ -166,8 +166,8 @@ def test_known_usage_reduces_overload(traces) -> None:
         for name in ("default", "target-load-packing", "load", "oracle")
     }
     overload = {name: simulation.mean(results)["overloaded_pct"] for name, results in runs.items()}
-    assert overload["oracle"] <= overload["load"] < 0.68 * overload["target-load-packing"], overload
-    assert overload["load"] < 0.5 * overload["default"], overload
+    assert overload["load"] < 0.68 * overload["target-load-packing"], overload
+    assert max(overload["load"], overload["oracle"]) < 0.5 * overload["default"], overload
 
 
 def test_a_herd_does_not_overload_nodes() -> None:

@@ -19,7 +19,7 @@ from nodewise_scorers.load_simulation import simulation
 from nodewise_scorers.load_simulation import workload as workloads
 from nodewise_scorers.load_simulation.placements import PLACEMENTS
 from nodewise_scorers.load_simulation.simulation import LoadResult
-from nodewise_scorers.load_simulation.workload import Workload
+from nodewise_scorers.load_simulation.workload import SimulatedPods
 
 ALL: Final = "all"
 DEFAULT: Final = "default"
@@ -161,7 +161,7 @@ def _placement_names(values: Sequence[str]) -> list[str]:
     return list(PLACEMENTS) if ALL in chosen else list(dict.fromkeys(chosen))
 
 
-def _workload_factory(own: LoadOptions) -> tuple[Callable[[str, int, float], Workload], Sequence[str]]:
+def _workload_factory(own: LoadOptions) -> tuple[Callable[[str, int, float], SimulatedPods], Sequence[str]]:
     """What creates the workload of a day, a seed and a request ratio, and the days."""
     if own.workload == "herd":
         return (lambda _day, seed, _ratio: workloads.herd(seed)), [""]
@@ -220,7 +220,8 @@ def _print(
     for name, figures in means.items():
         row = [name, f"{figures['overloaded_pct']:.3f} %", f"{figures['unmet_pct']:.4f} %"]
         row += [f"{figures['used_pct']:.1f} %", f"{figures['waited_steps']:.0f}"]
-        row += [f"{figures['usable_pct']:.1f} %"] * has_usable
+        if has_usable:
+            row.append(f"{figures['usable_pct']:.1f} %")
         if has_ratio:
             ratios = (figures["load_ratio"], figures["load_ratio_bound"])
             row += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]

@@ -21,7 +21,7 @@ from nodewise_scorers.load.in_flight import InFlightPods
 from nodewise_scorers.load.projected_load import ProjectedLoad
 from nodewise_scorers.load.published_formulas import Commitment
 from nodewise_scorers.load.usage_profiles import UsageProfiles
-from nodewise_scorers.load_simulation.workload import CORES, Floats, Ints, Workload
+from nodewise_scorers.load_simulation.workload import CORES, Floats, Ints, SimulatedPods
 from nodewise_scorers.safe import SafeOptions
 from nodewise_scorers.safe import agent as safe_agent
 from nodewise_scorers.safe.agent import PodFields, SafeAgent
@@ -39,7 +39,7 @@ _VOLCANO_WINDOW_S: Final = 600.0
 class Nodes:
     """The nodes of a run, by number: what is bound to them, and their usage in the steps so far."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: SimulatedPods) -> None:
         self.workload = workload
         self.capacity_milli = np.full(workload.nodes, CORES * 1000, np.int64)
         self.capacity = self.capacity_milli / 1000

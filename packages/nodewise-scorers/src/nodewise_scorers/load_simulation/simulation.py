@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from nodewise_scorers.load_simulation.placements import PLACEMENTS, Nodes
-from nodewise_scorers.load_simulation.workload import CORES, Floats, Ints, Workload
+from nodewise_scorers.load_simulation.workload import CORES, Floats, Ints, SimulatedPods
 
 OVERLOADED_SHARE: Final = 0.9
 """A node above this share of its cores counts as overloaded."""
@@ -32,7 +32,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     """Steps without a node, summed over all pods."""
 
 
-def run(workload: Workload, placement_name: str, seed: int, day: str = "") -> LoadResult:
+def run(workload: SimulatedPods, placement_name: str, seed: int, day: str = "") -> LoadResult:
     """Place all pods of a workload; the seed decides among equal nodes."""
     nodes = Nodes(workload)
     placement = PLACEMENTS[placement_name](nodes)

@@ -39,7 +39,7 @@ _FULL_PCT: Final = 100
 _MISSING: Final = ("", "-", "nan", "na", "null")
 
 
-class Workload(NamedTuple):
+class SimulatedPods(NamedTuple):
     """The pods of a run in their order of arrival, and the time that is simulated. Arrays are by pod."""
 
     nodes: int
@@ -132,7 +132,7 @@ def planetlab(
     nodes: int = 60,
     request_ratio: float = REQUEST_RATIO,
     distinct_images: bool = False,
-) -> Workload:
+) -> SimulatedPods:
     """Batches of replicas with recorded usage.
 
     The replicas of a batch use a line of the day, each with an offset of up to an hour and noise. The line is their
@@ -168,7 +168,7 @@ def planetlab(
         trace = traces[lines[pod]]
         noise = np.maximum(random.normal(1.0, NOISE, len(steps)), 0.0)
         usage[pod, steps] = trace[(steps + offsets[pod]) % len(trace)] * noise * limits[pod] / 1000
-    return Workload(
+    return SimulatedPods(
         nodes,
         DAY_STEPS,
         300.0,
@@ -201,7 +201,7 @@ _BASE_LOAD: Final = (0.05, 0.5)
 """Range of the load of nodes before the burst, drawn for each node."""
 
 
-def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> Workload:
+def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> SimulatedPods:
     """A Deployment that is scaled up to `pods` within one scrape, on nodes that are loaded differently."""
     random = np.random.default_rng(seed)
     others = nodes * _OTHER_PODS
@@ -216,7 +216,7 @@ def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> Workload:
     node[:others] = np.repeat(np.arange(nodes), _OTHER_PODS)
     node[others:running] = random.permutation(nodes)[:replicas]
     is_other = np.arange(running + pods) < others
-    return Workload(
+    return SimulatedPods(
         nodes,
         HERD_STEPS,
         60.0,
