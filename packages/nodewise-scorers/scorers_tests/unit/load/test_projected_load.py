@@ -75,7 +75,7 @@ def test_large_nodes_take_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested_share", "filled"), [(0.0, 0.0), (0.5, 0.0), (0.9, 0.19), (0.98, 0.72), (1.2, 1.0)]
+    ("requested_share", "filled"), [(0.0, 0.0), (0.75, 0.0), (0.9, 0.6), (0.98, 0.92), (1.2, 1.0)]
 )
 def test_free_requests_are_taken_where_the_cluster_is_full(requested_share, filled) -> None:
     assert projected_load.filled_share(requested_share) == pytest.approx(filled, abs=0.01)

@@ -23,16 +23,19 @@ from nodewise_scorers.load.usage_profiles import Floats, Forecast, Ints
 
 DEVIATIONS: Final = 1.0
 """Standard deviations in the projected load."""
-FILL_EXPONENT: Final = 16
-"""The share of free requests that is expected to be taken is the cluster's requested share to this power: 0.72 at 98 %,
-0.19 at 90 %, 0.03 at 80 %. Where room is plentiful, the nodes with the highest load can keep theirs."""
+SHELTERED_SHARE: Final = 0.25
+"""The share of nodes, those with the highest load, that is assumed to keep the free requests of the whole cluster."""
 POWER: Final = 4
 """Exponent of the convex function: so large that overloaded nodes matter most, and mean differences still count."""
 
 
 def filled_share(requested_share: float) -> float:
-    """The share of free requests that is expected to be taken."""
-    return float(np.clip(requested_share, 0, 1)) ** FILL_EXPONENT
+    """The share of a loaded node's free requests that is expected to be taken.
+
+    If a quarter of the nodes keeps all free requests, four times the free share of the cluster is free there: the
+    rest is taken, which is 92 % of the requests with 98 % requested, and nothing with 75 %.
+    """
+    return float(np.clip(1 - (1 - requested_share) / SHELTERED_SHARE, 0, 1))
 
 
 class Room(NamedTuple):
