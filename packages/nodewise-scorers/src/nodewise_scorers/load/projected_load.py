@@ -4,7 +4,7 @@ Kube-scheduler fills nodes by requests. The least loaded node is therefore a bad
 loaded nodes have is filled later anyway, and the pods that fit only there may be the busiest. The *projected load* of a
 node is what it uses once its free requests are taken by average pods:
 
-    mean of its pods + average usage per requested core * share * free requests + one standard deviation
+    mean of its pods + average usage per requested core * share * free requests + two standard deviations
 
 where the share is how much of the free requests of the cluster is expected to be taken.
 
@@ -21,7 +21,7 @@ import numpy as np
 from nodewise.agent import MAX_SCORE
 from nodewise_scorers.load.usage_profiles import Floats, Forecast, Ints
 
-DEVIATIONS: Final = 1.0
+DEVIATIONS: Final = 2.0
 """Standard deviations in the projected load."""
 SHELTERED_SHARE: Final = 0.25
 """The share of nodes, those with the highest load, that is assumed to keep the free requests of the whole cluster."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-HALF_LIFE: Final = 6.0
-"""Samples after which a sample weighs half: half an hour with a sample per five minutes. Shorter ones follow noise,
-longer ones miss phases; from 2 to 24 samples the results hardly differ."""
+HALF_LIFE: Final = 12.0
+"""Samples after which a sample weighs half: an hour with a sample per five minutes. Shorter ones follow noise, longer
+ones miss phases; from 3 to 24 samples the results hardly differ."""
 _OWN_WEIGHT: Final = 1.0
 """Weight of the mean variances of all applications in that of one, in samples."""
 
