@@ -194,6 +194,8 @@ class AgentKind(ABC):
     """Whether it scores nodes by their load, for the commands that compare or combine such agents."""
     keeps_memory: bool = False
     """Whether what its state builder learns is stored, which needs the rights of deploy/memory.yaml."""
+    binds: bool = False
+    """Whether it binds pods, so that the extender makes several API calls for each of its pods."""
     entry_weight: int | None = None
     """The weight that `configure` gives an extender entry of this agent alone; None for the default of all entries."""
 

@@ -17,7 +17,7 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.kube import credentials, http_transport, kubeconfig
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
-from nodewise.kube.http_transport import RenewingTransport
+from nodewise.kube.http_transport import AiohttpTransport, RenewingTransport
 from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry, UncountedMetrics
@@ -75,12 +75,13 @@ def connect(
     metrics_registry: MetricsRegistry,
     *,
     small_receive_buffer: bool = False,
+    many_calls: bool = False,
     impersonation: Impersonation | None = None,
 ) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used.
 
-    `small_receive_buffer` is for programs that request many metrics all the time. `impersonation` replaces that of the
-    kubeconfig.
+    `small_receive_buffer` is for programs that request many metrics all the time, `many_calls` for those that make
+    several calls for each pod. `impersonation` replaces that of the kubeconfig.
     """
     clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)
@@ -88,7 +89,7 @@ def connect(
     credentials.context(kubeconfig_context)  # reports problems by the names of the kubeconfig's fields
     tls_credentials = credentials.TlsCredentials(kubeconfig_context, metrics_registry, clock)
     socket_options = [*_KEEPALIVE, *([SMALL_RECEIVE_BUFFER] if small_receive_buffer else [])]
-    transport = _create_transport(kubeconfig_context, tls_credentials, socket_options)
+    transport = _create_transport(kubeconfig_context, tls_credentials, socket_options, many_calls=many_calls)
 
     def set_client_certificate(certificate: bytes, key: bytes, what: str) -> None:
         if tls_credentials.set_client_certificate(certificate, key, what):
@@ -124,6 +125,8 @@ def _create_transport(
     kubeconfig_context: KubeconfigContext,
     tls_credentials: credentials.TlsCredentials,
     socket_options: Sequence[tuple[int, int, int]],
+    *,
+    many_calls: bool,
 ) -> RenewingTransport:
     server = kubeconfig_context.cluster["server"]
     url = urlsplit(server)
@@ -132,7 +135,9 @@ def _create_transport(
     proxy = kubeconfig_context.cluster.get("proxy-url") or http_transport.proxy_url(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
 
-    def make() -> httpx2.AsyncHTTPTransport:
+    def make() -> httpx2.AsyncBaseTransport:
+        if many_calls and not proxy:
+            return AiohttpTransport(tls_credentials.context(), KEPT_S, socket_options)
         return httpx2.AsyncHTTPTransport(
             verify=tls_credentials.context(),
             limits=limits,

@@ -139,18 +139,22 @@ def nano_requests(
     `status` is that of a pod on a node; None for a pod that is to be placed, of which only the spec counts.
     `if_missing` has the amounts, in nano-units, of containers without a request.
     """
-    by_state = _container_requests_by_state(_containers(spec), status)
+    by_state: Collection[Sequence[ResourceList]] | None = None
     sidecars = [container.restartPolicy == "Always" for container in spec.initContainers or ()]
     in_status = () if status is None else _pod_level_status(status)
     amounts = []
     for resource in resources:
-        missing, amount = if_missing.get(resource, 0), 0
-        for requests in by_state:
-            amount = max(amount, _sum_of_containers(requests, sidecars, resource, missing))
-        for listed in in_status:
-            amount = max(amount, _nano(listed, resource))
+        amount = None
         if spec.resources is not None and is_pod_level_resource(resource):
-            amount = _pod_level_amount(spec, spec.resources, status, resource, amount)
+            amount = _pod_level_amount(spec, spec.resources, status, resource)
+        if amount is None:
+            missing, amount = if_missing.get(resource, 0), 0
+            if by_state is None:
+                by_state = _container_requests_by_state(_containers(spec), status)
+            for requests in by_state:
+                amount = max(amount, _sum_of_containers(requests, sidecars, resource, missing))
+            for listed in in_status:
+                amount = max(amount, _nano(listed, resource))
         if spec.overhead:
             amount += _nano(spec.overhead, resource)
         amounts.append(amount)
@@ -250,21 +254,17 @@ def _pod_level_status(status: ResizeStatus) -> tuple[ResourceList, ...]:
 
 
 def _pod_level_amount(
-    spec: RequestingSpec,
-    specified: RequestedResources,
-    status: ResizeStatus | None,
-    resource: str,
-    of_containers: int,
-) -> int:
-    """The request of the pod itself, which overrides the sum of its containers; this sum if the pod has none."""
+    spec: RequestingSpec, specified: RequestedResources, status: ResizeStatus | None, resource: str
+) -> int | None:
+    """The request of the pod itself, which overrides the sum of its containers; None if the pod has none."""
     requests = {**_pod_level_defaults(spec, specified), **(specified.requests or {})}
     if not any(map(is_pod_level_resource, requests)):
-        return of_containers
+        return None
     lists: list[ResourceList] = [requests]
     if status is not None and status.resources is not None:
         lists = [] if _is_resize_infeasible(status) else lists
         lists += filter(None, (status.resources.requests, status.allocatedResources))
-    return max((_nano(listed, resource) for listed in lists if resource in listed), default=of_containers)
+    return max((_nano(listed, resource) for listed in lists if resource in listed), default=None)
 
 
 def _pod_level_defaults(spec: RequestingSpec, specified: RequestedResources) -> ResourceList:

@@ -1,6 +1,7 @@
 """The connections that calls use, and when old connections are closed."""
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -11,7 +12,12 @@ import httpx2
 import pytest
 
 from nodewise.kube import http_transport
-from nodewise.kube.http_transport import RenewingTransport, drop_idle_connections, is_on_retired_connection
+from nodewise.kube.http_transport import (
+    AiohttpTransport,
+    RenewingTransport,
+    drop_idle_connections,
+    is_on_retired_connection,
+)
 from tests.unit.kube import virtual_time
 
 
@@ -270,3 +276,77 @@ def test_reads_after_a_watch_do_not_wait() -> None:
 
     virtual_time.run(read())
     assert inner.reads_s == [1, 1.005, 1.010]
+
+
+class RawServer:
+    """A server that answers each request on a connection with the next of the bytes, and closes after the last."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = answers
+        self.received: list[bytes] = []
+        self.connections = 0
+
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+            for answer in self.answers:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(2) if b"content-length: 2" in head.lower() else b""
+                self.received.append(head + body)
+                writer.write(answer)
+                await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def served_by_aiohttp(server: RawServer) -> AsyncIterator[httpx2.AsyncClient]:
+    transport = AiohttpTransport(ssl.create_default_context(), 60.0, ())
+    async with await asyncio.start_server(server.serve_connection, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        async with httpx2.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{port}") as client:
+            yield client
+
+
+async def test_aiohttp_sends_paths_as_they_are_and_bodies_with_their_length() -> None:
+    server = RawServer(*[b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"] * 2)
+    async with served_by_aiohttp(server) as client:
+        responses = [await client.post("/apis/nodes/%2A/a%2Fb?q=%3D", content=b"[]") for _ in range(2)]
+    assert [(response.status_code, response.content) for response in responses] == [(201, b"{}")] * 2
+    assert server.connections == 1
+    assert server.received[0].startswith(b"POST /apis/nodes/%2A/a%2Fb?q=%3D HTTP/1.1\r\n")
+    assert server.received[0].endswith(b"\r\n\r\n[]")
+
+
+async def test_aiohttp_passes_on_pieces_before_the_end_of_the_body() -> None:
+    chunk = b"3\r\none\r\n"
+    server = RawServer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk, b"")
+    async with served_by_aiohttp(server) as client, client.stream("GET", "/") as response:
+        assert await anext(response.aiter_bytes()) == b"one"
+
+
+TRUNCATED = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (b"", httpx2.RemoteProtocolError, "without sending a response"),
+        (b"SSH-2.0-OpenSSH\r\n", httpx2.ReadError, "400"),
+        (TRUNCATED, httpx2.ReadError, "not completed"),
+    ],
+    ids=["a closed connection", "another protocol", "a truncated body"],
+)
+async def test_errors_of_aiohttp_are_those_of_httpx2(answer: bytes, kind: type[Exception], text: str) -> None:
+    async with served_by_aiohttp(RawServer(answer)) as client:
+        with pytest.raises(kind, match=text):
+            await client.post("/", content=b"[]")
+
+
+async def test_a_refused_connection_of_aiohttp_names_its_cause_only() -> None:
+    async with served_by_aiohttp(RawServer()) as client:
+        unused = client.base_url.port
+    transport = AiohttpTransport(ssl.create_default_context(), 60.0, ())
+    async with httpx2.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{unused}") as client:
+        with pytest.raises(httpx2.ConnectError, match="127") as raised:
+            await client.get("/")
+    assert "0x" not in str(raised.value)

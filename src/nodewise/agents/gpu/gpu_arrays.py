@@ -383,7 +383,10 @@ def _replace_array_column(array: NDArray[Any], row: int, cells: Sequence[int], f
 def _enlarge(layout: GpuLayout, column: NodeColumn) -> GpuLayout:
     """The layout, enlarged for a node with more GPUs, groups, links or resources."""
     size = _Size(layout.most_gpus, len(layout.groups), len(layout.links), layout.capacity)
+    fits = dict(size.rows), dict(size.resources)
     size.hold([column])
+    if (size.rows, size.resources) == fits:
+        return layout
     arrays: dict[str, Any] = {
         name: _pad_array_to_height(getattr(layout, name), size.rows[kind], fill)
         for name, (kind, fill, _) in _ARRAYS.items()

@@ -48,6 +48,8 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     subdevices: Mapping[str, frozenset[int]]
     """Named sub-devices, by GPU."""
     source: Literal["ledger", "annotations"]
+    computed_from: tuple[Reservation, AllocatedPod | None] | None = None
+    """The reservation and the pod, if the allocation depends on nothing else and has no problems."""
 
     @property
     def key(self) -> ObjectKey:
@@ -125,17 +127,19 @@ def allocations_of_node(  # complexity: one part for each source
     bound: Iterable[AllocatedPod],
     pods: PodIndex,
     profile: ResourceProfile,
+    before: Mapping[str, PodAllocation] = EMPTY.by_uid,
 ) -> NodeAllocations:
     """The allocations of a node. `bound` are the pods with this `spec.nodeName`, in any order.
 
-    The caller adds the size of the allocation record.
+    Allocations of `before` whose reservation and pod are the same are used again; a bind changes one of many. The
+    caller adds the size of the allocation record.
     """
     problems = [f"the reservation of pod uid {uid}: {why}" for uid, why in record.unreadable.items()]
     if record.problem:
         problems.append(f"the allocation record: {record.problem}")
     statuses = {uid: reservation_status(uid, entry, node, pods) for uid, entry in record.entries.items()}
     held = {
-        uid: _allocation_by_reservation(uid, entry, pods, profile, problems)
+        uid: _allocation_by_reservation(uid, entry, pods, profile, problems, before.get(uid))
         for uid, entry in record.entries.items()
         if statuses[uid] != "stale"
     }
@@ -168,14 +172,23 @@ def allocations_without_pods(allocations: NodeAllocations, uids: Collection[str]
 
 
 def _allocation_by_reservation(
-    uid: str, entry: Reservation, pods: PodIndex, profile: ResourceProfile, problems: list[str]
+    uid: str,
+    entry: Reservation,
+    pods: PodIndex,
+    profile: ResourceProfile,
+    problems: list[str],
+    before: PodAllocation | None,
 ) -> PodAllocation:
     """The allocation of a reservation.
 
     The pod's own requests are charged; if the pod is unknown, the charged amounts of the reservation.
     """
-    gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
+    if before is not None and before.computed_from is not None:
+        earlier_entry, earlier_pod = before.computed_from
+        if earlier_pod is pod and earlier_entry == entry:
+            return before
+    gpus = allocation_record.parse_gpus(entry.gpus)
     known = pod is not None and pod.metadata.uid == uid
     requests = gpu_pod_fields.container_amounts(pod, profile) if pod is not None and known else ()
     if len(requests) != len(gpus):  # a reservation without sidecars lists only containers with GPUs
@@ -183,13 +196,20 @@ def _allocation_by_reservation(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
         )
     charged = _charged_amounts_per_gpu(requests, gpus) if len(requests) == len(gpus) else entry.charged
-    if len(charged) != len(gpus):
+    is_complete = len(charged) == len(gpus)
+    if not is_complete:
         problems.append(
             f"pod {entry.pod}: its entry has {len(gpus)} containers, and amounts of {len(charged)}"
         )
     amounts = _sum_charges_by_gpu(charged, gpus)
     return PodAllocation(
-        uid, entry.pod, gpus, amounts, allocation_record.parse_subdevices(entry.subdevices), "ledger"
+        uid,
+        entry.pod,
+        gpus,
+        amounts,
+        allocation_record.parse_subdevices(entry.subdevices),
+        "ledger",
+        (entry, pod) if is_complete else None,
     )
 
 

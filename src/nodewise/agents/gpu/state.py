@@ -314,7 +314,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         if before is None or before.record_text == text:
             return agent_state
         parsed = allocation_record.parse_record(text)
-        after = self._compute_node(node, before.gpus, (text, parsed), before.bound, agent_state.pods)
+        after = self._compute_node(node, before.gpus, (text, parsed), before.bound, agent_state.pods, before)
         nodes, row = {**agent_state.nodes, node: after}, agent_state.rows.get(node)
         if row is None:
             return agent_state._replace(nodes=nodes)
@@ -407,7 +407,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             self._undecided.discard(name)
             if gpus is not None and (gpus.names or gpus.problems or bound or name in self._records):
                 gpus = self._resource_cap.limited(gpus)
-                node_state = self._compute_node(name, gpus, self._records.get(name, _NO_RECORD), bound, pods)
+                record, before = self._records.get(name, _NO_RECORD), self._nodes.get(name)
+                node_state = self._compute_node(name, gpus, record, bound, pods, before)
                 self._nodes[name] = node_state
                 if node_state.allocations.undecided:
                     self._undecided.add(name)
@@ -427,8 +428,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         record: tuple[str, AllocationRecord],
         bound: tuple[AllocatedPod, ...],
         pods: PodIndex,
+        before: NodeState | None,
     ) -> NodeState:
-        allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile)
+        known = before.allocations.by_uid if before is not None else {}
+        allocations = node_allocations.allocations_of_node(node, record[1], bound, pods, self._profile, known)
         allocations = allocations._replace(record_bytes=allocation_record.record_bytes(node, record[0]))
         gpus = node_gpus.place_units_of_held_gpus(gpus, allocations.amounts)
         problems = (*gpus.problems, *allocations.problems, *node_allocations.conflicts(allocations, gpus))
