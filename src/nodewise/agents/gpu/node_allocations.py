@@ -57,6 +57,13 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
         namespace, _, name = self.pod.partition("/")
         return namespace, name
 
+    def is_of(self, entry: Reservation, pods: "PodIndex") -> bool:
+        """Whether it was computed from this reservation, and the pod has not changed since."""
+        if self.computed_from is None:
+            return False
+        earlier, pod = self.computed_from
+        return pods.by_key.get(entry.key) is pod and earlier == entry
+
 
 class NodeAllocations(NamedTuple):
     """The allocations of all pods on one node."""
@@ -183,14 +190,12 @@ def _allocation_by_reservation(
 
     The pod's own requests are charged; if the pod is unknown, the charged amounts of the reservation.
     """
-    pod = pods.by_key.get(entry.key)
-    if before is not None and before.computed_from is not None:
-        earlier_entry, earlier_pod = before.computed_from
-        if earlier_pod is pod and earlier_entry == entry:
-            return before
+    if before is not None and before.is_of(entry, pods):
+        return before
     gpus = allocation_record.parse_gpus(entry.gpus)
-    known = pod is not None and pod.metadata.uid == uid
-    requests = gpu_pod_fields.container_amounts(pod, profile) if pod is not None and known else ()
+    pod = pods.by_key.get(entry.key)
+    own = pod if pod is not None and pod.metadata.uid == uid else None
+    requests = gpu_pod_fields.container_amounts(own, profile) if own is not None else ()
     if len(requests) != len(gpus):  # a reservation without sidecars lists only containers with GPUs
         requests = tuple(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
