@@ -49,7 +49,7 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
     """Named sub-devices, by GPU."""
     source: Literal["ledger", "annotations"]
     computed_from: tuple[Reservation, AllocatedPod | None] | None = None
-    """The reservation and the pod, if the allocation depends on nothing else and has no problems."""
+    """The reservation and the pod; None for an allocation of annotations."""
 
     @property
     def key(self) -> ObjectKey:
@@ -58,8 +58,8 @@ class PodAllocation(msgspec.Struct, frozen=True, gc=False):
         return namespace, name
 
     def is_of(self, entry: Reservation, pods: "PodIndex") -> bool:
-        """Whether it was computed from this reservation, and the pod has not changed since."""
-        if self.computed_from is None:
+        """Whether it was computed from this reservation without a problem, and the pod has not changed since."""
+        if self.computed_from is None or len(entry.charged) != len(self.gpus):
             return False
         earlier, pod = self.computed_from
         return pods.by_key.get(entry.key) is pod and earlier == entry
@@ -201,8 +201,7 @@ def _allocation_by_reservation(
             request for request in requests if any(request.get(count, 0) > 0 for count in profile.counts)
         )
     charged = _charged_amounts_per_gpu(requests, gpus) if len(requests) == len(gpus) else entry.charged
-    is_complete = len(charged) == len(gpus)
-    if not is_complete:
+    if len(charged) != len(gpus):
         problems.append(
             f"pod {entry.pod}: its entry has {len(gpus)} containers, and amounts of {len(charged)}"
         )
@@ -214,7 +213,7 @@ def _allocation_by_reservation(
         amounts,
         allocation_record.parse_subdevices(entry.subdevices),
         "ledger",
-        (entry, pod) if is_complete else None,
+        (entry, pod),
     )
 
 
