@@ -53,10 +53,14 @@ class Scale(NamedTuple):
     """
     bound_pods: int = 200
     """Pods with GPUs that are bound in a round."""
-    growth_nodes: tuple[int, ...] = (500, 1000, 5000, 20_000)
+    growth_nodes: tuple[int, ...] = (500, 5000, 20_000, 50_000, 100_000)
+    shard_nodes: int = 100_000
+    """Nodes of replicas with shards."""
+    rolling_s: float = 20.0
+    """Duration of the measurement while 1 % of these nodes change per minute."""
 
 
-QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,))
+QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,), 200, 6.0)
 """Sizes that show in about a minute whether every part can measure. The figures are meaningless."""
 
 
@@ -134,11 +138,23 @@ def create_certificates(folder: Path) -> Certificates:
 
 
 @contextlib.contextmanager
-def apiserver(folder: Path, certificates: Certificates, nodes: int) -> Iterator[Path]:
+def apiserver(folder: Path, certificates: Certificates, nodes: int, *options: str) -> Iterator[Path]:
     """Run the fake API server; yields a kubeconfig for it."""
-    arguments = [*_module("fake_api_server"), *_certificate_arguments(certificates), "--nodes", str(nodes)]
-    with _started(arguments, folder / "apiserver.log") as process:
-        yield _kubeconfig(folder, _line(process, "url")["url"], certificates)
+    with apiserver_with_ports(folder, certificates, nodes, *options) as kubeconfigs:
+        yield kubeconfigs[0]
+
+
+@contextlib.contextmanager
+def apiserver_with_ports(
+    folder: Path, certificates: Certificates, nodes: int, *options: str
+) -> Iterator[list[Path]]:
+    """Run the fake API server; yields a kubeconfig for each of its ports."""
+    arguments = [*_module("fake_api_server"), *_certificate_arguments(certificates), f"--nodes={nodes}"]
+    with _started([*arguments, *options], folder / "apiserver.log") as process:
+        urls = _line(process, "url", 120)["url"].split()
+        yield [
+            _kubeconfig(folder / f"kubeconfig-{number}", url, certificates) for number, url in enumerate(urls)
+        ]
 
 
 @contextlib.contextmanager
@@ -202,7 +218,7 @@ def _started(arguments: Sequence[str | Path], log: Path) -> Iterator[Process]:
         yield process
 
 
-def _line(process: Process, key: str) -> dict[str, str]:
+def _line(process: Process, key: str, deadline_s: float = 60) -> dict[str, str]:
     """Wait for the first JSON line of the log that has the key."""
     answers: list[dict[str, str]] = []
 
@@ -214,7 +230,7 @@ def _line(process: Process, key: str) -> dict[str, str]:
                     answers.append(answer)
         return bool(answers)
 
-    process.wait_ready(has_line)
+    process.wait_ready(has_line, deadline_s)
     return answers[0]
 
 
@@ -224,7 +240,7 @@ def _is_ready(health: str) -> bool:
     return False
 
 
-def _kubeconfig(folder: Path, server: str, certificates: Certificates) -> Path:
+def _kubeconfig(path: Path, server: str, certificates: Certificates) -> Path:
     """Write a kubeconfig; JSON is valid YAML."""
     cluster = {"server": server, "certificate-authority": str(certificates.server_ca)}
     user = {
@@ -239,6 +255,5 @@ def _kubeconfig(folder: Path, server: str, certificates: Certificates) -> Path:
         "users": [{"name": "nodewise", "user": user}],
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "nodewise"}}],
     }
-    path = folder / "kubeconfig"
     path.write_text(json.dumps(document))
     return path

@@ -8,13 +8,17 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 NAMESPACE: Final = "shop"
 POLICY: Final = "web"
 REJECTED_SHARE: Final = 0.5
 TEMPERATURE, ERRORS, POWER = "node_cpu_temp", "node_disk_errors", "node_power_watts"
+ROLLING: Final = "node_rolling"
+"""A metric of the policy of `rolling_policy`: the nodes that it labels change one after another."""
+ROLLING_SHARE: Final = 0.01
+"""Share of the nodes that get the label within a minute, while as many lose it."""
 OTHERS: Final = tuple(f"node_{name}" for name in ("psi_cpu", "psi_io", "psi_mem", "tx", "rx", "fan", "steal"))
 METRICS: Final = (TEMPERATURE, ERRORS, POWER, *OTHERS)
 """Three metrics of the pod's policy and seven of another policy: ten are fetched in every period."""
@@ -31,7 +35,7 @@ def names(count: int) -> list[str]:
     return [f"ip-10-{n >> 16}-{n >> 8 & 255}-{n & 255}.eu-central-1.compute.internal" for n in range(count)]
 
 
-def node(name: str, number: int) -> Object:
+def node(name: str, number: int, images: int = 61) -> Object:
     """A Node of about 10 kB, mostly images, as a kubelet reports it."""
     return {
         "kind": "Node",
@@ -61,7 +65,7 @@ def node(name: str, number: int) -> Object:
             "addresses": [
                 {"type": "InternalIP", "address": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
             ],
-            "images": [_image(number, image) for image in range(61)],
+            "images": [_image(number, image) for image in range(images)],
         },
     }
 
@@ -114,6 +118,12 @@ def policies() -> list[Object]:
         policy(POLICY, {"dontschedule": {"rules": filtering}, "scheduleonmetric": {"rules": ranking}}),
         policy("batch", {"dontschedule": {"rules": others}}),
     ]
+
+
+def rolling_policy() -> Object:
+    """A policy that labels the nodes of which `ROLLING` is above 50."""
+    rule = {"metricname": ROLLING, "operator": "GreaterThan", "target": 50, "labels": ["rolling=yes"]}
+    return policy("rolling", {"labeling": {"rules": [rule]}})
 
 
 def policy(name: str, strategies: Object) -> Object:
@@ -224,7 +234,11 @@ def pod(number: int) -> Object:
 
 def answer(metric: str, nodes: list[str], seed: int) -> bytes:
     """A MetricValueList (v1beta2) about all nodes, about 1 MB at 5,000, with placeholders for the times of values."""
-    values = _values(metric, len(nodes), random.Random(f"{metric} {seed}"))
+    return value_list(metric, nodes, _values(metric, len(nodes), random.Random(f"{metric} {seed}")))
+
+
+def value_list(metric: str, nodes: Sequence[str], values: Sequence[str]) -> bytes:
+    """A MetricValueList with these values of the nodes."""
     item = (
         '{"describedObject":{"kind":"Node","name":"%s","apiVersion":"/v1"},'
         '"metric":{"name":"%s","selector":null},"timestamp":"%s","value":"%s"}'

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import node_count_scaling, node_overload, plots, results
+from bench import controller_shards, node_count_scaling, node_overload, plots, results
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -73,6 +73,7 @@ def block(results_: Results) -> str:
         ["| key | meaning | figure | rounds | target |", "|---|---|---|---|---|", *map(_row, rows(results_))],
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
         _growth(results_.get("growth", [])),
+        _shards(results_.get("shards", [])),
         _bursts(results_.get("bursts", [])),
         _commands(results_.get("commands", [])),
         [
@@ -129,6 +130,19 @@ def _growth(sizes: Sequence[node_count_scaling.Row]) -> list[str]:
     )
     margin = f"The threshold is {node_count_scaling.FASTER:g} times as much per node at {most:,} nodes as at {less:,}."
     return [*lines, "", f"{verdict} {margin}"]
+
+
+def _shards(rows: Sequence[controller_shards.Row]) -> list[str]:
+    """A table with quantities as rows and numbers of shards as columns."""
+    if not rows:
+        return []
+    columns = ["1 process" if row["shards"] == 1 else f"{row['shards']} shards" for row in rows]
+    lines = [f"### Controller, {rows[0]['nodes']:,} nodes, 1 % of them change per minute", ""]
+    lines += [f"| {' | '.join(['quantity', *columns])} |", "|---" * (len(rows) + 1) + "|"]
+    for name, (meaning, unit) in controller_shards.QUANTITIES.items():
+        values = [_value(row[name], unit) for row in rows]
+        lines.append(f"| {' | '.join([meaning, *values])} |")
+    return lines
 
 
 def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,6 +14,6 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def announce(port: int) -> None:
-    """Print the URL for the parent process."""
-    print(json.dumps({"url": f"https://127.0.0.1:{port}"}), flush=True)
+def announce(*ports: int) -> None:
+    """Print the URL for the parent process; several are separated by spaces."""
+    print(json.dumps({"url": " ".join(f"https://127.0.0.1:{port}" for port in ports)}), flush=True)

@@ -3,7 +3,14 @@
 import pytest
 from bench import node_count_scaling, plots
 
-PLAIN = {"filter_ms": 1.0, "prioritize_ms": 1.0, "refresh_cpu_ms": 1.0, "ready_s": 1.0, "rss_mib": 1.0}
+PLAIN = {
+    "filter_ms": 1.0,
+    "prioritize_ms": 1.0,
+    "refresh_cpu_ms": 1.0,
+    "ready_s": 1.0,
+    "rss_mib": 1.0,
+    "sampled_filter_ms": 1.0,
+}
 
 
 def rows(**last: float) -> list[node_count_scaling.Row]:

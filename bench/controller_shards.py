@@ -1,0 +1,146 @@
+"""Replicas of `nodewise controller` in a large cluster, by number of shards: processor time, memory and bytes while 1 %
+of the nodes change per minute, and the rate of label writes when all nodes change at once.
+
+The fake API server sends each replica the nodes of its shards. On few cores processor times count, not durations.
+"""
+
+import contextlib
+import json
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench import benchmark_servers, generated_cluster_objects
+from bench.benchmark_servers import MeasuredServer
+from bench.fake_api_server import ROLL, SENT
+from bench.progress_lines import report_progress_line
+from bench.results import Measurement
+
+PERIOD_S: Final = 5
+SHARDS: Final = (1, 2, 4)
+QUANTITIES: Final[Mapping[str, tuple[str, str]]] = {
+    "listed_mib": ("list of nodes, largest replica", "MiB"),
+    "watched_kib_per_s": ("watch of nodes, largest replica", "KiB/s"),
+    "cpu_share": ("processor time, largest replica: share of a core", ""),
+    "rss_mib": ("resident memory, largest replica", "MiB"),
+    "writes_per_min": ("label writes per minute, all replicas", ""),
+    "burst_writes_per_s": ("label writes per second when all nodes change, all replicas", ""),
+}
+"""The quantities of each number of shards, with units."""
+Row = dict[str, float]
+"""One number of shards: `nodes`, `shards` and the quantities."""
+
+
+def measure(context: benchmark_servers.BenchContext) -> Measurement:
+    """Measure each number of shards that this version supports."""
+    known = subprocess.run(
+        [benchmark_servers.PROGRAM, "controller", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [_with_shards(context, shards) for shards in SHARDS if shards == 1 or "--shards" in known]
+    return Measurement(figures(rows), {}, "", {"shards": rows})
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float]:
+    """What one of four shards uses, as a share of what one process uses; empty if only one process was measured."""
+    by_shards = {row["shards"]: row for row in rows}
+    if not by_shards.keys() >= {1, 4}:
+        return {}
+    one, four = by_shards[1], by_shards[4]
+    watched = [row["listed_mib"] * 1024 + 60 * row["watched_kib_per_s"] for row in (four, one)]
+    return {
+        "shards_4_memory_ratio": round(four["rss_mib"] / one["rss_mib"], 2),
+        "shards_4_watched_ratio": round(watched[0] / watched[1], 2),
+        "shards_4_label_rate_ratio": round(four["burst_writes_per_s"] / one["burst_writes_per_s"], 2),
+    }
+
+
+def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
+    count, seconds = context.scale.shard_nodes, context.scale.rolling_s
+    options = ("--rolling", f"--ports={shards}")
+    with contextlib.ExitStack() as stack:
+        kubeconfigs = stack.enter_context(
+            benchmark_servers.apiserver_with_ports(context.folder, context.certificates, count, *options)
+        )
+        server = FakeServer(kubeconfigs[0], context)
+        replicas = [stack.enter_context(_replica(context, path, shards)) for path in kubeconfigs]
+        server.wait_for_patches(round(generated_cluster_objects.ROLLING_SHARE * count))
+        listed = server.sent_bytes()
+        server.roll(generated_cluster_objects.ROLLING_SHARE)
+        before, cpu_s = server.report(), [replica.cpu_s() for replica in replicas]
+        time.sleep(seconds)
+        after = server.report()
+        spent_s = [replica.cpu_s() - start_s for replica, start_s in zip(replicas, cpu_s, strict=True)]
+        rss_mib = [replica.rss_mib() for replica in replicas]
+        rolled = server.sent_bytes()
+        rates = server.burst_rates(seconds)
+        row: Row = {
+            "nodes": count,
+            "shards": shards,
+            "listed_mib": max(listed) / 2**20,
+            "watched_kib_per_s": max(now - then for now, then in zip(rolled, listed, strict=True))
+            / 1024
+            / seconds,
+            "cpu_share": max(spent_s) / seconds,
+            "rss_mib": max(rss_mib),
+            "writes_per_min": (after["patches"] - before["patches"]) * 60 / seconds,
+            "burst_writes_per_s": rates,
+        }
+    row = {key: round(value, 2) for key, value in row.items()}
+    report_progress_line(f"{row}")
+    return row
+
+
+def _replica(
+    context: benchmark_servers.BenchContext, kubeconfig: Path, shards: int
+) -> contextlib.AbstractContextManager[MeasuredServer]:
+    words = ["controller", f"--kubeconfig={kubeconfig}", "--health-port=0", f"--sync-period={PERIOD_S}s"]
+    words += ["--log-format=json", *([f"--shards={shards}"] if shards > 1 else [])]
+    return benchmark_servers.serving(
+        benchmark_servers.PROGRAM, words, context.folder / f"controller-{shards}-{kubeconfig.name}.log"
+    )
+
+
+class FakeServer:
+    """The paths of the fake API server that control it and report what it sent."""
+
+    def __init__(self, kubeconfig: Path, context: benchmark_servers.BenchContext) -> None:
+        self._url = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        self._tls = ssl.create_default_context(cafile=context.certificates.server_ca)
+        pair = context.certificates.nodewise
+        self._tls.load_cert_chain(pair.cert, pair.key)
+
+    def _request(self, path: str, method: str = "GET") -> Any:
+        request = urllib.request.Request(self._url + path, method=method)
+        with urllib.request.urlopen(request, context=self._tls) as answer:
+            return json.loads(answer.read())
+
+    def report(self) -> Mapping[str, Any]:
+        report: Mapping[str, Any] = self._request(SENT)
+        return report
+
+    def sent_bytes(self) -> list[int]:
+        """The bytes of lists and watches of nodes, by port."""
+        return [sent for place, sent in sorted(self.report()["sent"].items()) if place.endswith(" nodes")]
+
+    def roll(self, share: float) -> None:
+        self._request(f"{ROLL}?share={share}", "POST")
+
+    def wait_for_patches(self, count: int, deadline_s: float = 60.0) -> None:
+        end_s = time.monotonic() + deadline_s
+        while self.report()["patches"] < count:
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"{self.report()['patches']} of {count} labels were written")
+            time.sleep(0.5)
+
+    def burst_rates(self, seconds: float) -> float:
+        """The labels written per second while all nodes change, from the first one on."""
+        before = self.report()["patches"]
+        self.roll(1.0)
+        self.wait_for_patches(before + 100)
+        first, begun_s = self.report()["patches"], time.monotonic()
+        time.sleep(seconds / 2)
+        return float(self.report()["patches"] - first) / (time.monotonic() - begun_s)
