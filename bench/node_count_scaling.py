@@ -26,8 +26,6 @@ SAMPLED: Final = 5000
 """Candidates of the requests with the names of a part of the nodes."""
 LARGE: Final = 50_000
 """The size of the figures."""
-PERIODS: Final = 3
-"""Periods without requests, in which the CPU time is measured."""
 FASTER: Final = 1.15
 """Threshold of the amount per node at the largest size relative to the one before: less is noise."""
 
@@ -98,7 +96,7 @@ def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
                 starts.append(extender.ready_s)
                 if number + 1 < context.scale.rounds:
                     continue
-                refresh_cpu_ms = _refresh_cpu_ms(extender)
+                refresh_cpu_ms = _refresh_cpu_ms(extender, context.scale.rounds)
                 rss_mib = (
                     extender.rss_mib()
                 )  # before requests fill the decision store, which has its own limit
@@ -118,10 +116,12 @@ def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
         }
 
 
-def _refresh_cpu_ms(extender: MeasuredServer) -> RoundFigure:
-    """CPU time of one refresh of all metrics and of the snapshots, without requests. RuntimeError if none arrived."""
+def _refresh_cpu_ms(extender: MeasuredServer, periods: int) -> RoundFigure:
+    """CPU time of one refresh of all metrics and of the snapshots, in periods without requests. RuntimeError if no
+    metric arrived in one of them.
+    """
     times_ms = []
-    for _ in range(PERIODS):
+    for _ in range(periods):
         (before, _), cpu_s = extender.fetches(), extender.cpu_s()
         time.sleep(PERIOD_S)
         (after, _), spent_s = extender.fetches(), extender.cpu_s() - cpu_s
