@@ -59,6 +59,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
+def scaled(figure: float, factor: float, digits: int) -> RoundFigure:
+    """A figure times a constant, with the same rounds."""
+    result = RoundFigure(round(figure * factor, digits))
+    spread = figure.spread if isinstance(figure, RoundFigure) else (figure, figure)
+    result.spread = round(spread[0] * factor, digits), round(spread[1] * factor, digits)
+    return result
+
+
 def median(series: Sequence[Round], field: str) -> RoundFigure:
     """The median of a field over the rounds."""
     return of_rounds((each[field] for each in series), 3)

@@ -7,23 +7,28 @@ The fake API server sends each replica the nodes of its shards. On few cores pro
 import contextlib
 import json
 import ssl
-import subprocess
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from bench import benchmark_servers, generated_cluster_objects
+from bench.alternating_rounds import of_rounds, scaled
 from bench.benchmark_servers import MeasuredServer
 from bench.fake_api_server import ROLL, SENT
 from bench.progress_lines import report_progress_line
 from bench.results import Measurement
+from nodewise.kube import shard_election
 
-PERIOD_S: Final = 5
+PERIOD_S: Final = 10
+"""Twice the default: four replicas of one machine fetch the metrics of all nodes."""
+SETTLE_PERIODS: Final = 1
 SHARDS: Final = (1, 2, 4)
 QUANTITIES: Final[Mapping[str, tuple[str, str]]] = {
-    "listed_mib": ("list of nodes, largest replica", "MiB"),
+    "listed_mib": ("lists of nodes since the start, largest replica", "MiB"),
     "watched_kib_per_s": ("watch of nodes, largest replica", "KiB/s"),
     "cpu_share": ("processor time, largest replica: share of a core", ""),
     "rss_mib": ("resident memory, largest replica", "MiB"),
@@ -36,11 +41,8 @@ Row = dict[str, float]
 
 
 def measure(context: benchmark_servers.BenchContext) -> Measurement:
-    """Measure each number of shards that this version supports."""
-    known = subprocess.run(
-        [benchmark_servers.PROGRAM, "controller", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [_with_shards(context, shards) for shards in SHARDS if shards == 1 or "--shards" in known]
+    """Measure each number of shards, with as many replicas."""
+    rows = [_with_shards(context, shards) for shards in SHARDS]
     return Measurement(figures(rows), {}, "", {"shards": rows})
 
 
@@ -50,10 +52,9 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     if not by_shards.keys() >= {1, 4}:
         return {}
     one, four = by_shards[1], by_shards[4]
-    watched = [row["listed_mib"] * 1024 + 60 * row["watched_kib_per_s"] for row in (four, one)]
     return {
-        "shards_4_memory_ratio": round(four["rss_mib"] / one["rss_mib"], 2),
-        "shards_4_watched_ratio": round(watched[0] / watched[1], 2),
+        "shards_4_memory_ratio": scaled(four["rss_mib"], 1 / one["rss_mib"], 2),
+        "shards_4_watched_ratio": scaled(four["watched_kib_per_s"], 1 / one["watched_kib_per_s"], 2),
         "shards_4_label_rate_ratio": round(four["burst_writes_per_s"] / one["burst_writes_per_s"], 2),
     }
 
@@ -66,8 +67,14 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
             benchmark_servers.apiserver_with_ports(context.folder, context.certificates, count, *options)
         )
         server = FakeServer(kubeconfigs[0], context)
-        replicas = [stack.enter_context(_replica(context, path, shards)) for path in kubeconfigs]
-        server.wait_for_patches(round(generated_cluster_objects.ROLLING_SHARE * count))
+        contexts = [_replica(context, path, shards) for path in kubeconfigs]
+        with ThreadPoolExecutor(shards) as pool:  # they share the shards as soon as they start
+            replicas = list(pool.map(stack.enter_context, contexts))
+        if shards > 1:
+            _wait_until("each replica holds a shard", lambda: server.holders(shards) == shards)
+        label_count = round(generated_cluster_objects.ROLLING_SHARE * count)
+        _wait_until("the first labels are written", lambda: server.report()["patches"] >= label_count)
+        time.sleep(SETTLE_PERIODS * PERIOD_S)
         listed = server.sent_bytes()
         server.roll(generated_cluster_objects.ROLLING_SHARE)
         before, cpu_s = server.report(), [replica.cpu_s() for replica in replicas]
@@ -80,16 +87,15 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
         row: Row = {
             "nodes": count,
             "shards": shards,
-            "listed_mib": max(listed) / 2**20,
-            "watched_kib_per_s": max(now - then for now, then in zip(rolled, listed, strict=True))
-            / 1024
-            / seconds,
-            "cpu_share": max(spent_s) / seconds,
-            "rss_mib": max(rss_mib),
-            "writes_per_min": (after["patches"] - before["patches"]) * 60 / seconds,
-            "burst_writes_per_s": rates,
+            "listed_mib": of_rounds((sent / 2**20 for sent in listed), 1, max),
+            "watched_kib_per_s": of_rounds(
+                ((now - then) / 1024 / seconds for now, then in zip(rolled, listed, strict=True)), 1, max
+            ),
+            "cpu_share": of_rounds((spent / seconds for spent in spent_s), 2, max),
+            "rss_mib": of_rounds(rss_mib, 1, max),
+            "writes_per_min": round((after["patches"] - before["patches"]) * 60 / seconds, 1),
+            "burst_writes_per_s": round(rates, 1),
         }
-    row = {key: round(value, 2) for key, value in row.items()}
     report_progress_line(f"{row}")
     return row
 
@@ -102,6 +108,14 @@ def _replica(
     return benchmark_servers.serving(
         benchmark_servers.PROGRAM, words, context.folder / f"controller-{shards}-{kubeconfig.name}.log"
     )
+
+
+def _wait_until(what: str, is_done: Callable[[], bool], deadline_s: float = 90.0) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not is_done():
+        if time.monotonic() > end_s:
+            raise RuntimeError(f"not done after {deadline_s:g} s: {what}")
+        time.sleep(0.5)
 
 
 class FakeServer:
@@ -129,18 +143,21 @@ class FakeServer:
     def roll(self, share: float) -> None:
         self._request(f"{ROLL}?share={share}", "POST")
 
-    def wait_for_patches(self, count: int, deadline_s: float = 60.0) -> None:
-        end_s = time.monotonic() + deadline_s
-        while self.report()["patches"] < count:
-            if time.monotonic() > end_s:
-                raise RuntimeError(f"{self.report()['patches']} of {count} labels were written")
-            time.sleep(0.5)
+    def holders(self, shards: int) -> int:
+        """The number of replicas that hold one of the shards."""
+        leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+        with contextlib.suppress(urllib.error.HTTPError):  # one of the Leases does not exist yet
+            objects = [
+                self._request(f"{leases}/{shard_election.shard_lease(shard)}") for shard in range(shards)
+            ]
+            return len({lease["spec"].get("holderIdentity") for lease in objects} - {None, ""})
+        return 0
 
     def burst_rates(self, seconds: float) -> float:
         """The labels written per second while all nodes change, from the first one on."""
         before = self.report()["patches"]
         self.roll(1.0)
-        self.wait_for_patches(before + 100)
+        _wait_until("labels are written", lambda: self.report()["patches"] > before + 100)
         first, begun_s = self.report()["patches"], time.monotonic()
         time.sleep(seconds / 2)
         return float(self.report()["patches"] - first) / (time.monotonic() - begun_s)

@@ -183,9 +183,8 @@ class BenchApiServer:
         else:
             headers = dict(scope["headers"])
             content_type = headers.get(b"content-type", b"").decode()
-            await _send_response(
-                send_counted, 200, self._write(path, method, content_type, json.loads(body or b"{}"))
-            )
+            written = self._write(path, method, content_type, json.loads(body or b"{}"))
+            await _send_response(send_counted, *written)
 
     def _read(self, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
         if path in self._collections:
@@ -203,28 +202,30 @@ class BenchApiServer:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
             prepared = next(self._answers[metric]) if metric in self._answers else self._rolling.answer()
             return 200, prepared.replace(generated_cluster_objects.TIMESTAMP_PLACEHOLDER, now)
-        status = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "status": "Failure",
-            "reason": "NotFound",
-            "code": 404,
-        }
-        return 404, json.dumps(status | {"message": f"the benchmark has no {path}"}).encode()
+        return _failure(404, "NotFound", f"the benchmark has no {path}")
 
-    def _write(self, path: str, method: str, content_type: str, change: Any) -> bytes:
-        """Create, replace or patch; of objects other than nodes, a JSON patch changes nothing."""
+    def _write(self, path: str, method: str, content_type: str, change: Any) -> tuple[int, bytes]:
+        """Create, replace or patch; of objects other than nodes, a JSON patch changes nothing. A replacement of another
+        version is a conflict, as Leases require.
+        """
         folder, _, name = path.rpartition("/")
         if method == "PATCH" and folder == NODES:
             self._patches += 1
-            return self._collections[NODES].patch(name, content_type, change) or b"{}"
+            return 200, self._collections[NODES].patch(name, content_type, change) or b"{}"
         steps = isinstance(change, list)
         known = self._written.get(path, {}) if method == "PATCH" else {}
         written = known | ({} if steps else change)
         metadata = written.get("metadata", {})
+        place = f"{path}/{metadata.get('name', '')}" if method == "POST" else path
+        if method == "POST" and place in self._written:
+            return _failure(409, "AlreadyExists", f"{place} already exists")
+        if method == "PUT":
+            stored = self._written.get(place, {}).get("metadata", {})
+            if metadata.get("resourceVersion") not in (None, "", stored.get("resourceVersion")):
+                return _failure(409, "Conflict", f"{place} has been modified")
         written["metadata"] = metadata | {"resourceVersion": str(next(self._versions))}
-        self._written[f"{path}/{metadata.get('name', '')}" if method == "POST" else path] = written
-        return json.dumps(written).encode()
+        self._written[place] = written
+        return 200, json.dumps(written).encode()
 
 
 class RollingMetric:
@@ -246,6 +247,11 @@ class RollingMetric:
         if self._share == 1.0:
             values = ["90"] * count
         return generated_cluster_objects.value_list(generated_cluster_objects.ROLLING, self._names, values)
+
+
+def _failure(code: int, reason: str, message: str) -> tuple[int, bytes]:
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+    return code, json.dumps(status | {"message": message}).encode()
 
 
 async def _body(receive: Receive) -> bytes:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from bench import alternating_rounds, benchmark_servers, generated_cluster_objects, requests_with_node_names
-from bench.alternating_rounds import RoundFigure, of_rounds
+from bench.alternating_rounds import RoundFigure, of_rounds, scaled
 from bench.benchmark_servers import MeasuredServer
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
@@ -60,17 +60,12 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     row, base_ms = by_nodes[LARGE], by_nodes[SAMPLED]["sampled_filter_ms"]
     return {
         "filter_names_50000_p50_ms": row["sampled_filter_ms"],
-        "filter_names_50000_ratio": _scaled(row["sampled_filter_ms"], 1 / base_ms, 2),
+        "filter_names_50000_ratio": scaled(row["sampled_filter_ms"], 1 / base_ms, 2),
         "filter_names_50000_all_p50_ms": row["filter_ms"],
-        "refresh_50000_cpu_share": _scaled(row["refresh_cpu_ms"], 1 / (1000 * PERIOD_S), 3),
+        "refresh_50000_cpu_share": scaled(row["refresh_cpu_ms"], 1 / (1000 * PERIOD_S), 3),
         "ready_50000_s": row["ready_s"],
         "rss_50000_mib": row["rss_mib"],
     }
-
-
-def _scaled(figure: float, factor: float, digits: int) -> RoundFigure:
-    least, most = figure.spread if isinstance(figure, RoundFigure) else (figure, figure)
-    return of_rounds((least * factor, figure * factor, most * factor), digits)
 
 
 def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
