@@ -77,13 +77,13 @@ class NameTable:
         return rows.view(np.uint64).reshape(len(rows), -1)
 
     def _build_hash_tables(self, words: Words) -> None:
-        """Choose hash factors and fill both tables; repeat while names collide in both."""
+        """Choose hash factors and fill both tables; repeat with larger ones while names collide in both."""
         count = len(words)
         bits = max(count * _SPREAD - 1, 1).bit_length()
-        self._shift = np.uint64(64 - bits)
         every = np.arange(count, dtype=np.int32)
         chance = np.random.default_rng(_SEED)
         while True:
+            self._shift = np.uint64(64 - bits)
             self._factors = chance.integers(0, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
             self._again = chance.integers(0, 2**63, None, np.uint64) * np.uint64(2) + np.uint64(1)
             self._hashes = words @ self._factors
@@ -96,6 +96,8 @@ class NameTable:
             self._second[places] = left
             if np.array_equal(self._second[places], left):
                 return
+            # with 20,000 names and more, tables of the first size hardly ever suffice
+            bits += 1
 
     def read(self, listed: bytes) -> Numbers | None:
         """The numbers of a JSON list of names in the form that Go and msgspec write.

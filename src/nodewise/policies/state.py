@@ -7,7 +7,7 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Objec
 from nodewise.metrics import missing_values
 from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
-from nodewise.metrics.series import Column, Series, build_column, empty_column, is_near
+from nodewise.metrics.series import Column, Series, States, Values, build_column, empty_column, is_near
 from nodewise.policies import (
     native_mode_admission,
     node_labels,
@@ -26,6 +26,14 @@ from nodewise.policies.policy_objects import RESOURCES, PolicyObject, step_back_
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.rule_evaluation import AvoidVerdict, RuleEvaluation, RuleEvaluationCache
 from nodewise.policies.rule_states import RuleStates, RuleVerdict
+
+
+class _RankedValues(NamedTuple):
+    """The ranks of all nodes by their values."""
+
+    values: Values
+    states: States
+    ranks: rule_evaluation.Ranks
 
 
 class _MetricColumn(NamedTuple):
@@ -148,6 +156,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         """What `_selection` was computed from."""
         self._selection = SelectionIndex((), {})
         self._columns: dict[str, _MetricColumn] = {}
+        self._ranked: dict[Comparison, _RankedValues] = {}
+        """By the rule of a preference, of the last build."""
         """The metrics that have values, by `MetricRequest.key`."""
         max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
         self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
@@ -232,6 +242,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         for key, policy in policies.items():
             states[key] = yield from self._evaluate_policy(policy, cluster_state)
             yield
+        self._ranked = {
+            rule: ranked for rule, ranked in self._ranked.items() if rule in self._rules.evaluated
+        }
         self._rules.finish()
         self._rule_states.finish()
         selection = self._update_selection(cluster_state.objects)
@@ -368,10 +381,20 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         preferences = []
         for preference in policy.prefer[:1] if policy.key.kind == "TASPolicy" else policy.prefer:
             for evaluation in (yield from self._evaluate_rules([preference.source], cluster_state)):
-                ranks = rule_evaluation.rank_nodes_by_value(
-                    evaluation.rule.operator, evaluation.inputs.column, evaluation.inputs.states
-                )
-                yield
+                inputs, operator = evaluation.inputs, evaluation.rule.operator
+                ranked = self._ranked.get(evaluation.rule)
+                # a state is built at each response about a metric, and only that metric has other ranks
+                if (
+                    ranked is None
+                    or ranked.values is not inputs.column.values
+                    or ranked.states is not inputs.states
+                ):
+                    ranks = rule_evaluation.rank_nodes_by_value(operator, inputs.column, inputs.states)
+                    ranked = self._ranked[evaluation.rule] = _RankedValues(
+                        inputs.column.values, inputs.states, ranks
+                    )
+                    yield
+                ranks = ranked.ranks
                 preferences.append(EvaluatedPreference(evaluation, ranks, preference.weight))
         return tuple(preferences)
 
