@@ -138,6 +138,11 @@ def per_node(rows: Sequence[Mapping[str, Any]], quantity: str) -> float:
     return float(most[quantity] / less[quantity] * less["nodes"] / most["nodes"])
 
 
+def quantities(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The quantities that were measured at all sizes."""
+    return [quantity for quantity in QUANTITIES if all(quantity in row for row in rows)]
+
+
 def faster(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The quantities that grow faster than the nodes."""
-    return [quantity for quantity in QUANTITIES if per_node(rows, quantity) > FASTER]
+    return [quantity for quantity in quantities(rows) if per_node(rows, quantity) > FASTER]

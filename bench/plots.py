@@ -78,7 +78,7 @@ def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def lines(rows: Sequence[node_count_scaling.Row]) -> dict[str, list[float]]:
     """By quantity: the ratio to the amount at the smallest size."""
-    return {name: [row[name] / rows[0][name] for row in rows] for name in node_count_scaling.QUANTITIES}
+    return {name: [row[name] / rows[0][name] for row in rows] for name in node_count_scaling.quantities(rows)}
 
 
 def bindings(results: Results) -> dict[str, float]:

@@ -115,7 +115,8 @@ def _growth(sizes: Sequence[node_count_scaling.Row]) -> list[str]:
     columns = [f"{row['nodes']:,} nodes" for row in sizes]
     head = ["quantity", *columns, f"per node, {most:,} by {less:,}", "growth exponent"]
     lines = ["### Growth", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, (meaning, unit) in node_count_scaling.QUANTITIES.items():
+    for name in node_count_scaling.quantities(sizes):
+        meaning, unit = node_count_scaling.QUANTITIES[name]
         values = [_value(row[name], unit) for row in sizes]
         powers = [
             f"{node_count_scaling.per_node(sizes, name):.2f}",
