@@ -23,10 +23,6 @@ from bench.progress_lines import report_progress_line
 from bench.results import Measurement
 from nodewise.kube import shard_election
 
-PERIOD_S: Final = 10
-"""Twice the default: four replicas of one machine fetch the metrics of all nodes."""
-SETTLE_PERIODS: Final = 1
-SHARDS: Final = (1, 2, 4)
 QUANTITIES: Final[Mapping[str, tuple[str, str]]] = {
     "listed_mib": ("lists of nodes since the start, largest replica", "MiB"),
     "watched_kib_per_s": ("watch of nodes, largest replica", "KiB/s"),
@@ -42,7 +38,7 @@ Row = dict[str, float]
 
 def measure(context: benchmark_servers.BenchContext) -> Measurement:
     """Measure each number of shards, with as many replicas."""
-    rows = [_with_shards(context, shards) for shards in SHARDS]
+    rows = [_with_shards(context, shards) for shards in context.scale.shards]
     return Measurement(figures(rows), {}, "", {"shards": rows})
 
 
@@ -74,7 +70,7 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
             _wait_until("each replica holds a shard", lambda: server.holders(shards) == shards)
         label_count = round(generated_cluster_objects.ROLLING_SHARE * count)
         _wait_until("the first labels are written", lambda: server.report()["patches"] >= label_count)
-        time.sleep(SETTLE_PERIODS * PERIOD_S)
+        time.sleep(seconds / 2)
         listed = server.sent_bytes()
         server.roll(generated_cluster_objects.ROLLING_SHARE)
         before, cpu_s = server.report(), [replica.cpu_s() for replica in replicas]
@@ -103,8 +99,10 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
 def _replica(
     context: benchmark_servers.BenchContext, kubeconfig: Path, shards: int
 ) -> contextlib.AbstractContextManager[MeasuredServer]:
-    words = ["controller", f"--kubeconfig={kubeconfig}", "--health-port=0", f"--sync-period={PERIOD_S}s"]
-    words += ["--log-format=json", *([f"--shards={shards}"] if shards > 1 else [])]
+    # four replicas of one machine fetch the metrics of all nodes, so the period is twice the default
+    period_s = context.scale.rolling_s / 2
+    words = ["controller", f"--kubeconfig={kubeconfig}", "--health-port=0", f"--sync-period={period_s:g}s"]
+    words += ["--log-format=json", "--metrics-timeout=30s", *([f"--shards={shards}"] if shards > 1 else [])]
     return benchmark_servers.serving(
         benchmark_servers.PROGRAM, words, context.folder / f"controller-{shards}-{kubeconfig.name}.log"
     )

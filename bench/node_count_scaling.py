@@ -21,7 +21,6 @@ from bench.results import FILTER, PRIORITIZE, Measurement
 PERIOD_S: Final = 5
 PODS: Final = 4
 PODS_PER_NODE: Final = 2
-MOST_PODS: Final = 100_000
 SAMPLED: Final = 5000
 """Candidates of the requests with the names of a part of the nodes."""
 LARGE: Final = 50_000
@@ -79,10 +78,8 @@ def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
         loads[prefix] = HttpLoad("", bodies, requests // 5, requests)
     series = {f"{verb}_ms": (loads[""], verb) for verb in (FILTER, PRIORITIZE)}
     series["sampled_filter_ms"] = (loads["sampled_"], FILTER)
-    pods = min(PODS_PER_NODE * count, MOST_PODS)
-    with benchmark_servers.apiserver(
-        context.folder, context.certificates, count, f"--pods={pods}"
-    ) as kubeconfig:
+    pods = f"--pods={PODS_PER_NODE * count}"
+    with benchmark_servers.apiserver(context.folder, context.certificates, count, pods) as kubeconfig:
         starts = []
         for number in range(context.scale.rounds):
             with benchmark_servers.extender(
