@@ -47,11 +47,11 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     by_shards = {row["shards"]: row for row in rows}
     if not by_shards.keys() >= {1, 4}:
         return {}
-    one, four = by_shards[1], by_shards[4]
+    single, shard = by_shards[1], by_shards[4]
     return {
-        "shards_4_memory_ratio": scaled(four["rss_mib"], 1 / one["rss_mib"], 2),
-        "shards_4_watched_ratio": scaled(four["watched_kib_per_s"], 1 / one["watched_kib_per_s"], 2),
-        "shards_4_label_rate_ratio": round(four["burst_writes_per_s"] / one["burst_writes_per_s"], 2),
+        "shards_4_memory_ratio": scaled(shard["rss_mib"], 1 / single["rss_mib"], 2),
+        "shards_4_watched_ratio": scaled(shard["watched_kib_per_s"], 1 / single["watched_kib_per_s"], 2),
+        "shards_4_label_rate_ratio": round(shard["burst_writes_per_s"] / single["burst_writes_per_s"], 2),
     }
 
 

@@ -4,6 +4,7 @@ Every metric response rejects the same nodes: `REJECTED_SHARE` of all, by two ru
 together, so figures do not depend on which response was read last. All other values change.
 """
 
+import hashlib
 import itertools
 import json
 import math
@@ -35,6 +36,12 @@ def names(count: int) -> list[str]:
     return [f"ip-10-{n >> 16}-{n >> 8 & 255}-{n & 255}.eu-central-1.compute.internal" for n in range(count)]
 
 
+def uid(what: str) -> str:
+    """A uid whose digits are as random as those of the API server, so that shards get equal parts."""
+    digits = hashlib.md5(what.encode(), usedforsecurity=False).hexdigest()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
 def node(name: str, number: int, images: int = 61) -> Object:
     """A Node of about 10 kB, mostly images, as a kubelet reports it."""
     return {
@@ -42,7 +49,7 @@ def node(name: str, number: int, images: int = 61) -> Object:
         "apiVersion": "v1",
         "metadata": {
             "name": name,
-            "uid": f"5b1f8a52-64f0-4a34-9d0e-{number:012d}",
+            "uid": uid(f"node {number}"),
             "resourceVersion": str(1000 + number),
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "labels": _labels(name, number),

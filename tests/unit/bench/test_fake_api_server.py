@@ -53,6 +53,7 @@ def test_a_shard_has_the_nodes_of_the_product(nodes, shards):
             if shard_election.shard_of(uid, shards) == shard
         ]
         assert listed(nodes, 7, selector) == expected
+        assert expected
     both = ShardRanges(shard_election.shard_selector(frozenset({0, 1}), 4))
     assert 0 < len(listed(nodes, 7, both)) < len(NAMES)
     assert listed(nodes, 0, ShardRanges(shard_election.shard_selector(frozenset(), 4))) == []
