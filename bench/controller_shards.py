@@ -37,7 +37,7 @@ Row = dict[str, float]
 
 
 def measure(context: benchmark_servers.BenchContext) -> Measurement:
-    """Measure each number of shards, with as many replicas."""
+    """Measure each number of replicas, with as many shards."""
     rows = [_with_shards(context, shards) for shards in context.scale.shards]
     return Measurement(figures(rows), {}, "", {"shards": rows})
 
