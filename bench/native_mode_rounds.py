@@ -1,7 +1,7 @@
 """Native mode in `bench.cluster`: bind rates with node labels instead of an extender.
 
-`nodewise controller` runs with its default options: it fetches metrics every 5 s, and writes at most 50 labels per
-second on average.
+`nodewise controller` runs with its default options: it fetches metrics every 5 s, and writes 50 to 250 labels per
+second.
 """
 
 import contextlib
