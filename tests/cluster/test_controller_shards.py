@@ -75,7 +75,8 @@ class Replicas:
         """By identity."""
         self.credentials: dict[str, str] = {}
         """By identity, the id of the token."""
-        self._count = 0
+        self.shards: dict[str, int] = {}
+        """By identity."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,10 +84,10 @@ class Replicas:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def start(self, *options: str, url: str = "") -> str:
+    def start(self, shards: int, url: str = "") -> str:
         """Starts a replica, and returns its identity."""
-        self._count += 1
-        identity = f"replica-{self._count}"
+
+        identity = f"replica-{child_processes.number()}"
         token = api_user_kubeconfigs.service_account_token(
             self._plane.api, "nodewise", native_mode.NAMESPACE, 7200
         )
@@ -95,6 +96,7 @@ class Replicas:
         config["users"][0]["user"] = {"token": token}
         kubeconfig = self._folder / f"{identity}.kubeconfig"
         kubeconfig.write_text(json.dumps(config))
+        self.shards[identity] = shards
         self.credentials[identity] = f"JTI={_token_id(token)}"
         command: list[str | Path] = [
             extender_process.NODEWISE,
@@ -106,7 +108,7 @@ class Replicas:
             "--native-mode",
             "--namespace=nodewise",
             f"--sync-period={PERIOD_S:g}s",
-            *options,
+            f"--shards={shards}",
         ]
         process = Process(command, self._folder / f"{identity}.log")
         self._stack.callback(process.stop)
@@ -210,31 +212,47 @@ class NodeWriteCheck(NamedTuple):
     """Writes by a replica that did not hold the shard of the node, or while another one acquired it."""
 
 
-def check_node_writes(
-    server: ShardedServer, uids: Mapping[str, str], credentials: Mapping[str, str], shards: int
-) -> NodeWriteCheck:
-    """Compares each write to a node with the writes of the Lease of its shard.
+def check_node_writes(server: ShardedServer, uids: Mapping[str, str], replicas: Replicas) -> NodeWriteCheck:
+    """Compares each write to a node with the Leases at that time.
 
-    The last write of the Lease that ended before the write to the node began must name its writer, and no write of the
-    Lease by another replica may have ended before the write to the node.
+    The last write of the Lease of its shard that ended before the write to the node began must name its writer, and so
+    must each one that ended during it. The record in the leader's Lease must have the number of shards of the writer.
     """
-    leases: dict[int, list[tuple[str, str]]] = {shard: [] for shard in range(shards)}
-    node_writes: list[tuple[int, str, AuditedWrite]] = []
-    names = {shard_election.shard_lease(shard): shard for shard in range(shards)}
+    leases: dict[str, list[tuple[str, str]]] = {}
+    records: list[tuple[str, str]] = []
+    node_writes: list[tuple[str, AuditedWrite]] = []
+    identities = {credential: identity for identity, credential in replicas.credentials.items()}
     for resource, name, write in audited_writes(server):
-        if resource == "leases" and name in names:
+        if resource == "leases":
+            annotations = write.body["metadata"].get("annotations", {})
+            layout = shard_election.parse_layout(annotations)
+            records += [(write.ended, str(layout))] if name == "nodewise-controller" else []
             holder = write.body.get("spec", {}).get("holderIdentity") or ""
-            leases[names[name]].append((write.ended, credentials.get(holder, holder)))
-        elif resource == "nodes" and write.credential in credentials.values():
-            node_writes.append((shard_election.shard_of(uids[name], shards), name, write))
+            leases.setdefault(name, []).append((write.ended, holder))
+        elif resource == "nodes" and write.credential in identities:
+            node_writes.append((name, write))
     foreign = []
-    for shard, name, write in node_writes:
-        ordered = sorted(leases[shard])
-        before = [holder for ended, holder in ordered if ended <= write.began]
-        during = {holder for ended, holder in ordered if write.began < ended <= write.ended}
-        if {*before[-1:], *during} != {write.credential}:
-            foreign.append(f"{name} of shard {shard} at {write.began}: {before[-1:]} {during} {write}")
+    for name, write in node_writes:
+        identity = identities[write.credential]
+        shards = replicas.shards[identity]
+        shard = shard_election.shard_of(uids[name], shards)
+        lease = "nodewise-controller" if shards == 1 else shard_election.shard_lease(shard)
+        holders_then = _values_during(leases.get(lease, []), write)
+        records_then = _values_during(records, write)
+        if holders_then != {identity} or records_then != {str(shard_election.ShardLayout(shards))}:
+            foreign.append(f"{name} by {identity} at {write.began}: {lease} {holders_then} {records_then}")
     return NodeWriteCheck(len(node_writes), foreign)
+
+
+def _values_during(history: list[tuple[str, str]], write: AuditedWrite) -> set[str]:
+    """The value when a write began, and all until it ended."""
+    before = [value for ended, value in sorted(history) if ended <= write.began]
+    return {*before[-1:], *(value for ended, value in history if write.began < ended <= write.ended)}
+
+
+def uids_of_nodes(sandbox: Sandbox) -> dict[str, str]:
+    nodes = sandbox.api.get("/api/v1/nodes")["items"]
+    return {node["metadata"]["name"]: node["metadata"]["uid"] for node in nodes}
 
 
 def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
@@ -248,8 +266,8 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
     chance = random.Random(3)
     policies, labels = Policies(sandbox, metrics, chance), WrongLabels(plane)
     with Replicas(plane, native_account, sharded_server.url, tmp_path) as replicas:
-        replicas.start("--shards=2")
-        replicas.start("--shards=2")
+        replicas.start(2)
+        replicas.start(2)
         wait(
             "each replica holds a shard",
             lambda: sorted(holders(sandbox, 2)) == sorted(replicas.running) or None,
@@ -269,7 +287,7 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
                 time.sleep(chance.uniform(0, PERIOD_S))
                 replicas.kill(chance.choice(sorted(replicas.running)))
                 labels.count_from_now()
-                replicas.start("--shards=2")
+                replicas.start(2)
                 wait(
                     f"all labels are right after kill {number}",
                     lambda: labels.are_right() or None,
@@ -280,11 +298,36 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
                     lambda: sorted(holders(sandbox, 2)) == sorted(replicas.running) or None,
                     show=lambda: holders(sandbox, 2),
                 )
-        uids = {
-            node["metadata"]["name"]: node["metadata"]["uid"]
-            for node in sandbox.api.get("/api/v1/nodes")["items"]
-        }
-        checked = check_node_writes(sharded_server, uids, replicas.credentials, 2)
+        checked = check_node_writes(sharded_server, uids_of_nodes(sandbox), replicas)
         assert checked.writes > KILLS * len(NODES) / 2
         assert checked.foreign == []
         assert labels.longest_s < LEASE_S + PERIOD_S
+
+
+def test_number_of_shards_changes_in_a_rolling_restart_and_no_node_has_two_writers(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    native_account: User,
+    sharded_server: ShardedServer,
+    tmp_path: Path,
+) -> None:
+    policies, labels = Policies(sandbox, metrics, random.Random(4)), WrongLabels(plane)
+    with Replicas(plane, native_account, sharded_server.url, tmp_path) as replicas, labels:
+        old = [replicas.start(1), replicas.start(1)]
+        labels.expected = policies.change()
+        wait("all labels are right", lambda: labels.are_right() or None, show=labels.wrong)
+        for identity in old:
+            replicas.start(3)
+            labels.expected = policies.change()
+            replicas.stop(identity)
+        wait(
+            "the new replicas hold all shards",
+            lambda: set(holders(sandbox, 3)) == set(replicas.running) or None,
+            show=lambda: holders(sandbox, 3),
+        )
+        labels.expected = policies.change()
+        wait("all labels are right with shards", lambda: labels.are_right() or None, show=labels.wrong)
+        checked = check_node_writes(sharded_server, uids_of_nodes(sandbox), replicas)
+        assert checked.writes > len(NODES)
+        assert checked.foreign == []

@@ -21,6 +21,9 @@ from nodewise.kube.shard_election import ShardElection, Tenure
 _TICK_S: Final = 0.2
 """Time between two comparisons of the held shards with the watched ones."""
 _RETRY_S: Final = 1.0
+_PATIENCE_S: Final = 15.0
+"""The time after which the nodes of a shard are written although a metric with earlier values could not be fetched.
+They then have no value of it, as new nodes."""
 
 
 class NodeShards(NodeOwnership):
@@ -91,9 +94,10 @@ class NodeShards(NodeOwnership):
             await self._clock.sleep(_TICK_S)
 
     async def _prepare(self, nodes: Reflector[Any], fetch_metrics: Callable[[], Any]) -> None:
-        """Make the watched shards ready."""
+        """Make the watched shards ready. A metric that cannot be fetched delays the labels of others only briefly."""
         await nodes.wait_until_listed()
-        while not await fetch_metrics():
+        until_s = self._clock.monotonic() + _PATIENCE_S
+        while not await fetch_metrics() and self._clock.monotonic() < until_s:
             await self._clock.sleep(_RETRY_S)
         now = self._clock.now()
         self._ready_at = {held: self._ready_at.get(held, now) for held in self._watched}

@@ -259,7 +259,7 @@ class ShardElection:
                     self._layout = parse_layout(self.leader.lease_annotations)
                     if self._layout.shards == self.shards and self._layout.closing:
                         await self._close_leases(self._layout.closing)
-                else:
+                elif self.shards > 1:
                     await self._read_layout()
                 if self.is_agreed():
                     await self._balance()
