@@ -18,7 +18,7 @@ from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAnd
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import report
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.cli.terminal_output import progress_bar
+from nodewise.cli.terminal_output import counted, progress_bar
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.metrics import missing_values
@@ -312,11 +312,11 @@ def _print_history(history: HistoryComparison) -> None:
 
 
 def _print_group(group: SelectedPodGroup, node_count: int) -> None:
-    """`web/web-1 and 11 more pods: of 5 nodes, 2 verdicts and 1 ranks change`, and the nodes."""
+    """`web/web-1 and 11 more pods: of 5 nodes, 2 verdicts and 1 rank change`, and the nodes."""
     verdicts = sum(change.changes_verdict for change in group.nodes)
     terminal_output.print_line(
-        f"{_group_name(group)}: of {node_count:,} nodes, {verdicts:,} verdicts and "
-        f"{len(group.nodes) - verdicts:,} ranks change"
+        f"{_group_name(group)}: of {counted(node_count, 'node')}, {counted(verdicts, 'verdict')} and "
+        f"{counted(len(group.nodes) - verdicts, 'rank')} change"
     )
     rows = [
         (
@@ -334,7 +334,7 @@ def _print_group(group: SelectedPodGroup, node_count: int) -> None:
 
 
 def _group_name(group: SelectedPodGroup) -> str:
-    more = f" and {len(group.pods) - 1:,} more pods" if len(group.pods) > 1 else ""
+    more = f" and {counted(len(group.pods) - 1, 'more pod')}" if len(group.pods) > 1 else ""
     return f"{_pod_name(group.pods[0])}{more}"
 
 

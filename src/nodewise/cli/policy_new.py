@@ -164,6 +164,7 @@ def _new_policy(
         )
         rules = policy_library.change_rule(preset.new_rules(), changes)
         values = asyncio.run(_read_values_of_preset(rules, own, command_line))
+        rules = tuple(map(_with_warning, rules, values)) if _has_sources(own, command_line) else rules
         # only a cluster policy has queries
         is_cluster_wide = own.cluster_wide or any(rule.request.query for rule in rules)
         labels = _selector(own, command_line, is_cluster_wide=is_cluster_wide)
@@ -337,12 +338,27 @@ def _no_values_error(request: MetricRequest, series: Series, nodes: Sequence[str
     return BadInput("policy new", [Problem(field, actual, expected)])
 
 
+def _has_sources(own: NewPolicyOptions, command_line: CommandLine) -> bool:
+    """Whether the values of a preset are read."""
+    return bool(own.paths or command_line.settings(PrometheusOptions).prometheus_url)
+
+
+def _with_warning(rule: NewRule, values: CurrentValues | None) -> NewRule:
+    """The rule with a comment if it rejects every node, because no node has a value."""
+    if values is not None or rule.request.empty_is_healthy:
+        return rule
+    warning = (
+        f"Warning: no node has a value of {rule.name} now. While that is so, the rule rejects every node."
+    )
+    return rule._replace(comments=(*rule.comments, warning))
+
+
 async def _read_values_of_preset(
     rules: Sequence[NewRule], own: NewPolicyOptions, command_line: CommandLine
 ) -> list[CurrentValues | None]:
     """The values for each rule if a Prometheus or files are named; None with a message for a metric without values."""
     settings = decide_inputs.metric_settings(command_line)
-    if not own.paths and not settings.prometheus.prometheus_url:
+    if not _has_sources(own, command_line):
         return [None for _ in rules]
     kube = command_line.settings(ClusterOptions).kube
     async with nullcontext() if own.paths else open_api(kube) as api:

@@ -72,7 +72,7 @@ def test_verdicts_ranks_and_labels_that_change(folder: Path) -> None:
     result = diff(folder, new)
     assert result.exit_code == 3
     assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
-        "web/web-1 and 1 more pods: of 4 nodes, 1 verdicts and 2 ranks change",
+        "web/web-1 and 1 more pod: of 4 nodes, 1 verdict and 2 ranks change",
         "NODE PODS THERE BEFORE AFTER",
         "c 1 rank 3 rejected: placement policy web/cool: temp above 70",
         "a - rank 1 rank 2",
@@ -108,7 +108,7 @@ def test_pods_of_a_canary_and_others_are_compared_separately(folder: Path) -> No
     result = diff(folder, _CANARY)
     assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
         "placement policy web/cool: mode Shadow before, Canary (podSelector) after",
-        "web/web-2: of 4 nodes, 1 verdicts and 3 ranks change",
+        "web/web-2: of 4 nodes, 1 verdict and 3 ranks change",
         "NODE BEFORE AFTER",
         "d accepted rejected: placement policy web/cool: temp above 80",
         "a accepted rank 1",
@@ -201,7 +201,7 @@ def test_the_old_policy_counts_only_before(folder: Path) -> None:
 def test_without_pods_an_example_of_each_selector_is_compared(folder: Path) -> None:
     (folder / "inputs" / "pods.yaml").unlink()
     result = diff(folder, _POLICY.replace("above: 80", "above: 70"))
-    assert result.stdout.startswith("web/pods of web/cool: of 4 nodes, 1 verdicts and 0 ranks change\n")
+    assert result.stdout.startswith("web/pods of web/cool: of 4 nodes, 1 verdict and 0 ranks change\n")
 
 
 def test_wrong_inputs(folder: Path) -> None:
@@ -301,7 +301,7 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = _HISTORY_OPTIONS
     result = diff(folder, _POLICY.replace("above: 80", "above: 70"), *options)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    heading = lines.index("web/web-1 and 1 more pods: 1 nodes change; no node was left for 0 before, 0 after")
+    heading = lines.index("web/web-1 and 1 more pod: 1 nodes change; no node was left for 0 before, 0 after")
     assert lines[heading + 1 :] == [
         "NODE REJECTED BEFORE AFTER ONLY BEFORE ONLY AFTER",
         "b 10m 30m 0 20m",
@@ -336,5 +336,5 @@ def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> No
         )
         assert {verb for verb, _ in server.call(lambda served: served.calls)} == {"get"}
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0] == "web/web-1: of 4 nodes, 1 verdicts and 0 ranks change"
+    assert lines[0] == "web/web-1: of 4 nodes, 1 verdict and 0 ranks change"
     assert lines[2] == "c 1 rank 3 rejected: placement policy web/cool: temp above 70"

@@ -216,6 +216,8 @@ def test_misspelt_preset_names_the_flag_and_the_closest_one(folder: str) -> None
 def test_a_rule_of_a_preset_without_values_is_said_to_reject_every_node(folder: str) -> None:
     result = new(folder, "--preset=temperature", "-l", "app=web")
     assert "while no node has a value, the rule rejects every node" in result.stderr
+    warning = "# Warning: no node has a value of "
+    assert warning in result.stdout
 
 
 def test_names_of_nodes_are_escaped(tmp_path: Path) -> None:

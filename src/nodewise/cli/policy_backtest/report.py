@@ -117,8 +117,9 @@ def range_line(report: BacktestReport) -> str:
     """`2026-11-16T12:00:00Z to …: 10,080 evaluations, one per 1m, of 1,000 nodes`."""
     return (
         f"{clock.format_rfc3339(report.start)} to {clock.format_rfc3339(report.end)}:"
-        f" {len(report.history.times):,} evaluations, one per {clock.format_duration(report.history.step_s)},"
-        f" of {len(report.nodes):,} nodes"
+        f" {terminal_output.counted(len(report.history.times), 'evaluation')},"
+        f" one per {clock.format_duration(report.history.step_s)},"
+        f" of {terminal_output.counted(len(report.nodes), 'node')}"
     )
 
 
