@@ -85,7 +85,7 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
         decision = Decision("filter", PodRef("", ""), 0.0, 1, request.names)
         assert json.loads(b"".join(wire_format.filter_response(request, decision)))["NodeNames"] == names
         assert [
-            priority["Host"] for priority in json.loads(wire_format.prioritize_response(decision))
+            priority["Host"] for priority in json.loads(b"".join(wire_format.prioritize_response(decision)))
         ] == names
 
 
@@ -126,7 +126,7 @@ def test_responses_have_the_decision_of_each_name(names: list[str], data: st.Dat
     assert response_body["FailedNodes"] == {
         name: whys[code - 1] for name, code in zip(names, codes, strict=True) if code
     }
-    liked = json.loads(wire_format.prioritize_response(decision))
+    liked = json.loads(b"".join(wire_format.prioritize_response(decision)))
     assert [(priority["Host"], priority["Score"]) for priority in liked] == list(
         zip(names, points, strict=True)
     )

@@ -53,7 +53,9 @@ class RequestRecorder:
     def record_memory(self, agent: str, memory: bytes) -> None:
         """Record a memory that an agent restored."""
 
-    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
+    def record_request(
+        self, exchange: RequestEntry, body: bytes, response: Sequence[bytes | memoryview]
+    ) -> None:
         """Record a request and its response in parts, or the text of its error."""
 
 
@@ -130,7 +132,9 @@ class FileRecorder(RequestRecorder):
             self._lost = GapEntry(requests=self._lost.requests, snapshots=self._lost.snapshots + 1)
             self._metrics_registry.count("recording_lost_total", what="world")
 
-    def record_request(self, exchange: RequestEntry, body: bytes, response: Sequence[bytes]) -> None:
+    def record_request(
+        self, exchange: RequestEntry, body: bytes, response: Sequence[bytes | memoryview]
+    ) -> None:
         if self._has_room():
             record = recording_file.record(exchange, body, b"".join(response))
             self._queue.put(record, _ITEM_BYTES + sum(record.entry.sizes))

@@ -48,8 +48,8 @@ class HandledRequest(NamedTuple):
     """A decision, and its response to kube-scheduler."""
 
     decision: Decision
-    encode: Callable[[], Sequence[bytes]]
-    """Makes the parts of the body. Whole nodes are many parts, so that they are not copied."""
+    encode: Callable[[], Sequence[wire_format.Part]]
+    """Makes the parts of the body, so that whole nodes and arrays are not copied."""
 
     @property
     def body(self) -> bytes:
@@ -104,7 +104,7 @@ class RequestHandler:
         request = self._decoder.decode_candidates(body, snapshot.nodes)
         if verb == "prioritize":
             decision = chain.prioritize(request.pod, request.names, snapshot, now)
-            return HandledRequest(decision, lambda: [wire_format.prioritize_response(decision)])
+            return HandledRequest(decision, lambda: wire_format.prioritize_response(decision))
         decision = chain.filter(request.pod, request.names, snapshot, now)
         return HandledRequest(decision, lambda: wire_format.filter_response(request, decision))
 

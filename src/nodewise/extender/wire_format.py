@@ -250,9 +250,20 @@ def rename_keys(raw: bytes, shape: Shape) -> bytes:
 
 _HOST: Final = b'{"Host":'
 _SCORES: Final = [b'"Score":%d}' % score for score in range(MAX_SCORE + 1)]
-_WIDTH: Final = max(map(len, _SCORES)) + 1
-_SCORE_ROWS: Final = np.array([score.ljust(_WIDTH - 1) + b"," for score in _SCORES]).view(f"V{_WIDTH}")
-_COLON: Final = ord(":")
+
+
+def _as_words(texts: Sequence[bytes]) -> NDArray[np.uint64]:
+    """The texts as rows of words, with spaces before them, which JSON allows between its parts."""
+    width = -(-max(map(len, texts)) // 8) * 8
+    return np.frombuffer(b"".join(text.rjust(width) for text in texts), np.uint64).reshape(len(texts), -1)
+
+
+_HOST_WORDS: Final = _as_words([_HOST])
+_SCORE_WORDS: Final = _as_words([score + b"," for score in _SCORES])
+_COMMA_TO_COLON: Final = np.frombuffer(bytes(7) + bytes([ord(",") ^ ord(":")]), np.uint64)
+"""Changes the last byte of a word."""
+Part = bytes | memoryview
+"""A part of a response. Arrays are not copied."""
 
 
 def _encoded_name_table(names: Names) -> NameTable | None:
@@ -264,45 +275,47 @@ def _quote_names_at_positions(names: Names, positions: Numbers) -> list[bytes]:
     return [b'"%b"' % name for name in node_index.encode_names(names[positions].tolist())]
 
 
-def encode_name_list(names: Names, positions: Numbers) -> bytes:
-    """`["a","b"]` for the names at these positions."""
+def _without_last_comma(rows: NDArray[np.uint64]) -> memoryview:
+    return rows.reshape(-1).view(np.uint8).data[:-1]
+
+
+def encode_name_list(names: Names, positions: Numbers) -> list[Part]:
+    """`["a","b"]` for the names at these positions, in parts."""
     table = _encoded_name_table(names)
-    if table is None:
-        return b"[" + b",".join(_quote_names_at_positions(names, positions)) + b"]"
-    text = table.text(names.numbers[positions])
-    return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
+    if table is None or not len(positions):
+        return [b"[" + b",".join(_quote_names_at_positions(names, positions)) + b"]"]
+    return [b"[", _without_last_comma(table.text(names.numbers.take(positions))), b"]"]
 
 
-def encode_name_map(names: Names, positions: Numbers, value: bytes) -> bytes:
+def encode_name_map(names: Names, positions: Numbers, value: bytes) -> Part:
     """`"a":value,"b":value` without braces; `value` is JSON. At least one position."""
     table = _encoded_name_table(names)
     if table is None:
         return (b":" + value + b",").join(_quote_names_at_positions(names, positions)) + b":" + value
-    text = table.text(names.numbers[positions])
-    text.view(np.uint8).reshape(len(text), -1)[:, -1] = _COLON
-    rows = np.empty(len(text), [("name", text.dtype), ("value", f"V{len(value) + 1}")])
-    rows["name"] = text
-    rows["value"] = np.void(value + b",")
-    return bytes(rows.view(np.uint8).data[:-1])
+    text, end = table.text(names.numbers.take(positions)), _as_words([value + b","])
+    text[:, -1] ^= _COMMA_TO_COLON
+    rows = np.empty((len(text), text.shape[1] + end.shape[1]), np.uint64)
+    rows[:, : text.shape[1]] = text
+    rows[:, text.shape[1] :] = end
+    return _without_last_comma(rows)
 
 
-def encode_host_priority_list(names: Names, points: NDArray[np.int64]) -> bytes:
-    """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline."""
+def encode_host_priority_list(names: Names, points: NDArray[np.int64]) -> list[Part]:
+    """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline, in parts."""
     table = _encoded_name_table(names)
     if table is None:
         quoted = _quote_names_at_positions(names, np.arange(len(names)))
         parts = [
             _HOST + name + b"," + _SCORES[score] for name, score in zip(quoted, points.tolist(), strict=True)
         ]
-        return b"[" + b",".join(parts) + b"]\n"
+        return [b"[" + b",".join(parts) + b"]\n"]
     text = table.text(names.numbers)
-    rows = np.empty(
-        len(text), [("host", f"V{len(_HOST)}"), ("name", text.dtype), ("score", _SCORE_ROWS.dtype)]
-    )
-    rows["host"] = np.void(_HOST)
-    rows["name"] = text
-    rows["score"] = _SCORE_ROWS.take(points)
-    return b"".join((b"[", rows.view(np.uint8).data[:-1], b"]\n"))
+    begin, end = _HOST_WORDS.shape[1], _SCORE_WORDS.shape[1]
+    rows = np.empty((len(text), begin + text.shape[1] + end), np.uint64)
+    rows[:, :begin] = _HOST_WORDS
+    rows[:, begin:-end] = text
+    rows[:, -end:] = _SCORE_WORDS.take(points, 0)
+    return [b"[", _without_last_comma(rows), b"]\n"]
 
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)
@@ -391,7 +404,9 @@ class PreemptionRequest(msgspec.Struct, Generic[PodT], frozen=True):
 _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
 _read_node: Final = msgspec.json.Decoder(NamedNode).decode
-_NULL: Final = msgspec.Raw(b"null")
+_NULL, _EMPTY = msgspec.Raw(b"null"), msgspec.Raw(b"[]")
+_NAMES_KEY: Final = re.compile(rb'"NodeNames": ?\[').search
+_MOST_BYTES_BEFORE_NAMES: Final = 2**18
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
 """The beginning of a Node from kube-scheduler's cache as Go encodes it: the name without decoding the rest."""
 
@@ -405,6 +420,9 @@ class RequestDecoder(Generic[PodT]):
 
     def decode_candidates(self, body: bytes, index: NodeIndex) -> CandidateRequest[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
+        request = self._decode_known_names(body, index)
+        if request is not None:
+            return request
         check_candidate_count_and_pod_size(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _require_field(args.pod, "Pod", "a Pod")
@@ -421,6 +439,27 @@ class RequestDecoder(Generic[PodT]):
             return CandidateRequest(pod, index.read(listed), None)
         except UNREADABLE as error:
             raise _bad_field("NodeNames", error, "a list of names") from error
+
+    def _decode_known_names(self, body: bytes, index: NodeIndex) -> CandidateRequest[PodT] | None:
+        """The request if it ends with a list of known names, as those of kube-scheduler do; else None.
+
+        The list is not decoded but compared with the names of the index. The text before it is decoded with an empty
+        list in its place, so it is valid JSON, and the list is the value of this key and not part of another value.
+        """
+        key = _NAMES_KEY(body, 0, _MOST_BYTES_BEFORE_NAMES)
+        if key is None or not body.endswith(b"]}") or len(body) > MOST_BYTES:
+            return None
+        start = key.end() - 1
+        names = index.find(body, start, len(body) - 1)
+        if names is None or len(names) > MOST_CANDIDATES:
+            return None
+        try:
+            args: ExtenderArgs[PodT] = self._args.decode(body[:start] + b"[]}")
+        except UNREADABLE:
+            return None
+        if args.pod is None or args.nodes is not None or args.node_names != _EMPTY:
+            return None
+        return CandidateRequest(args.pod, names, None)
 
     def decode_preemption(self, body: bytes) -> PreemptionRequest[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
@@ -547,7 +586,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
         raise _bad_field("", error, wanted) from error
 
 
-def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[bytes]:
+def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[Part]:
     """ExtenderFilterResult in parts: names for names, whole nodes (the bytes of the request) for whole nodes.
 
     `FailedNodes` is null if no agent has a verdict. Where evicting pods cannot help, a rejected node is in
@@ -555,26 +594,27 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
     preemption; up to 1.37 it otherwise reports an error for each of them (kubernetes/kubernetes#139270).
     """
     kept = decision.feasible()
-    failed = unresolvable = b"null"
+    failed: list[Part] = [b"null"]
+    unresolvable: list[Part] = [b"null"]
     if not all(verdict.only_observes for _, verdict in decision.verdicts):
         for_good = decision.unresolvable()
         failed = _encode_failed_nodes(decision, ~(kept | for_good))
         if for_good.any():
             unresolvable = _encode_failed_nodes(decision, for_good)
-    tail = b',"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}\n' % (failed, unresolvable)
+    tail = (b',"FailedNodes":', *failed, b',"FailedAndUnresolvableNodes":', *unresolvable, b',"Error":""}\n')
+    positions = np.flatnonzero(kept)
     if request.nodes is None:
-        names = encode_name_list(decision.names, np.flatnonzero(kept))
-        return [b'{"Nodes":null,"NodeNames":', names, tail]
-    parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
-    parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
-    return [b'{"Nodes":{"metadata":{},"items":[', *parts[1:], b']},"NodeNames":null', tail]
+        return [b'{"Nodes":null,"NodeNames":', *encode_name_list(decision.names, positions), *tail]
+    parts: list[Part] = [b","] * (2 * len(positions))
+    parts[1::2] = [request.nodes[position] for position in positions.tolist()]
+    return [b'{"Nodes":{"metadata":{},"items":[', *parts[1:], b']},"NodeNames":null', *tail]
 
 
-def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> bytes:
+def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> list[Part]:
     """Each of these rejected nodes with the reason of the first agent that rejects it, grouped by reason."""
-    parts: list[bytes] = []
+    parts: list[Part] = []
     if not rejected.any():
-        return b"{}"
+        return [b"{}"]
     left = rejected.copy()
     for _, verdict in decision.verdicts:
         codes = np.where(left, verdict.codes, 0)
@@ -582,12 +622,12 @@ def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> byt
         for code, reason in enumerate(verdict.reasons, 1):
             chosen = np.flatnonzero(codes == code)
             if len(chosen):
-                parts.append(encode_name_map(decision.names, chosen, _encode(reason.text())))
-    return b"{" + b",".join(parts) + b"}"
+                parts += [b",", encode_name_map(decision.names, chosen, _encode(reason.text()))]
+    return [b"{", *parts[1:], b"}"]
 
 
-def prioritize_response(decision: Decision) -> bytes:
-    """HostPriorityList: every candidate, with 0 if no agent scores it."""
+def prioritize_response(decision: Decision) -> list[Part]:
+    """HostPriorityList in parts: every candidate, with 0 if no agent scores it."""
     return encode_host_priority_list(decision.names, decision.points())
 
 

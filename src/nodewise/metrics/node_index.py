@@ -7,32 +7,37 @@ and encodes all at once.
 Decoding 5,000 names as strings and looking them up in a dict takes half a millisecond, mostly cache misses: each name
 is a separate object, also in the dict. The rows are contiguous, so numpy needs only a few passes.
 
-A row is looked up with a multilinear hash of its 8-byte words (Carter and Wegman 1979, "Universal classes of hash
-functions") in two tables; the second one is for names that collide in the first. Matches are then compared completely.
-A row is encoded as its name in quotes, padded with spaces and terminated by a comma; JSON allows spaces there. Rows are
-selected with `take`, which takes a third of the time of indexing.
+A row ends with the last quote of a name, and is looked up with a multilinear hash (Carter and Wegman 1979, "Universal
+classes of hash functions") of those 8-byte words that tell the names apart, usually one or two, in tables;
+each is for names that collide in the one before. Matches are then compared completely. A row is encoded as spaces, the
+name in quotes and a comma; JSON allows spaces there. Rows are selected with `take`, which takes a third of the time of
+indexing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.intp]
-Rows = NDArray[np.void]
-"""One item per name, each of `NameTable.width` bytes."""
 Words = NDArray[np.uint64]
 """By row and word."""
 
 _WORD: Final = 8
-_QUOTE, _COMMA, _SPACE = b'", '
+_COMMA, _SPACE = b", "
 _SPREAD: Final = 4
 """Minimum number of slots of a table per name, so that few names collide."""
+_SAMPLE: Final = 512
+"""Names that are examined for words that differ."""
+_MOST_TABLES: Final = 8
+"""A name that collides in all of these is found by the slower decoder."""
+_PART_BYTES: Final = 2**18
+"""Parts of a list that are read at once, so that arrays stay in the processor's cache."""
 _MOST_WASTE: Final = 2
 """Limit of the ratio of rows to names in bytes. Above it there is no table, and names are looked up in a dict."""
 _SEED: Final = 20_260
@@ -53,101 +58,170 @@ def encode_names(names: Sequence[str]) -> list[bytes]:
 
 
 class NameTable:
-    """Unique names by number, as rows."""
+    """Unique names by number, as rows. No name has a quote, a backslash or a comma."""
 
     def __init__(self, quoted: Sequence[bytes]) -> None:
-        longest = max(map(len, quoted))
-        self.width = -(-(longest + 1) // _WORD) * _WORD
+        lengths = [*map(len, quoted)]
+        self.width = -(-(max(lengths) + 1) // _WORD) * _WORD
         """Bytes a row; room for the name, its quotes and a comma."""
         self._row = np.dtype(f"V{self.width}")
-        held = np.array(quoted, f"S{self.width}").view(np.uint8).reshape(len(quoted), self.width)
-        self._held = self._as_rows(held)
-        text = np.where(held == 0, np.uint8(_SPACE), held)
-        text[:, -1] = _COMMA
-        self._text = self._as_rows(text)
-        ends = np.tri(self.width + 1, self.width, -1, dtype=np.uint8)
-        self._masks = self._as_rows(ends * np.uint8(255))
-        self._build_hash_tables(self._rows_as_words(self._held))
-
-    def _as_rows(self, matrix: NDArray[np.uint8]) -> Rows:
-        rows: Rows = np.ascontiguousarray(matrix).reshape(-1).view(self._row)
-        return rows
-
-    def _rows_as_words(self, rows: Rows) -> Words:
-        return rows.view(np.uint64).reshape(len(rows), -1)
-
-    def _build_hash_tables(self, words: Words) -> None:
-        """Choose hash factors and fill both tables; repeat with larger ones while names collide in both."""
-        count = len(words)
-        bits = max(count * _SPREAD - 1, 1).bit_length()
-        every = np.arange(count, dtype=np.int32)
+        held = np.array([name.rjust(self.width, b"\0") for name in quoted], f"S{self.width}")
+        matrix = held.view(np.uint8).reshape(len(quoted), self.width)
+        self._held = _as_words(matrix)
+        text = np.full_like(matrix, _COMMA)
+        text[:, :-1] = np.where(matrix == 0, np.uint8(_SPACE), matrix)[:, 1:]
+        self._text = _as_words(text)
+        # only the first words of a row may begin before the name
+        self._head = (self.width - min(lengths) + _WORD - 1) // _WORD
+        is_name = np.tri(self.width + 1, self.width, -1, dtype=np.uint8)[:, ::-1]
+        self._masks = _as_words(is_name * np.uint8(255))[:, : self._head].copy()
         chance = np.random.default_rng(_SEED)
-        while True:
-            self._shift = np.uint64(64 - bits)
-            self._factors = chance.integers(0, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
-            self._again = chance.integers(0, 2**63, None, np.uint64) * np.uint64(2) + np.uint64(1)
-            self._hashes = words @ self._factors
-            places = self._hashes >> self._shift
-            self._first = np.zeros(1 << bits, np.int32)
-            self._first[places] = every
-            left = np.flatnonzero(self._first[places] != every)
-            places = self._hashes[left] * self._again >> self._shift
-            self._second = np.zeros(1 << bits, np.int32)
-            self._second[places] = left
-            if np.array_equal(self._second[places], left):
-                return
-            # with 20,000 names and more, tables of the first size hardly ever suffice
-            bits += 1
+        for columns in (self._differing_columns(chance), [*range(self._held.shape[1])]):
+            self._columns, self._factors = columns, _odd_numbers(chance, len(columns))
+            self._hashes = self._hash(self._held)
+            if len(np.unique(self._hashes)) == len(self._hashes):
+                break
+        self._tables = _build_hash_tables(self._hashes, chance)
 
-    def read(self, listed: bytes) -> Numbers | None:
-        """The numbers of a JSON list of names in the form that Go and msgspec write.
+    def _differing_columns(self, chance: np.random.Generator) -> list[int]:
+        """Columns of words that tell some names apart, the best one first."""
+        count, width = self._held.shape
+        sample = self._held[chance.choice(count, min(count, _SAMPLE), replace=False)]
+        ranks = [np.unique(sample[:, column], return_inverse=True)[1] for column in range(width)]
+        columns: list[int] = []
+        groups = np.zeros(len(sample), np.intp)
+        while not columns or groups.max() + 1 < len(sample):
+            divided = [np.unique(groups * len(sample) + rank, return_inverse=True)[1] for rank in ranks]
+            columns.append(max(range(width), key=lambda column: int(divided[column].max())))
+            groups = divided[columns[-1]]
+        return columns
 
-        None for other forms, or if a name is unknown: then use the slower decoder. The bytes must be valid JSON.
+    def _hash(self, words: Words) -> NDArray[np.uint64]:
+        hashes: NDArray[np.uint64] = words[:, self._columns[0]] * self._factors[0]
+        for column, factor in zip(self._columns[1:], self._factors[1:], strict=True):
+            hashes += words[:, column] * factor
+        return hashes
+
+    def read(  # complexity: one condition for each form that is not accepted
+        self, text: bytes, start: int = 0, end: int | None = None
+    ) -> Numbers | None:
+        """The numbers of a JSON list of names, `text[start:end]`, in the form that Go, msgspec and Python write.
+
+        None for other forms and invalid JSON, or if a name is unknown: then use the slower decoder.
         """
-        if listed == b"[]":
-            return np.empty(0, np.intp)
-        quotes = np.flatnonzero(np.frombuffer(listed, np.uint8) == _QUOTE)
-        starts, ends = quotes[0::2], quotes[1::2]
-        if not _is_unescaped_list(listed, starts, ends):
+        end = len(text) if end is None else end
+        if end - start < len("[]") or not (text.startswith(b"[", start) and text.endswith(b"]", start, end)):
             return None
-        every = np.ndarray((len(listed),), self._row, listed + bytes(self.width), strides=(1,))
-        words = self._rows_as_words(every[starts])
-        words &= self._rows_as_words(self._masks.take(np.minimum(ends - starts + 1, self.width)))
-        hashes = words @ self._factors
-        numbers = self._first[hashes >> self._shift]
-        left = np.flatnonzero(self._hashes[numbers] != hashes)
-        numbers[left] = self._second[hashes[left] * self._again >> self._shift]
-        if not np.array_equal(self._rows_as_words(self._held.take(numbers)), words):
+        start, end = start + 1, end - 1
+        # rows have zeros before the names
+        if text.find(b"\0", start, end) >= 0:
             return None
-        node_numbers: Numbers = numbers.astype(np.intp)
+        if start < self.width:  # rows begin before the list
+            text, start, end = bytes(self.width) + text, start + self.width, end + self.width
+        comma = text.find(b",", start, end)
+        gap = 2 if comma >= 0 and text[comma + 1] == _SPACE else 1
+        parts = [np.empty(0, np.int32)]
+        if start == end:
+            end -= gap  # an empty list, and not a list after a comma
+        while start != end + gap:
+            part_end = end if end - start <= _PART_BYTES else text.rfind(b",", start, start + _PART_BYTES)
+            numbers = self._find_numbers(text, start, part_end, gap) if part_end > start else None
+            if numbers is None:
+                return None
+            parts.append(numbers)
+            start = part_end + gap
+        node_numbers: Numbers = np.concatenate(parts).astype(np.intp)
         return node_numbers
 
-    def text(self, numbers: Numbers) -> Rows:
-        """A copy of each name as a JSON string, followed by spaces and a comma."""
-        rows: Rows = self._text.take(numbers)
-        return rows
+    def _find_numbers(self, text: bytes, start: int, end: int, gap: int) -> NDArray[np.int32] | None:
+        """The numbers of `"a","b"`, with a space after each comma if `gap` is 2; None if a name is unknown."""
+        listed = np.frombuffer(text, np.uint8, end - start, start)
+        ends = np.concatenate((_find_byte(listed, _COMMA), [len(listed)]))
+        if gap > 1 and (listed.take(ends[:-1] + 1, mode="clip") != _SPACE).any():
+            return None
+        lengths = ends - gap
+        lengths[1:] -= ends[:-1]
+        lengths[0] = ends[0]
+        if lengths.max() >= self.width:
+            return None
+        rows = np.ndarray((len(listed) + 1,), self._row, text, start - self.width, strides=(1,))[ends]
+        words = rows.view(np.uint64).reshape(len(rows), -1)
+        words[:, : self._head] &= self._masks.take(lengths, 0, mode="clip")
+        hashes = self._hash(words)
+        numbers = self._tables[0].numbers(hashes)
+        for table in self._tables[1:]:
+            left = np.flatnonzero(self._hashes.take(numbers) != hashes)
+            if not len(left):
+                break
+            numbers[left] = table.numbers(hashes[left])
+        return numbers if np.array_equal(self._held.take(numbers, 0), words) else None
+
+    def text(self, numbers: Numbers) -> Words:
+        """A copy of each name as a JSON string, after spaces and before a comma."""
+        return self._text.take(numbers, 0)
+
+
+class _HashTable(NamedTuple):
+    factor: np.uint64
+    shift: np.uint64
+    held: NDArray[np.int32]
+
+    def places(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        return ((hashes * self.factor) >> self.shift).view(np.int64)
+
+    def numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The number at the place of each hash, whether or not it has this hash."""
+        return self.held.take(self.places(hashes))
+
+
+def _build_hash_tables(hashes: NDArray[np.uint64], chance: np.random.Generator) -> Sequence[_HashTable]:
+    """Tables, each for the numbers that collide in the one before."""
+    tables: list[_HashTable] = []
+    left = np.arange(len(hashes), dtype=np.int32)
+    while len(left) and len(tables) < _MOST_TABLES:  # so that it ends, whatever the hashes are
+        bits = max(len(left) * _SPREAD - 1, 1).bit_length()
+        table = _HashTable(_odd_numbers(chance, 1)[0], np.uint64(64 - bits), np.zeros(1 << bits, np.int32))
+        places = table.places(hashes[left])
+        table.held[places] = left
+        tables.append(table)
+        left = left[table.held[places] != left]
+    return tables
+
+
+def _odd_numbers(chance: np.random.Generator, count: int) -> NDArray[np.uint64]:
+    numbers: NDArray[np.uint64] = chance.integers(0, 2**63, count, np.uint64) * np.uint64(2) + np.uint64(1)
+    return numbers
+
+
+def _as_words(matrix: NDArray[np.uint8]) -> Words:
+    return np.ascontiguousarray(matrix).view(np.uint64)
+
+
+def _find_byte(values: NDArray[np.uint8], byte: int) -> Numbers:
+    """The positions of a byte. Faster than numpy's search where few of 8 neighbours are equal to it."""
+    is_byte = values == byte
+    whole = len(values) // _WORD * _WORD
+    words = is_byte[:whole].view("<u8")
+    at = np.flatnonzero(words != 0)
+    # a flag is 1 in its byte; of the number below, all lower bits are 1
+    lower = words.take(at) - np.uint64(1)
+    if (words.take(at) & lower).any() or is_byte[whole:].any():
+        return np.flatnonzero(is_byte)
+    positions: Numbers = at * _WORD + (np.bitwise_count(lower) >> 3)
+    return positions
 
 
 def build_name_table(names: Sequence[str]) -> NameTable | None:
-    """The table of these names; None if rows of equal width would be much longer than the names."""
-    quoted = [b'"' + name + b'"' for name in encode_names(names)]
-    if not quoted or max(map(len, quoted)) * len(quoted) > _MOST_WASTE * sum(map(len, quoted)):
+    """The table of these names; None if rows of equal width would be much longer than the names, or for names with
+    characters that node names do not have.
+    """
+    listed = msgspec.json.encode(names)
+    if b"\\" in listed or listed.count(b",") >= max(len(names), 1):
+        return None
+    quoted = listed[1:-1].split(b",") if names else []
+    if not quoted or max(map(len, quoted)) * len(quoted) > _MOST_WASTE * len(listed):
         return None
     return NameTable(quoted)
-
-
-def _is_unescaped_list(listed: bytes, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> bool:
-    """Whether a JSON value is a list `["…","…"]` of strings without escapes.
-
-    In valid JSON, a single byte between two strings of a list is a comma.
-    """
-    return (
-        b"\\" not in listed
-        and listed.startswith(b'["')
-        and listed.endswith(b'"]')
-        and len(starts) == len(ends)
-        and bool((starts[1:] - ends[:-1] == len(',"')).all())
-    )
 
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
@@ -204,8 +278,12 @@ class NodeIndex:
 
     def read(self, listed: bytes) -> "Names":
         """The names in a JSON list. msgspec.MsgspecError or UnicodeDecodeError if it is not a list of names."""
-        numbers = self.table.read(listed) if self.table else None
-        return self.named(_read_list(listed)) if numbers is None else Names(self, numbers)
+        return self.find(listed) or self.named(_read_list(listed))
+
+    def find(self, text: bytes, start: int = 0, end: int | None = None) -> "Names | None":
+        """The names in a JSON list, `text[start:end]`, if the table can find them; else None."""
+        numbers = self.table.read(text, start, end) if self.table else None
+        return None if numbers is None else Names(self, numbers)
 
 
 class Names(msgspec.Struct, eq=False, gc=False):

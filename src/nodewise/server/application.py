@@ -39,7 +39,7 @@ class Response(NamedTuple):
     """A response. `body` may have many parts; they are joined only as far as needed."""
 
     status: int
-    body: bytes | Sequence[bytes] = b""
+    body: bytes | Sequence[bytes | memoryview] = b""
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = ()
 
@@ -106,7 +106,7 @@ def encode_response(
     return itertools.chain([head + next(rest, b"")], rest)
 
 
-def split_body(body: bytes | Sequence[bytes]) -> Iterator[bytes]:
+def split_body(body: bytes | Sequence[bytes | memoryview]) -> Iterator[bytes]:
     """The body in pieces of about `PIECE_BYTES`. Nothing for an empty body."""
     pending: list[bytes | memoryview] = []
     size = 0

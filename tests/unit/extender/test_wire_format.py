@@ -225,21 +225,24 @@ class TestAnswers:
         assert (response["FailedNodes"], response["FailedAndUnresolvableNodes"]) == ({"b": "full"}, None)
 
     def test_scores(self) -> None:
-        response = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])]))
+        response = b"".join(wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0])])))
         assert response.replace(b" ", b"") == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
 
     def test_scores_of_several_agents_are_averaged(self) -> None:
-        response = wire_format.prioritize_response(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
+        scored = decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])])
+        response = b"".join(wire_format.prioritize_response(scored))
         assert [score["Score"] for score in json.loads(response)] == [8, 0]
 
     def test_no_candidates(self) -> None:
-        assert wire_format.prioritize_response(decision("")) == b"[]\n"
+        assert b"".join(wire_format.prioritize_response(decision(""))) == b"[]\n"
         assert json.loads(filtered(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
 
     def test_strange_names_survive(self) -> None:
         strange = ['a","b', "\\", '"', "ü\u2028", ""]
         scored = Decision("prioritize", PodRef("", ""), 0.0, 1, Names.of(strange))
-        assert [score["Host"] for score in json.loads(wire_format.prioritize_response(scored))] == strange
+        assert [
+            score["Host"] for score in json.loads(b"".join(wire_format.prioritize_response(scored)))
+        ] == strange
 
     def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
         request: Any = PreemptionRequest(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
@@ -418,3 +421,35 @@ class TestBinding:
         answer = wire_format.bind_response(error)
         assert json.loads(answer) == {"Error": error}
         assert answer.endswith(b"\n")
+
+
+class TestNamesThatAreNotDecoded:
+    """A list of known names at the end of a request is compared with the index, not decoded."""
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            '{"Pod":{"metadata":{"name":"p"}},"x\\"NodeNames":["a","b"]}',
+            '{"Pod":{"metadata":{"name":"p","NodeNames":["a","b"]}',
+            '{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["a","b"]',
+            '{"Pod":{"metadata":{"name":"p"}} "NodeNames":["a","b"]}',
+            '{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a",]}',
+        ],
+    )
+    def test_lists_elsewhere_are_refused(self, body: str) -> None:
+        with pytest.raises(BadInput):
+            READER.decode_candidates(body.encode(), NodeIndex(["a", "b"]))
+
+    @pytest.mark.parametrize(
+        ("body", "names"),
+        [
+            ('{"Pod":{"metadata":{"name":"p"},"NodeNames":["a"]},"NodeNames":["b"]}', ["b"]),
+            ('{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}', ["b"]),
+            ('{"NodeNames":["b"],"Pod":{"metadata":{"name":"p"}},"Other":["a"]}', ["b"]),
+            ('{"Pod":{"metadata":{"name":"\\"NodeNames\\":[\\"a\\"]}"}},"NodeNames":["b","a"]}', ["b", "a"]),
+            ('{"Pod":{"metadata":{"name":"p"}}, "NodeNames": ["b", "c"]}', ["b", "c"]),
+        ],
+    )
+    def test_the_last_list_of_the_request_counts(self, body: str, names: list[str]) -> None:
+        request = READER.decode_candidates(body.encode(), NodeIndex(["a", "b"]))
+        assert request.names.tolist() == names

@@ -1,0 +1,49 @@
+"""The table of node names, in sizes and forms that the laws do not draw."""
+
+import json
+import random
+
+import pytest
+
+from nodewise.metrics.node_index import NodeIndex
+
+CHANCE = random.Random(7)
+RANDOM = [f"gke-pool-{n % 9}-{CHANCE.randrange(16**8):08x}-{CHANCE.randrange(36**4)}" for n in range(20_000)]
+ORDERED = [f"ip-10-0-{n >> 8}-{n & 255}.eu-central-1.compute.internal" for n in range(20_000)]
+
+
+@pytest.mark.parametrize("names", [RANDOM, ORDERED], ids=["random", "ordered"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["go", "python"])
+def test_a_table_of_many_names_finds_all_of_them(names: list[str], separators: tuple[str, str]) -> None:
+    index = NodeIndex(dict.fromkeys(names))
+    chosen = CHANCE.sample(index.known, 15_000)
+    found = index.find(json.dumps(chosen, separators=separators).encode())
+    assert found is not None
+    assert found.tolist() == chosen
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        '["a-1","a-2",]',
+        '["a-1",,"a-2"]',
+        '[,"a-1"]',
+        '["a-1" "a-2"]',
+        '["a-1","a-2"',
+        '["a-1";"a-2"]',
+        '["a-1",x"a-2"]',
+        '["a-1","a-2" ]',
+        '["a-1",\0"a-2"]',
+        '["a-1", "a-2",x"a-1"]',
+        '["a-1",a-2]',
+        "[a-1]",
+        "[,]",
+        "[",
+        "]",
+        "",
+        '["a-3"]',
+        '["a-1"],["a-2"]',
+    ],
+)
+def test_other_text_than_a_list_of_known_names_is_left_to_the_decoder(listed: str) -> None:
+    assert NodeIndex(["a-1", "a-2"]).find(listed.encode()) is None
