@@ -1,8 +1,9 @@
 """`python -m bench compare COMMIT`: measures another commit and this checkout in alternating rounds.
 
 The benchmarks of this checkout measure the installed program of both states; of the other commit they use only its
-Makefile and the command `nodewise`. Prints a table, and writes nothing. The exit code is 1 if a part was not measured
-or a ratio is worse than the limit, and 2 if the commit cannot be built.
+Makefile and the command `nodewise`. Prints a table. With `--write`, the ratios to the build of 21 November 2026 are
+written into results.json. The exit code is 1 if a part was not measured or a ratio is worse than the limit, and 2 if
+the commit cannot be built.
 """
 
 import argparse
@@ -44,7 +45,9 @@ from bench import (
     load_clients,
     native_label_latency,
     native_mode_rounds,
+    report,
     requests_with_node_names,
+    results,
 )
 from bench.benchmark_servers import BenchContext, MeasuredServer, Scale
 from bench.commit_build import BuildError
@@ -52,7 +55,7 @@ from bench.comparison_table import ComparedFigure, Comparison
 from bench.load_clients import HttpLoad, LoadClient
 from bench.progress_lines import report_progress_line
 from bench.requests_with_node_names import PATHS, NamesBench
-from bench.results import MachineLoad
+from bench.results import NOVEMBER, MachineLoad, Measurement
 
 FULL: Final = Scale(rounds=5)
 QUICK: Final = Scale(rounds=2, requests=200, nodes=1000, bound_pods=100)
@@ -334,6 +337,15 @@ PARTS: Final[Mapping[str, Callable[[CompareBench], None]]] = {
 }
 
 
+NOVEMBER_COMMIT: Final = "ea8d466d"
+NOVEMBER_KEYS: Final[Mapping[str, str]] = {
+    "filter, names: median": "filter_names_5000_november",
+    "prioritize, names: median": "prioritize_names_5000_november",
+    "GPU filter: median": "gpu_filter_names_5000_november",
+}
+"""Keys of results.json, by the meaning of the compared figure."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compare, print the table and return the exit code."""
     options = _options(arguments)
@@ -369,6 +381,17 @@ def _compare(states: Sequence[State], options: argparse.Namespace) -> int:
     scale, share = options.scale, machine_load.others_share()
     print(f"{scale.rounds} rounds, {scale.nodes} nodes; other programs took {share:.0%} of the machine\n")
     print(comparison_table.table(comparison.rounds()))
+    if options.write:
+        figures = {
+            NOVEMBER_KEYS[rounds.figure.meaning]: alternating_rounds.of_rounds(rounds.ratios(), 2)
+            for rounds in comparison.rounds()
+            if rounds.figure.meaning in NOVEMBER_KEYS
+        }
+        measured = Measurement(figures, {}, "")
+        place = results.where(measured, share)
+        known = results.merged(results.read(), NOVEMBER, measured, place)
+        results.write(known)
+        report.write(known)
     worse = comparison_table.worse_than(comparison.rounds(), options.limit) if options.limit else []
     for meaning in worse:
         report_progress_line(f"worse than the limit {options.limit:g}: {meaning}")
@@ -387,7 +410,12 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the other commit's build, or use it again"
     )
+    parser.add_argument(
+        "--write", action="store_true", help=f"write ratios to {NOVEMBER_COMMIT} into results.json"
+    )
     options = parser.parse_args(arguments)
+    if options.write and (options.quick or options.commit != NOVEMBER_COMMIT):
+        parser.error(f"--write is for the commit {NOVEMBER_COMMIT} without --quick")
     if unknown := set(options.parts).difference(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.parts = options.parts or list(PARTS)
