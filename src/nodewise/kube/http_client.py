@@ -80,6 +80,10 @@ class ConnectionInfo(NamedTuple):
     """Whether lists and watches contain only the metadata of objects."""
 
 
+_DISCONNECTED: Final = "Server disconnected"
+"""The beginning of the error of httpcore2 for a connection that ends before a response."""
+
+
 class HttpApi:
     """An `Api` over HTTP. `server` is its URL, `namespace` the namespace of nodewise's own objects."""
 
@@ -296,7 +300,7 @@ class HttpApi:
     ) -> bytes:
         with self._translate_errors(verb, request):
             async with _deadline(verb, request, timeout_s):
-                response = await self._http.send(request, stream=True)
+                response = await self._send_again_if_disconnected(request)
                 try:
                     await self._check_response(verb, request, response)
                     if before_body is not None:
@@ -305,6 +309,17 @@ class HttpApi:
                 finally:
                     await response.aclose()
         return body
+
+    async def _send_again_if_disconnected(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. A read is sent once more if the server closed its connection, as Go's transport does: a busy
+        process may use a connection before it notices that the server has closed it while it was idle.
+        """
+        try:
+            return await self._http.send(request, stream=True)
+        except httpx2.RemoteProtocolError as error:
+            if request.method != "GET" or not str(error).startswith(_DISCONNECTED):
+                raise
+        return await self._http.send(request, stream=True)
 
     async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         if problem := compression_problem(response):

@@ -131,6 +131,19 @@ async def test_the_librarys_exceptions_become_ours_and_name_the_server(
     assert raised.value.__cause__ is error
 
 
+async def test_a_read_on_a_connection_that_the_server_closed_while_idle_is_sent_again() -> None:
+    def disconnect_first(request: httpx2.Request) -> httpx2.Response:
+        if len(served.requests) % 2:
+            raise httpx2.RemoteProtocolError("Server disconnected without sending a response.")
+        return ok(request)
+
+    served = ServedApi(disconnect_first)
+    assert await served.api.get("/a") == b"{}"
+    with pytest.raises(Unavailable, match="Server disconnected"):
+        await served.api.create("/a", {})  # it may have taken effect
+    assert [request.method for request in served.requests] == ["GET", "GET", "POST"]
+
+
 async def test_a_refusal_is_of_the_kind_that_its_status_says() -> None:
     served = ServedApi(lambda _: httpx2.Response(409, json={"kind": "Status", "message": "modified"}))
     with pytest.raises(Conflict, match="modified"):
