@@ -45,6 +45,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def feasible(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""
+        if len(self.verdicts) == 1:
+            return np.equal(self.verdicts[0][1].codes, 0)
         kept = np.ones(len(self.names), bool)
         for _, verdict in self.verdicts:
             kept &= verdict.codes == 0
@@ -62,6 +64,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         total = sum(scores.weight for _, scores in self.scores)
         if not total:
             return np.zeros(len(self.names), np.int64)
+        if len(self.scores) == 1:
+            return self.scores[0][1].points
         weighed = np.sum([scores.weight * scores.points for _, scores in self.scores], axis=0)
         mean: NDArray[np.int64] = np.rint(weighed / total).astype(np.int64)
         return mean

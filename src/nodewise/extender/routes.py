@@ -229,7 +229,7 @@ class Extender:
         self._ring.add(decision)
         self._metrics_registry.set("decisions_bytes", self._ring.size_bytes)
         for agent, verdict in decision.verdicts if decision.verb == "filter" else ():
-            rejected = int((verdict.codes != 0).sum())
+            rejected = int(np.count_nonzero(verdict.codes))
             self._metrics_registry.count("verdicts_total", rejected, agent=agent, verdict="rejected")
             self._metrics_registry.count(
                 "verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed"

@@ -504,7 +504,10 @@ class Column(NamedTuple):
 
     def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
         """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
-        is_measured = self.initial_states[numbers] == ValueState.FRESH
+        states = (
+            self.initial_states[numbers] if isinstance(numbers, slice) else self.initial_states.take(numbers)
+        )
+        is_measured = states == ValueState.FRESH
         if self.times.strides == (0,):
             age_s = max(now - float(self.times[0]), 0.0)
             if is_measured.all():

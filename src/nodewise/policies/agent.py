@@ -275,7 +275,7 @@ def _combined_ranks(
     if not preferences:
         return None, ()
     ranks = rule_evaluation.combine_ranks(
-        [preference.ranks[values.candidates.numbers] for _, preference in preferences],
+        [preference.ranks.take(values.candidates.numbers) for _, preference in preferences],
         [preference.weight for _, preference in preferences],
     )
     evidence = (
@@ -291,7 +291,7 @@ def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | No
         return None
     key = state.policy.key
     codes, reasons, joined = state.verdict
-    codes = codes[values.candidates.numbers]
+    codes = codes.take(values.candidates.numbers)
     evidence = tuple(
         evaluation.evidence(values, key, group)
         for evaluation, group in zip(state.filter_rules, state.policy.groups(), strict=True)

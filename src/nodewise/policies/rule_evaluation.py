@@ -72,8 +72,8 @@ class CandidateValues:
         key = id(column.values), id(inputs.states)
         if key not in self._gathered:
             self._gathered[key] = (
-                column.values[numbers],
-                inputs.states[numbers],
+                column.values.take(numbers),
+                inputs.states.take(numbers),
                 column.ages_s(inputs.evaluated_at, numbers),
             )
         return self._gathered[key]

@@ -95,20 +95,23 @@ class Rejections:
             at = self.reject(few, gpu_rejection_reasons.TooLittle(name, count, resource, amount))
             if len(at):
                 # the GPU with the largest insufficient amount
-                lacking = (allowed & ~mask)[:, at]
-                free = np.where(lacking, self._candidate_gpus.free(resource)[:, at], np.iinfo(np.int64).min)
-                self._record_shortfall(resource, amount, at, free.argmax(axis=0))
+                lacking = allowed.take(at, 1) & ~mask.take(at, 1)
+                free = self._candidate_gpus.free(resource).take(at, 1)
+                closest = gpu_selection.first_position(lacking, -free).astype(np.intp)
+                self._record_shortfall(resource, amount, at, closest)
             together = together & mask
         few = failed & (_count_gpus(together) < count)
         at = self.reject(few, gpu_rejection_reasons.NotTogether(name, count))
+        if not len(at):
+            return
         # the GPU that lacks the fewest resources
         among = allowed[:, at] & ~together[:, at]
         lacks = np.full(among.shape, _NEVER, np.int16)
         lacks[among] = sum((~mask[:, at][among]).astype(np.int16) for mask in enough.values())
-        closest = lacks.argmin(axis=0)
+        nearest = lacks.argmin(axis=0)
         for resource, mask in reversed([*enough.items()]):
-            short = ~mask[closest, at]
-            self._record_shortfall(resource, container.per_gpu[resource], at[short], closest[short])
+            short = ~mask[nearest, at]
+            self._record_shortfall(resource, container.per_gpu[resource], at[short], nearest[short])
 
     def _record_shortfall(
         self, resource: str, wanted: int, at: NDArray[np.intp], gpus: NDArray[np.intp]

@@ -412,6 +412,9 @@ def _pad_array_to_height(array: NDArray[Any], height: int, fill: int) -> NDArray
 Columns = NDArray[np.intp] | slice
 
 
+_ScalarT = TypeVar("_ScalarT", bound=np.generic)
+
+
 class CandidateGpus:
     """The columns of M candidates in a layout, with the amounts that were taken from them. Forking is cheap."""
 
@@ -455,19 +458,19 @@ class CandidateGpus:
 
     def usable(self) -> Mask:
         """(C, M): GPUs that exist and are not disabled."""
-        return self.layout.usable[:, self.columns]
+        return self._of_candidates(self.layout.usable)
 
     def name_codes(self) -> Codes:
         """(C, M)."""
-        return self.layout.name_codes[:, self.columns]
+        return self._of_candidates(self.layout.name_codes)
 
     def model_codes(self) -> Codes:
         """(C, M)."""
-        return self.layout.model_codes[:, self.columns]
+        return self._of_candidates(self.layout.model_codes)
 
     def groups(self) -> Bits:
         """(G, M)."""
-        return self.layout.groups[:, self.columns]
+        return self._of_candidates(self.layout.groups)
 
     def group_states(self) -> NDArray[np.int8]:
         """(M)."""
@@ -477,11 +480,15 @@ class CandidateGpus:
         """(M): position of the preferred GPU, or -1."""
         return self.layout.preferred[0, self.columns]
 
+    def _of_candidates(self, array: NDArray[_ScalarT]) -> NDArray[_ScalarT]:
+        """The candidates' columns. `take` needs a fraction of the time of an index."""
+        return array if isinstance(self.columns, slice) else array.take(self.columns, 1)
+
     def _values_of_candidates(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
         array = arrays.get(resource)
         if array is None:
             return np.full((self.layout.most_gpus, len(self)), absent, np.int64)
-        return array[:, self.columns]
+        return self._of_candidates(array)
 
 
 _T = TypeVar("_T")
