@@ -17,9 +17,9 @@ ORDERED = [f"ip-10-0-{n >> 8}-{n & 255}.eu-central-1.compute.internal" for n in 
 def test_a_table_of_many_names_finds_all_of_them(names: list[str], separators: tuple[str, str]) -> None:
     index = NodeIndex(dict.fromkeys(names))
     chosen = CHANCE.sample(index.known, 15_000)
-    found = index.find(json.dumps(chosen, separators=separators).encode())
-    assert found is not None
-    assert found.tolist() == chosen
+    candidates = index.find(json.dumps(chosen, separators=separators).encode())
+    assert candidates is not None
+    assert candidates.tolist() == chosen
 
 
 @pytest.mark.parametrize(
