@@ -226,12 +226,15 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         connector = aiohttp.TCPConnector(
             ssl=self._ssl_context, limit=0, keepalive_timeout=self._kept_s, socket_factory=self._create_socket
         )
-        return aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # every call has its own deadline
             auto_decompress=False,
         )
+        # a write that aiohttp sends twice would conflict with itself
+        session._retry_connection = False  # noqa: SLF001 - aiohttp has no option
+        return session
 
     def _create_socket(self, address: Any) -> socket.socket:
         family, kind, protocol, *_ = address
@@ -257,6 +260,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             )
         except aiohttp.ClientError as error:
             raise _httpx2_error(error) from error
+        except ValueError as error:  # a header or a host name that cannot be sent
+            raise httpx2.LocalProtocolError(str(error)) from error
         return httpx2.Response(response.status, headers=response.raw_headers, stream=_AiohttpBody(response))
 
     async def aclose(self) -> None:
@@ -293,7 +298,11 @@ def _httpx2_error(error: "aiohttp.ClientError") -> httpx2.TransportError:
         return httpx2.ConnectError(str(error.os_error))
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return httpx2.RemoteProtocolError("Server disconnected without sending a response.")
-    return httpx2.ReadError(str(error) or type(error).__name__)
+    if isinstance(error, aiohttp.ClientOSError):
+        return httpx2.RemoteProtocolError(f"Server disconnected: {error}")
+    # the text of a response error has the URL with its query, and its message lines that mark a position by ^
+    text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return httpx2.ReadError(" ".join(text.split()).removesuffix(" ^") or type(error).__name__)
 
 
 def is_on_retired_connection(response: httpx2.Response) -> bool:

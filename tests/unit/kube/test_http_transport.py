@@ -331,7 +331,7 @@ TRUNCATED = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"
     ("answer", "kind", "text"),
     [
         (b"", httpx2.RemoteProtocolError, "without sending a response"),
-        (b"SSH-2.0-OpenSSH\r\n", httpx2.ReadError, "400"),
+        (b"SSH-2.0-OpenSSH\r\n", httpx2.ReadError, r"^Bad status line: [^\n]*'$"),
         (TRUNCATED, httpx2.ReadError, "not completed"),
     ],
     ids=["a closed connection", "another protocol", "a truncated body"],
@@ -340,6 +340,29 @@ async def test_errors_of_aiohttp_are_those_of_httpx2(answer: bytes, kind: type[E
     async with served_by_aiohttp(RawServer(answer)) as client:
         with pytest.raises(kind, match=text):
             await client.post("/", content=b"[]")
+
+
+@pytest.mark.parametrize("method", ["DELETE", "GET", "PATCH", "POST", "PUT"])
+async def test_aiohttp_sends_no_call_again_whose_connection_was_closed(method: str) -> None:
+    server = RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"")
+    async with served_by_aiohttp(server) as client:
+        await client.get("/")
+        with pytest.raises(httpx2.RemoteProtocolError, match=r"^Server disconnected"):
+            await client.request(method, "/")
+    assert len(server.received) == 2
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a\x00b"])
+async def test_aiohttp_refuses_a_header_that_cannot_be_sent(token: str) -> None:
+    async with served_by_aiohttp(RawServer()) as client:
+        with pytest.raises(httpx2.LocalProtocolError, match="control character"):
+            await client.get("/", headers={"Authorization": f"Bearer {token}"})
+
+
+async def test_aiohttp_refuses_a_host_name_that_no_host_has() -> None:
+    async with served_by_aiohttp(RawServer()) as client:
+        with pytest.raises(httpx2.TransportError, match="label"):
+            await client.get("http://a..b/")
 
 
 async def test_a_refused_connection_of_aiohttp_names_its_cause_only() -> None:
