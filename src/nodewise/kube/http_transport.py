@@ -252,7 +252,9 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         try:
             response = await self._session.request(
                 request.method,
-                yarl.URL(str(request.url), encoded=True),
+                yarl.URL(str(request.url), encoded=True).with_user(
+                    None
+                ),  # a header has the credentials already
                 headers=request.headers.multi_items(),
                 data=request.content or None,
                 allow_redirects=False,

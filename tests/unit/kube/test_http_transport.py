@@ -317,6 +317,14 @@ async def test_aiohttp_sends_paths_as_they_are_and_bodies_with_their_length() ->
     assert server.received[0].endswith(b"\r\n\r\n[]")
 
 
+async def test_aiohttp_sends_the_credentials_of_a_url_in_a_header() -> None:
+    server = RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    async with served_by_aiohttp(server) as client:
+        await client.get(client.base_url.copy_with(username="u", password="p", raw_path=b"/a%2Fb?q=%3D"))
+    assert server.received[0].startswith(b"GET /a%2Fb?q=%3D HTTP/1.1\r\n")
+    assert server.received[0].lower().count(b"authorization: basic dtpw\r\n") == 1
+
+
 async def test_aiohttp_passes_on_pieces_before_the_end_of_the_body() -> None:
     chunk = b"3\r\none\r\n"
     server = RawServer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk, b"")
