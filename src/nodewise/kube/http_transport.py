@@ -252,9 +252,8 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         try:
             response = await self._session.request(
                 request.method,
-                yarl.URL(str(request.url), encoded=True).with_user(
-                    None
-                ),  # a header has the credentials already
+                # a header has the credentials already
+                yarl.URL(str(request.url), encoded=True).with_user(None),
                 headers=request.headers.multi_items(),
                 data=request.content or None,
                 allow_redirects=False,
