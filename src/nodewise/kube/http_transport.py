@@ -204,9 +204,10 @@ def gathering(response: httpx2.Response) -> Iterator[None]:
 
 
 class AiohttpTransport(httpx2.AsyncBaseTransport):
-    """A transport over aiohttp, whose calls take a quarter of the processor time of httpx2's own. No proxies.
+    """A transport over aiohttp, whose calls take a quarter of the processor time of httpx2's own.
 
-    It takes 10 MiB of memory, so it is for programs that make several calls for each pod.
+    It supports no proxies and no WebSockets. It takes 10 MiB of memory, so it is for programs that make several calls
+    for each pod.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ def run_command(command: Sequence[str | Path], name: str, environment: dict[str,
 _LAUNCHER: Final = "from nodewise_cpu.cmk import run\n\nrun()\n"
 _EXCLUDED: Final = (
     "numpy", "scipy", "matplotlib", "tkinter", "grpc", "google", "uvicorn", "uvloop", "httptools",
-    "setuptools", "pkg_resources", "pip", "pygments", "pytest", "PyInstaller",
+    "aiohttp", "yarl", "setuptools", "pkg_resources", "pip", "pygments", "pytest", "PyInstaller",
 )  # fmt: skip
 """Modules of servers and of other commands, and modules that libraries use if they are present."""
 
